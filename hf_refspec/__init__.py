@@ -1,0 +1,30 @@
+"""Lossless speculative decoding by look-up for transformers' `generate`.
+
+Importing this package makes every model's `generate` take `candidate_generator=`:
+
+    model.generate(**inputs, candidate_generator=hf_refspec.ReferenceCopy())
+"""
+
+from .decoding import speculate
+from .drafting.drafter import Drafter
+from .drafting.reference_copy import ReferenceCopy
+from .drafting.stats import SpeculationStats
+from .drafting.tree import DraftTree
+from .hook import install, is_installed, uninstall
+from .index.kernels import warmup
+from .version import __version__
+
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "ReferenceCopy",
+    "SpeculationStats",
+    "__version__",
+    "install",
+    "is_installed",
+    "speculate",
+    "uninstall",
+    "warmup",
+]
+
+install()

@@ -1,0 +1,1 @@
+"""Drafters: where the draft tokens come from."""

@@ -1,0 +1,154 @@
+"""The base class of everything that drafts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.drafting.tree import DraftTree
+
+# transformers' protocol names no vocabulary; this one holds every id that an int32 can.
+_ANY_VOCABULARY = 2**31 - 1
+
+
+class Drafter(CandidateGenerator):
+    """Drafts the tokens that may come next, for the target model to verify.
+
+    One call of `generate` is `begin -> (draft -> observe)* -> end`, and a subclass implements
+    `draft` and what it needs of the others. A drafter serves one call at a time; make one per
+    thread. It can be pickled and copied between calls.
+
+    Attributes:
+        stats (`SpeculationStats`): Of the last call.
+        assisted_draft_tokens (`int`): The longest draft inside transformers' own assisted
+            decoding, which sets no budget (10, as its prompt look-up has).
+    """
+
+    assisted_draft_tokens: int = 10
+    stats: SpeculationStats
+    _in_use: threading.Lock
+    _seen_ids: np.ndarray
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
+        # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
+        drafter = super().__new__(cls)
+        drafter.stats = SpeculationStats()
+        drafter._in_use = threading.Lock()
+        drafter._seen_ids = np.empty(0, dtype=np.int64)
+        return drafter
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        """Starts a call.
+
+        Args:
+            prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt.
+            vocab_size (`int`): The target model's; drafts must stay below it.
+
+        Raises:
+            ValueError: if what it drafts from holds ids outside of the vocabulary.
+        """
+
+    def draft(self, budget: int) -> DraftTree:
+        """Drafts what may follow all that it has been told, at most `budget` nodes."""
+        raise NotImplementedError(f"{type(self).__name__} must implement draft(budget)")
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        """Drafts a single path of at most `budget` nodes, for where trees cannot be verified.
+
+        Override it where a chain that is grown as one is better than a tree's best path.
+        """
+        return self.draft(budget).best_chain()
+
+    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+        """Is told what the target model said.
+
+        Args:
+            tokens (`np.ndarray`, int64 of shape `(m,)`): The tokens just emitted: the accepted
+                draft tokens and the one that the target chose after them.
+            logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw
+                logits after the text so far and after each of the last draft's T nodes.
+        """
+
+    def default_budget(self, device: torch.device) -> int:
+        """Draft nodes in one forward pass on that device where the call names no number."""
+        return 8 if device.type == "cpu" else 32
+
+    def end(self) -> None:
+        """The call is over, also by an exception (one from `begin` too)."""
+
+    @contextmanager
+    def session(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
+        """One call, from `begin` to `end`, with fresh `stats`; arguments as of `begin`.
+
+        Raises:
+            RuntimeError: if another call is using this drafter.
+        """
+        with self._owned():
+            self.stats = SpeculationStats()
+            self._seen_ids = np.empty(0, dtype=np.int64)
+            try:
+                self.begin(prompt_ids, vocab_size)
+                yield
+            finally:
+                self.end()
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                f"this {type(self).__name__} is in use by another call; make one drafter per thread"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def get_candidates(
+        self, input_ids: torch.LongTensor, **kwargs: Any
+    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+        """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
+
+        Ids that go on from those of the last call are the same text, others begin a new one.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, n)`): Prompt and output so far.
+
+        Returns:
+            The candidate ids, of shape `(1, n + m)`, and `None`: there are no draft logits.
+
+        Raises:
+            ValueError: if there is more than one row.
+            RuntimeError: if another call is using this drafter.
+        """
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"input_ids must have one row, but has {input_ids.shape[0]}")
+        with self._owned():
+            self._follow(input_ids[0].numpy(force=True).copy())
+            chain = self.draft_chain(self.assisted_draft_tokens)
+        draft_ids = torch.from_numpy(chain.tokens).to(input_ids.device)
+        return torch.cat((input_ids, draft_ids[None]), dim=1), None
+
+    def _follow(self, ids: np.ndarray) -> None:
+        """Observes what is new in `ids`, or begins where they are another text."""
+        seen = len(self._seen_ids)
+        if seen and np.array_equal(ids[:seen], self._seen_ids):
+            if len(ids) > seen:
+                self.observe(ids[seen:])
+        else:
+            self.begin(ids, _ANY_VOCABULARY)
+        self._seen_ids = ids
+
+    def update_candidate_strategy(
+        self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        """transformers' protocol: nothing to do, `get_candidates` sees what was accepted."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_in_use"}

@@ -1,0 +1,73 @@
+"""What a speculative call did and where its time went."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class SpeculationStats:
+    """Counts and times of one call of `generate`.
+
+    Attributes:
+        forward_passes (`int`): Forward passes of the target model.
+        tokens (`int`): New tokens.
+        drafted (`int`): Draft tokens that were verified.
+        accepted (`int`): Draft tokens that were accepted.
+        accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens.
+        prefill_seconds (`float`): The forward pass over the prompt.
+        drafting_seconds (`float`): Drafting.
+        verifying_seconds (`float`): Forward passes of the target model after the prefill.
+        other_seconds (`float`): Logits processors, stopping criteria, the cache, the streamer.
+    """
+
+    forward_passes: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    drafting_seconds: float = 0.0
+    verifying_seconds: float = 0.0
+    other_seconds: float = 0.0
+
+    @property
+    def mat(self) -> float:
+        """MAT, the mean accepted tokens: new tokens per forward pass; plain decoding has 1.0."""
+        return self.tokens / self.forward_passes if self.forward_passes else 0.0
+
+    def record_pass(self, drafted: int, accepted: int) -> None:
+        """Counts one forward pass.
+
+        Args:
+            drafted (`int`): Draft tokens in it.
+            accepted (`int`): How many of them were accepted. The pass gave one token more.
+        """
+        self.forward_passes += 1
+        self.tokens += accepted + 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
+        self.accepted_lengths[accepted] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, MAT included, as plain types that JSON can hold."""
+        return {**dataclasses.asdict(self), "mat": self.mat}
+
+    def __str__(self) -> str:
+        counts = f"{self.tokens} tokens in {self.forward_passes} passes, MAT {self.mat:.2f}"
+        share = f" ({self.accepted / self.drafted:.1%})" if self.drafted else ""
+        times = {
+            "prefill": self.prefill_seconds,
+            "verifying": self.verifying_seconds,
+            "drafting": self.drafting_seconds,
+            "other": self.other_seconds,
+        }
+        total = sum(times.values())
+        shares = ", ".join(f"{t / total:.0%} {name}" for name, t in times.items()) if total else ""
+        return (
+            f"{counts}, {self.drafted} drafted, {self.accepted} accepted{share}, {total:.1f} s"
+            + (f": {shares}" if shares else "")
+        )

@@ -1,0 +1,143 @@
+"""The draft tree: what a drafter proposes and the target model verifies in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_refspec.index import kernels
+
+
+# The parent of the first nodes: the last accepted token, which is not a node itself.
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """Draft tokens as a tree below the last accepted token, its root, which is not among its nodes.
+
+    A node stands after its parent, and no two siblings have the same token, so that at most one
+    path agrees with what the target model says.
+
+    Attributes:
+        tokens (`np.ndarray`, int64 of shape `(T,)`):
+            The token of each node.
+        parents (`np.ndarray`, int32 of shape `(T,)`):
+            The index of each node's parent; -1 is the root.
+        probs (`np.ndarray`, float32 of shape `(T,)`):
+            Estimates that the node will be accepted (all of its path with it). They do not
+            increase from a parent to its child.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    probs: np.ndarray
+
+    @classmethod
+    def empty(cls) -> DraftTree:
+        """A tree with no node: no draft, plain decoding for one step."""
+        return cls.chain([])
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], probs: Sequence[float] | None = None) -> DraftTree:
+        """A single path.
+
+        Args:
+            tokens (sequence of `int`):
+                Its tokens, the first follows the last accepted token.
+            probs (sequence of `float`, *optional*):
+                Estimates that each token will be accepted; 1.0 if not given.
+        """
+        length = len(tokens)
+        return cls(
+            tokens=np.asarray(tokens, dtype=np.int64),
+            parents=np.arange(-1, length - 1, dtype=np.int32),
+            probs=np.ones(length, np.float32) if probs is None else np.asarray(probs, np.float32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the nodes are one path (true of the empty tree)."""
+        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    def depths(self) -> np.ndarray:
+        """The depth of each node, int32 of shape `(T,)`; a child of the root has depth 1."""
+        depths = np.empty(len(self), dtype=np.int32)
+        kernels.tree_depths(self.parents, depths)
+        return depths
+
+    def ancestors(self) -> np.ndarray:
+        """Which nodes each node sees, bool of shape `(T, T)`.
+
+        `ancestors()[i, j]` is true where `j` is `i` itself or an ancestor of it: the lower right
+        corner of the attention mask.
+        """
+        ancestors = np.zeros((len(self), len(self)), dtype=np.bool_)
+        kernels.tree_ancestors(self.parents, ancestors)
+        return ancestors
+
+    def best_chain(self) -> DraftTree:
+        """The path with the largest expected number of accepted tokens, as a tree of its own.
+
+        That number is the sum of `probs` along the path, by the linearity of expectation.
+        """
+        path = np.empty(len(self), dtype=np.int32)
+        path = path[: kernels.best_path(self.parents, self.probs, path)]
+        return DraftTree.chain(self.tokens[path], self.probs[path])
+
+    def children(self) -> dict[tuple[int, int], int]:
+        """Each node's index by its parent (or `ROOT`) and its token."""
+        edges = zip(self.parents.tolist(), self.tokens.tolist())
+        return {edge: node for node, edge in enumerate(edges)}
+
+    def truncated(self, max_depth: int) -> DraftTree:
+        """The tree without its nodes deeper than `max_depth` (0 leaves none)."""
+        kept = self.depths() <= max_depth
+        if kept.all():
+            return self
+        new_index = np.cumsum(kept, dtype=np.int32) - 1
+        parents = np.where(self.parents < 0, np.int32(-1), new_index[self.parents])
+        return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])
+
+    def check(self, vocab_size: int) -> None:
+        """Checks a tree that comes from outside (a custom drafter).
+
+        Args:
+            vocab_size (`int`): The target model's; tokens are from 0 to `vocab_size` - 1.
+
+        Raises:
+            ValueError: if an array has the wrong type or shape, a token is outside of the
+                vocabulary, a parent does not stand before its child, two siblings have the same
+                token, or a node has a probability that is no number in [0, 1] or larger than its
+                parent's.
+        """
+        for name, dtype in (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32)):
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+                raise ValueError(f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array")
+            if len(array) != len(self.tokens):
+                raise ValueError(
+                    f"DraftTree.{name} has {len(array)} entries for {len(self.tokens)} tokens"
+                )
+        if len(self) == 0:
+            return
+        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+            raise ValueError(
+                f"DraftTree.tokens has ids from {self.tokens.min()} to {self.tokens.max()}, "
+                f"outside of the target model's vocabulary of {vocab_size}"
+            )
+        if self.parents.min() < -1 or (self.parents >= np.arange(len(self))).any():
+            raise ValueError("DraftTree.parents must be -1 (the root) or an earlier node's index")
+        edges = self.parents * np.int64(vocab_size) + self.tokens
+        if len(np.unique(edges)) < len(edges):
+            raise ValueError("DraftTree.tokens has two siblings with the same token")
+        parent_probs = np.where(self.parents < 0, 1.0, self.probs[self.parents])
+        if not ((self.probs >= 0) & (self.probs <= parent_probs)).all():
+            raise ValueError(
+                "DraftTree.probs must be in [0, 1] and must not increase from parent to child"
+            )

@@ -1,0 +1,1 @@
+"""Indexes over token sequences: growing buffers and the compiled loops that search them."""

@@ -1,0 +1,77 @@
+"""A growing text of tokens that knows, for every token, where it stood before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hf_refspec.index import kernels
+
+
+class TokenBuffer:
+    """Tokens to which more are appended, each linked to the previous place of the same token.
+
+    `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
+    of the token at `position`; -1 says that there is none. To visit a token's occurrences, latest
+    first, takes time proportional to their number, whatever the length of the text. Appending
+    takes amortised constant time per token, and so does taking tokens off the end.
+
+    A negative token is a boundary: it is linked to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._tokens = np.empty(1024, dtype=np.int32)
+        self._previous = np.empty(1024, dtype=np.int32)
+        self._latest = np.empty(0, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 of shape `(len(self),)`; as the other two, a view that `extend` makes stale."""
+        return self._tokens[: self._length]
+
+    @property
+    def previous(self) -> np.ndarray:
+        """int32 of shape `(len(self),)`."""
+        return self._previous[: self._length]
+
+    @property
+    def latest(self) -> np.ndarray:
+        """int32 of shape `(largest token so far + 1,)`."""
+        return self._latest
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Appends `tokens` (integers below 2**31, shape `(n,)`)."""
+        if len(tokens) == 0:
+            return
+        start = self._length
+        length = start + len(tokens)
+        if length > len(self._tokens):
+            capacity = max(length, 2 * len(self._tokens))
+            self._tokens = _resized(self._tokens, capacity)
+            self._previous = _resized(self._previous, capacity)
+        self._tokens[start:length] = tokens
+        vocabulary = int(tokens.max()) + 1
+        if vocabulary > len(self._latest):
+            self._latest = _resized(self._latest, max(vocabulary, 2 * len(self._latest)))
+        self._length = length
+        kernels.link_tokens(self.tokens, start, self._previous, self._latest)
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens and forgets the rest.
+
+        Raises:
+            ValueError: if `length` is negative or more than there is.
+        """
+        if not 0 <= length <= self._length:
+            raise ValueError(f"length must be from 0 to {self._length}, but is {length}")
+        kernels.unlink_tokens(self.tokens, length, self._previous, self._latest)
+        self._length = length
+
+
+def _resized(array: np.ndarray, length: int) -> np.ndarray:
+    resized = np.full(length, -1, dtype=np.int32)
+    resized[: len(array)] = array
+    return resized

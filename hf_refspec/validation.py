@@ -1,0 +1,151 @@
+"""What a speculative call cannot do, refused before any forward pass with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, QuantizedCache
+from transformers.cache_utils import Cache
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
+
+VERIFICATIONS = ("auto", "tree", "chain")
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuses models that have no single decoder to verify with.
+
+    Raises:
+        ValueError: If `model` is an encoder-decoder model.
+    """
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"`candidate_generator` needs a decoder-only model, but {type(model).__name__} is an "
+            "encoder-decoder model. Leave the argument out for it."
+        )
+
+
+def check_options(
+    candidate_generator: Any,
+    max_draft_tokens: Any,
+    verification: Any,
+) -> None:
+    """Refuses values of the options that a speculative call adds to `generate`.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an option has a value that it cannot have.
+    """
+    if not isinstance(candidate_generator, CandidateGenerator):
+        hint = ": pass an instance, not the class" if isinstance(candidate_generator, type) else ""
+        raise TypeError(
+            "`candidate_generator` must be a drafter of hf_refspec or a transformers "
+            f"`CandidateGenerator`, but is {candidate_generator!r}{hint}."
+        )
+    if candidate_generator.requires_model_outputs:
+        raise ValueError(
+            f"`candidate_generator` is a {type(candidate_generator).__name__}, which drafts from "
+            "the target model's hidden states. Only generators that draft from token ids are "
+            "supported."
+        )
+    if max_draft_tokens is not None:
+        if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
+            raise TypeError(
+                f"`max_draft_tokens` must be an int (draft nodes a step), but is "
+                f"{max_draft_tokens!r}."
+            )
+        if max_draft_tokens < 0:
+            raise ValueError(
+                f"`max_draft_tokens` must be 0 (plain decoding) or more, but is {max_draft_tokens}."
+            )
+    if verification not in VERIFICATIONS:
+        raise ValueError(
+            f"`verification` must be one of {', '.join(map(repr, VERIFICATIONS))}, but is "
+            f"{verification!r}."
+        )
+
+
+def check_request(
+    input_ids: torch.LongTensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuses what cannot be lossless, from the arguments as `generate` has prepared them.
+
+    Raises:
+        ValueError: If an argument asks for such a thing; the message names it.
+    """
+    config = generation_config
+    # First what the user's own words were: the rows of beams and copies are a batch by now.
+    refusals = [
+        (
+            config.num_beams > 1,
+            f"`num_beams={config.num_beams}`: beam search keeps several texts, a draft continues "
+            "one. Pass `num_beams=1`",
+        ),
+        (
+            config.num_return_sequences > 1,
+            f"`num_return_sequences={config.num_return_sequences}`: call `generate` once for each "
+            "sequence",
+        ),
+        (
+            config.prompt_lookup_num_tokens is not None,
+            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}` drafts as well. Leave "
+            "it out (`hf_refspec.ReferenceCopy()` looks up in the prompt), or leave out "
+            "`candidate_generator`",
+        ),
+        (
+            config.get_generation_mode().value not in ("greedy_search", "sample"),
+            f"the generation mode {config.get_generation_mode().value!r} of the generation config. "
+            "Only greedy search and sampling are lossless",
+        ),
+        (
+            model_kwargs.get("inputs_embeds") is not None,
+            "`inputs_embeds`: drafts are looked up by token id. Pass `input_ids`",
+        ),
+        (
+            input_ids.shape[0] > 1,
+            f"`input_ids` with {input_ids.shape[0]} rows: pass one prompt at a time",
+        ),
+        (input_ids.shape[1] == 0, "`input_ids` with no token: pass a prompt"),
+        (
+            not config.use_cache,
+            "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`",
+        ),
+        (
+            bool(config.output_hidden_states),
+            "`output_hidden_states=True`: not supported yet. Run the model over the returned ids",
+        ),
+        (
+            bool(config.output_attentions),
+            "`output_attentions=True`: not supported yet. Run the model over the returned ids",
+        ),
+        *_cache_refusals(config, model_kwargs),
+    ]
+    for refused, why in refusals:
+        if refused:
+            raise ValueError(f"`candidate_generator` cannot be combined with {why}.")
+
+
+def _cache_refusals(
+    config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> list[tuple[bool, str]]:
+    cache = model_kwargs.get("past_key_values")
+    static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
+    implementation = config.cache_implementation
+    return [
+        (
+            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS,
+            f"`cache_implementation={implementation!r}`: a static cache cannot drop rejected "
+            "tokens. Leave it out",
+        ),
+        (
+            implementation == "quantized" or isinstance(cache, QuantizedCache),
+            "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
+            "the default cache",
+        ),
+        (
+            static,
+            f"`past_key_values` of type {type(cache).__name__}: a static cache cannot drop "
+            "rejected tokens. Pass a `DynamicCache`",
+        ),
+    ]

@@ -1,0 +1,447 @@
+"""Verification: one forward pass of the target model over a draft, with the cache kept in step.
+
+A [`Verification`] lives for one call of `generate`. Each step it takes the ids so far and a draft
+tree, returns the target's logits after the last accepted token and after every draft node, and is
+then told which nodes were accepted. Three ways to do it:
+
+- [`TreeVerification`]: all branches at once, under a 4D mask that shows each node its own ancestors.
+- [`ChainVerification`]: one path under the model's own causal mask; what was rejected is cropped from
+  the cache. It works with sliding windows, ALiBi and FlashAttention.
+- [`RecurrentVerification`]: one path as well, for caches that cannot be cropped because they hold a
+  running state. The state from before the draft is restored, and the accepted tokens are run again
+  together with the next draft, so that a rejection costs no forward pass of its own.
+
+[`select_verification`] picks the first that a probe of the very model finds exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
+
+from .drafting.tree import DraftTree
+
+logger = logging.getLogger("hf_refspec")
+
+# The names under which transformers' models take their cache.
+CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+def find_cache(model_kwargs: dict[str, Any]) -> Cache | None:
+    """The cache among the keyword arguments of a forward pass, if it is a transformers `Cache`."""
+    caches = (model_kwargs.get(name) for name in CACHE_NAMES)
+    return next((cache for cache in caches if isinstance(cache, Cache)), None)
+
+
+class Verification:
+    """Forward passes of one target model during one call of `generate`, batch size 1.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        generation_config (`GenerationConfig`): The call's own; read by the prefill.
+        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them. They
+            always describe all ids so far, those included that the cache does not hold yet.
+    """
+
+    name: str
+    takes_trees = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        self.model = model
+        self.generation_config = generation_config
+        self.model_kwargs = model_kwargs
+        self.cache = find_cache(model_kwargs)
+        # Tokens at the end of the ids that the cache does not hold: the last one, or more of them
+        # where a recurrent state had to be restored.
+        self.pending = 1
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        """Whether this way may be tried at all with this model and this cache."""
+        raise NotImplementedError
+
+    def prefill(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        """Runs the prompt, `(1, prompt_length)`, through the model as `generate` does.
+
+        Returns:
+            `torch.Tensor` of shape `(1, vocab_size)`: the logits after the last token.
+        """
+        outputs = self.model._prefill(input_ids, self.generation_config, self.model_kwargs)
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs
+        )
+        return outputs.logits[0, -1:]
+
+    def verify(self, input_ids: torch.LongTensor, draft: DraftTree) -> torch.Tensor:
+        """One forward pass over the pending tokens and the draft.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, length)`): Prompt and all emitted tokens.
+            draft ([`DraftTree`]): T nodes.
+
+        Returns:
+            `torch.Tensor` of shape `(1 + T, vocab_size)`: row 0 after the last emitted token, row
+            1 + i after node i.
+        """
+        outputs = self.model(**self._model_inputs(input_ids, draft), return_dict=True)
+        return outputs.logits[0, -1 - len(draft) :]
+
+    def commit(self, draft: DraftTree, path: list[int]) -> None:
+        """Keeps the nodes of `path` in the cache, drops the others, and counts one token more: the
+        one that the target chose after them."""
+        self._keep(draft, path)
+        self.model_kwargs = self._extended_kwargs(len(path) + 1)
+
+    def finish(self, input_ids: torch.LongTensor) -> None:
+        """Leaves the cache as plain decoding would: with all tokens but the last."""
+
+    def _keep(self, draft: DraftTree, path: list[int]) -> None:
+        raise NotImplementedError
+
+    def _extended_kwargs(self, num_new_tokens: int) -> dict[str, Any]:
+        """The keyword arguments (attention mask, position ids, token types) for that many more
+        tokens than now."""
+        if num_new_tokens == 0:
+            return self.model_kwargs
+        kwargs = self.model._update_model_kwargs_for_generation(
+            {}, dict(self.model_kwargs), num_new_tokens=num_new_tokens
+        )
+        if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
+            # Plain decoding repeats the last type; the method above would repeat the last k types.
+            repeated = token_types[:, -1:].expand(-1, num_new_tokens)
+            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
+        return kwargs
+
+    def _model_inputs(self, input_ids: torch.LongTensor, draft: DraftTree) -> dict[str, Any]:
+        tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+        model_inputs = self.model.prepare_inputs_for_generation(
+            torch.cat([input_ids, tokens], dim=-1),
+            next_sequence_length=self.pending + len(draft),
+            **self._extended_kwargs(len(draft)),
+        )
+        if "logits_to_keep" in model_inputs:
+            model_inputs["logits_to_keep"] = 1 + len(draft)
+        return model_inputs
+
+
+class TreeVerification(Verification):
+    """All branches of a draft tree in one forward pass (tree attention; REST, section 3.3)."""
+
+    name = "tree"
+    takes_trees = True
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        """Needs position ids, a masked attention kernel, and a cache whose entries can be moved.
+
+        The last is asked of the configuration too: a model with sliding windows may be given a
+        cache that keeps everything, and would still need one mask per kind of layer.
+        """
+        cache = find_cache(model_kwargs)
+        return (
+            cache is not None
+            and model_kwargs.get("position_ids") is not None
+            and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
+            and _all_plain_attention(cache)
+            and _all_plain_attention(_new_cache(model))
+        )
+
+    def _model_inputs(self, input_ids: torch.LongTensor, draft: DraftTree) -> dict[str, Any]:
+        model_inputs = super()._model_inputs(input_ids, draft)
+        if len(draft) == 0:
+            return model_inputs  # the very step of plain decoding
+        position_ids = model_inputs["position_ids"]  # (..., 1 + T)
+        depths = torch.from_numpy(np.concatenate(([0], draft.depths()))).to(position_ids)
+        model_inputs["position_ids"] = position_ids[..., :1] + depths
+        model_inputs["attention_mask"] = self._attention_mask(
+            draft, model_inputs.get("attention_mask"), position_ids.device
+        )
+        return model_inputs
+
+    def _attention_mask(
+        self, draft: DraftTree, padding_mask: torch.Tensor | None, device: torch.device
+    ) -> torch.Tensor:
+        """`(1, 1, 1 + T, cached + 1 + T)`: every row sees the cache (less its padding), the root and
+        its own ancestors."""
+        size, cached = 1 + len(draft), self.cache.get_seq_length()
+        visible = np.zeros((size, size), dtype=np.bool_)
+        visible[:, 0] = True
+        visible[1:, 1:] = draft.ancestors()
+        if padding_mask is None:
+            past = torch.ones((size, cached), dtype=torch.bool, device=device)
+        else:
+            past = padding_mask[:, :cached].to(device, torch.bool).expand(size, cached)
+        mask = torch.cat([past, torch.from_numpy(visible).to(device)], dim=-1)[None, None]
+        if self.model.config._attn_implementation == "sdpa":
+            return mask
+        # Eager attention adds its mask to the scores.
+        dtype = self.model.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(
+            ~mask, torch.finfo(dtype).min
+        )
+
+    def _keep(self, draft: DraftTree, path: list[int]) -> None:
+        accepted, rejected = len(path), len(draft) - len(path)
+        if rejected == 0:
+            return
+        if path != list(range(accepted)):
+            start = self.cache.get_seq_length() - len(draft)
+            _move_entries(self.cache, [start + node for node in path], start)
+        self.cache.crop(-rejected)
+
+
+class ChainVerification(Verification):
+    """The best path of a draft in one forward pass; the rejected rest is cropped from the cache."""
+
+    name = "chain"
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        cache = find_cache(model_kwargs)
+        return cache is not None and not _holds_running_state(cache)
+
+    def prefill(self, input_ids: torch.LongTensor) -> torch.Tensor:
+        logits = super().prefill(input_ids)
+        # Only now: a sliding window that records through the prefill would keep all of it.
+        self.cache.activate_past_recording()
+        return logits
+
+    def _keep(self, draft: DraftTree, path: list[int]) -> None:
+        # Also with nothing to drop: it shrinks a recording sliding window back to its size.
+        self.cache.crop(len(path) - len(draft))
+
+    def finish(self, input_ids: torch.LongTensor) -> None:
+        for layer in self.cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+
+class RecurrentVerification(Verification):
+    """The best path of a draft, for caches that hold a running state (Mamba, linear attention)."""
+
+    name = "chain"
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        cache = find_cache(model_kwargs)
+        return cache is not None and _holds_running_state(cache)
+
+    def verify(self, input_ids: torch.LongTensor, draft: DraftTree) -> torch.Tensor:
+        self._before = _snapshot(self.cache) if len(draft) else None
+        return super().verify(input_ids, draft)
+
+    def _keep(self, draft: DraftTree, path: list[int]) -> None:
+        if len(path) == len(draft):
+            self.pending = 1
+        else:
+            _restore(self.cache, self._before)
+            self.pending += len(path) + 1
+
+    def finish(self, input_ids: torch.LongTensor) -> None:
+        if self.pending > 1:
+            self.model_kwargs = {**self.model_kwargs, **self._without_last_token()}
+            self.pending -= 1
+            self.verify(input_ids[:, :-1], DraftTree.empty())
+            self.pending = 1
+
+    def _without_last_token(self) -> dict[str, torch.Tensor]:
+        names = ("attention_mask", "position_ids", "token_type_ids")
+        kwargs = {name: self.model_kwargs.get(name) for name in names}
+        return {name: value[..., :-1] for name, value in kwargs.items() if value is not None}
+
+
+def _new_cache(model: PreTrainedModel) -> DynamicCache:
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def _all_plain_attention(cache: Cache) -> bool:
+    """Whether every layer keeps one entry per position, `(batch, heads, length, head_dim)`."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _holds_running_state(cache: Cache) -> bool:
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+
+
+def _move_entries(cache: Cache, positions: list[int], start: int) -> None:
+    """Moves the cache entries of `positions` to `start`, `start` + 1, ... in every layer."""
+    index = torch.tensor(positions)
+    stop = start + len(positions)
+    for layer in cache.layers:
+        index = index.to(layer.keys.device, non_blocking=True)
+        # The selection is a copy, so that it may overlap with where it goes.
+        layer.keys[..., start:stop, :] = layer.keys.index_select(-2, index)
+        layer.values[..., start:stop, :] = layer.values.index_select(-2, index)
+
+
+def _snapshot(cache: Cache) -> list[dict[str, Any]]:
+    """The state of every layer. Keys and values grow by concatenation, so that holding on to the
+    tensors is enough; running states are written in place and are copied."""
+    return [{name: _copied(value) for name, value in vars(layer).items()} for layer in cache.layers]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+    return value
+
+
+def _restore(cache: Cache, states: list[dict[str, Any]]) -> None:
+    for layer, state in zip(cache.layers, states):
+        vars(layer).update(state)
+
+
+# --- Which way is exact: asked of the model itself ---------------------------------------------
+
+_WAYS: tuple[type[Verification], ...] = (TreeVerification, ChainVerification, RecurrentVerification)
+_probed: WeakKeyDictionary[PreTrainedModel, dict[tuple, bool]] = WeakKeyDictionary()
+
+_PROBE_PROMPT = [11, 3, 23, 7, 31, 5, 17, 13]
+_PROBE_PATH = [19, 29, 9, 37]
+_PROBE_DISTRACTORS = [41, 2, 43, 47, 53, 6, 59, 61]
+
+
+def select_verification(
+    model: PreTrainedModel,
+    requested: str,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> Verification | None:
+    """The first way that suits this call's cache and that a probe of the model finds exact.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        requested (`str`): `"auto"`, or `"tree"` or `"chain"` to allow only that.
+        generation_config (`GenerationConfig`): The call's own.
+        model_kwargs (`dict`): Keyword arguments of the forward pass.
+
+    Returns:
+        [`Verification`] or `None` where drafts cannot be verified exactly: the caller should then
+        decode plainly.
+
+    Raises:
+        ValueError: If the way that was asked for is not exact on this model.
+    """
+    for way in _WAYS:
+        if requested not in ("auto", way.name) or not way.supports(model, model_kwargs):
+            continue
+        if _is_exact(way, model, model_kwargs):
+            return way(model, generation_config, model_kwargs)
+    if requested != "auto":
+        raise ValueError(
+            f"`verification={requested!r}` is not exact on {type(model).__name__} with this cache "
+            "and attention implementation. Pass `verification='auto'` to let the model decide."
+        )
+    return None
+
+
+def _is_exact(
+    way: type[Verification], model: PreTrainedModel, model_kwargs: dict[str, Any]
+) -> bool:
+    """Probes once per model, attention implementation, dtype and device, and remembers."""
+    key = (way, model.config._attn_implementation, model.dtype, model.device.type)
+    results = _probed.setdefault(model, {})
+    if key not in results:
+        try:
+            error, rounding = _probe(way, model, model_kwargs)
+            results[key] = error <= 3 * rounding + torch.finfo(model.dtype).eps
+            logger.debug(
+                "%s on %s is %.1e off, where rounding alone is %.1e",
+                way.__name__,
+                type(model).__name__,
+                error,
+                rounding,
+            )
+        except Exception as error:  # whatever a model raises at inputs that it cannot take
+            logger.debug("%s on %s: %r", way.__name__, type(model).__name__, error)
+            results[key] = False
+    return results[key]
+
+
+def _probe(
+    way: type[Verification], model: PreTrainedModel, model_kwargs: dict[str, Any]
+) -> tuple[float, float]:
+    """How far a verified draft's logits are from those of the same tokens one after another.
+
+    The draft hides a path of four tokens behind other branches, so that a model that ignores the
+    mask, the position ids or its cached state is found out; one more token after the commit shows
+    whether the cache kept the right entries.
+
+    Returns:
+        The difference of the verified logits, and for comparison that of the same tokens in one
+        pass without a cache, which rounds differently from plain decoding and is right.
+    """
+    draft, path = _probe_tree() if way.takes_trees else _probe_chain()
+    verified = way(model, GenerationConfig(), _probe_kwargs(model, model_kwargs))
+    plain = way(model, GenerationConfig(), _probe_kwargs(model, model_kwargs))
+    prompt = torch.tensor([_PROBE_PROMPT], device=model.device)
+    text = torch.tensor([[*_PROBE_PROMPT, *_PROBE_PATH]], device=model.device)
+
+    plain.prefill(prompt[:, :-1])
+    expected = []
+    for length in range(prompt.shape[1], text.shape[1] + 1):
+        expected.append(plain.verify(text[:, :length], DraftTree.empty()))
+        plain.commit(DraftTree.empty(), [])
+
+    verified.prefill(prompt[:, :-1])
+    rows = verified.verify(prompt, draft)[[0, *(1 + node for node in path)]]
+    # The last node is taken back, so that the commit has something to drop in a chain as well.
+    verified.commit(draft, path[:-1])
+    again = verified.verify(text, DraftTree.empty())
+
+    reference = torch.cat([*expected, expected[-1]])
+    at_once = model(text, use_cache=False).logits[0, -len(expected) :]
+    return (
+        _difference(torch.cat([rows, again]), reference),
+        _difference(at_once, reference[:-1]),
+    )
+
+
+def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """The median over the rows of |logits - reference|, relative to the reference's spread. The
+    median, since in a mixture of experts rounding may send one token to another expert."""
+    logits, reference = logits.float(), reference.float()
+    spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
+    return ((logits - reference).norm(dim=-1) / spread).median().item()
+
+
+def _probe_chain() -> tuple[DraftTree, list[int]]:
+    return DraftTree.chain(_PROBE_PATH), list(range(len(_PROBE_PATH)))
+
+
+def _probe_tree() -> tuple[DraftTree, list[int]]:
+    """A tree with all distractors before the path's first node, and one before each next node."""
+    tokens, parents, path = list(_PROBE_DISTRACTORS), [-1] * len(_PROBE_DISTRACTORS), []
+    parent = -1
+    for depth, token in enumerate(_PROBE_PATH):
+        if depth > 0:
+            tokens.append(_PROBE_DISTRACTORS[depth])
+            parents.append(parent)
+        tokens.append(token)
+        parents.append(parent)
+        parent = len(tokens) - 1
+        path.append(parent)
+    probs = np.ones(len(tokens), dtype=np.float32)
+    return DraftTree(np.array(tokens), np.array(parents, dtype=np.int32), probs), path
+
+
+def _probe_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a call with the probe's prompt, of the same kinds as this call's."""
+    cache_name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is not None)
+    kwargs: dict[str, Any] = {"use_cache": True, cache_name: _new_cache(model)}
+    if "logits_to_keep" in model_kwargs:
+        kwargs["logits_to_keep"] = 1
+    if model_kwargs.get("position_ids") is not None:
+        kwargs["position_ids"] = torch.arange(len(_PROBE_PROMPT) - 1, device=model.device)[None]
+    return kwargs
