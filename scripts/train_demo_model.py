@@ -48,8 +48,8 @@ COPY_SHARE = 0.15  # of the edit pairs
 PIECE_TOKENS = (150, 450)
 
 WARM_UP = 50
-MUON_RATE = 2.5e-3
-ADAM_RATE = 1.5e-3
+MUON_RATE = 5e-3
+ADAM_RATE = 3e-3
 CHECKPOINT_SECONDS = 240
 EVALUATED_PAIRS = 200
 
@@ -409,7 +409,7 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     repository = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--out", type=Path, default=repository / "hf_refspec" / "demo" / "model")
     parser.add_argument(
         "--work-dir", type=Path, default=Path(tempfile.gettempdir()) / "hf_refspec_demo_model"

@@ -10,25 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 97
 
-_SHAPE = dict(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=512,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    initializer_range=0.25,
-)
-_GROUPED = dict(num_key_value_heads=2)
-_EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.25,
+}
+_GROUPED = {"num_key_value_heads": 2}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,10 @@ def _tree(model_type: str, **config: Any) -> Architecture:
 
 def _chain(model_type: str, **config: Any) -> Architecture:
     return Architecture(model_type, "chain", config)
+
+
+def _plain(model_type: str, **config: Any) -> Architecture:
+    return Architecture(model_type, "none", config)
 
 
 ARCHITECTURES = [
@@ -101,9 +104,7 @@ ARCHITECTURES = [
     _chain("bloom", n_layer=2, n_head=4),
     _chain("mpt", use_cache=True, d_model=32, n_heads=4, n_layers=2, max_seq_len=512),
     # Running states
-    _chain("mamba", state_size=8),
     _chain("mamba2", state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=8),
-    _chain("falcon_mamba", state_size=8),
     _chain(
         "qwen3_next",
         **_GROUPED,
@@ -116,15 +117,6 @@ ARCHITECTURES = [
         linear_num_value_heads=4,
         linear_key_head_dim=8,
         linear_value_head_dim=8,
-    ),
-    _chain(
-        "jamba",
-        **_GROUPED,
-        num_experts=4,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        use_mamba_kernels=False,
-        mamba_d_state=8,
     ),
     _chain("lfm2", **_GROUPED, layer_types=["conv", "full_attention"]),
     _chain(
@@ -147,12 +139,27 @@ ARCHITECTURES = [
         mamba_d_state=8,
         mamba_chunk_size=8,
     ),
-    Architecture(
-        "recurrent_gemma",
-        "none",
-        dict(**_GROUPED, lru_width=32, attention_window_size=16, num_hidden_layers=3),
+    # Given several tokens at once, these restart from an empty state (as of transformers 5.23)
+    _plain("mamba", state_size=8),
+    _plain("falcon_mamba", state_size=8),
+    _plain(
+        "jamba",
+        **_GROUPED,
+        num_experts=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        use_mamba_kernels=False,
+        mamba_d_state=8,
     ),
-    Architecture("rwkv", "none", dict(attention_hidden_size=32)),
+    # These keep their state outside of the cache
+    _plain(
+        "recurrent_gemma",
+        **_GROUPED,
+        lru_width=32,
+        attention_window_size=16,
+        num_hidden_layers=3,
+    ),
+    _plain("rwkv", attention_hidden_size=32),
 ]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_refspec.drafting.stats import SpeculationStats
-from hf_refspec.drafting.tree import DraftTree
+from .stats import SpeculationStats
+from .tree import DraftTree
 
 # transformers' protocol names no vocabulary; this one holds every id that an int32 can.
 _ANY_VOCABULARY = 2**31 - 1
@@ -112,7 +112,7 @@ class Drafter(CandidateGenerator):
 
     def get_candidates(
         self, input_ids: torch.LongTensor, **kwargs: Any
-    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
 
         Ids that go on from those of the last call are the same text, others begin a new one.

@@ -1,74 +1,208 @@
-"""Drafts by copying from reference texts, the prompt and the output (LLMA, and beyond it)."""
+"""Drafts copied from references, the prompt and the output: LLMA, and a tree of all matches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import kernels
-from hf_refspec.index.token_buffer import TokenBuffer
+from ..index import kernels
+from ..index.token_buffer import TokenBuffer
+from .drafter import Drafter
+from .tree import DraftTree
 
-_BOUNDARY = -1
-_MAX_MATCHES = 512
+Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
+Mode: TypeAlias = Literal["tree", "llma"]
+
+# A longer match says no more than one of this length; the paper's are at most 5 tokens long.
+_LONGEST_MATCH = 16
+_LONGEST_MATCH_LLMA = 5
+_BOUNDARY = np.array([-1])
 
 
 class ReferenceCopy(Drafter):
+    """Copies what followed the last tokens elsewhere: in references, the prompt or the output.
+
+    Args:
+        references (`str`, list of ids, 1-D tensor or array, or a list of these, *optional*):
+            Texts that the output may have in common: retrieved documents, the file to edit,
+            earlier answers. A draft never runs from one into the next.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*):
+            The target model's, for references that are strings.
+        include_prompt (`bool`, *optional*, defaults to `True`):
+            Whether the prompt and the output so far are copied from, too.
+        match_length (`int`, *optional*, defaults to 1):
+            n, the smallest number of last tokens that must stand in a text to copy from there.
+        copy_length (`int`, *optional*):
+            k, the longest path of a draft. By default only the budget of draft nodes limits it.
+        mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
+            `"tree"` drafts a tree from all matches, see [`~index.kernels.grow_tree`]. `"llma"` is
+            the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): of the
+            longest suffix of the output that stands in the references, from 5 tokens down to n, the
+            k tokens that follow its first occurrence. The output is not copied from there, and the
+            prompt only if there are no references.
+
+    Raises:
+        TypeError: if `references` has something that is none of the above.
+        ValueError: if `references` is empty, has an empty text, a negative id or a string without
+            a `tokenizer`; if there is nothing to copy from; if n or k is less than 1; if there is
+            no such `mode`. `begin` raises it for ids outside of the target's vocabulary.
+    """
+
     def __init__(
         self,
-        references: Any = None,
+        references: Reference | Sequence[Reference] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         include_prompt: bool = True,
         match_length: int = 1,
-        copy_length: int = 1000,
-        mode: Literal["tree", "llma"] = "tree",
-    ):
-        if isinstance(references, str):
-            references = [references]
-        self.include_prompt = include_prompt
+        copy_length: int | None = None,
+        mode: Mode = "tree",
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
+        if match_length < 1:
+            raise ValueError(f"match_length must be at least 1, but is {match_length}")
+        if copy_length is not None and copy_length < 1:
+            raise ValueError(f"copy_length must be at least 1 (or None), but is {copy_length}")
+        if references is None and not include_prompt:
+            raise ValueError("include_prompt=False leaves nothing to copy from without references")
         self.match_length = match_length
         self.copy_length = copy_length
         self.mode = mode
+        self._copies_prompt = include_prompt if mode == "tree" else references is None
+        self._copies_output = include_prompt and mode == "tree"
+
+        longest_match = _LONGEST_MATCH if mode == "tree" else _LONGEST_MATCH_LLMA
+        self._context_length = max(longest_match, match_length)
+        self._context = np.empty(0, dtype=np.int32)
+        self._anchor = -1
+        # References, prompt and output one after another. Only the references outlive a call.
         self._text = TokenBuffer()
-        for reference in references or []:
-            if isinstance(reference, str):
-                reference = tokenizer(reference, add_special_tokens=False).input_ids
-            self._text.extend(np.asarray(reference))
-            self._text.extend(np.array([_BOUNDARY]))
+        for ids in [] if references is None else _to_ids(references, tokenizer):
+            self._text.extend(ids)
+            self._text.extend(_BOUNDARY)
         self._references_end = len(self._text)
+        self._largest_id = int(self._text.tokens.max(initial=-1))
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        self._text.truncate(self._references_end)
-        self._context = np.empty(0, np.int32)
-        self.observe(prompt_ids)
+        if self._largest_id >= vocab_size:
+            raise ValueError(
+                f"references has the id {self._largest_id}, outside of the target model's "
+                f"vocabulary of {vocab_size}; were they made with another tokenizer?"
+            )
+        self.end()
+        if self._copies_prompt:
+            self._text.extend(prompt_ids)
+        # The paper matches the end of the output; what the prompt ends with does not count.
+        context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
+        self._context = context[-self._context_length :].astype(np.int32)
+        self._anchor = -1
 
     def draft(self, budget: int) -> DraftTree:
-        return self._grow(budget, chain=False)
+        return self._draft(budget, chain=False)
 
     def draft_chain(self, budget: int) -> DraftTree:
-        return self._grow(budget, chain=True)
+        return self._draft(budget, chain=True)
 
-    def observe(self, tokens: np.ndarray) -> None:
-        self._text.extend(tokens)
-        self._context = np.concatenate((self._context, tokens[-16:])).astype(np.int32)[-16:]
+    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+        if self._copies_output:
+            self._text.extend(tokens)
+        context = np.concatenate((self._context, tokens[-self._context_length :]), dtype=np.int32)
+        self._context = context[-self._context_length :]
 
     def end(self) -> None:
         self._text.truncate(self._references_end)
 
-    def _grow(self, budget: int, chain: bool) -> DraftTree:
-        if budget == 0:
+    def _draft(self, budget: int, chain: bool) -> DraftTree:
+        length = budget if self.copy_length is None else min(budget, self.copy_length)
+        if length == 0 or len(self._context) == 0:
             return DraftTree.empty()
-        tokens = np.empty(budget, np.int64)
-        parents = np.empty(budget, np.int32)
-        probs = np.empty(budget, np.float32)
-        text = self._text
-        size = kernels.grow_tree(
-            text.tokens, text.previous, text.latest, self._context, self.match_length,
-            self.copy_length, chain, tokens, parents, probs,
-        )  # fmt: skip
+        return self._grow(budget, length, chain) if self.mode == "tree" else self._span(length)
+
+    def _grow(self, budget: int, length: int, chain: bool) -> DraftTree:
+        """A tree (or chain) of at most `budget` nodes, none deeper than `length`."""
+        tokens = np.empty(budget, dtype=np.int64)
+        parents = np.empty(budget, dtype=np.int32)
+        probs = np.empty(budget, dtype=np.float32)
+        size, self._anchor = kernels.grow_tree(
+            self._text.tokens,
+            self._text.previous,
+            self._text.latest,
+            self._context,
+            self._anchor,
+            self.match_length,
+            length,
+            chain,
+            tokens,
+            parents,
+            probs,
+        )
         return DraftTree(tokens[:size], parents[:size], probs[:size])
+
+    def _span(self, length: int) -> DraftTree:
+        """The paper's draft: the (at most) `length` tokens after the first longest match."""
+        text = self._text.tokens
+        start = kernels.longest_match(
+            text, self._text.previous, self._text.latest, self._context, self.match_length
+        )
+        if start < 0:
+            return DraftTree.empty()
+        span = text[start : start + length]
+        boundaries = np.flatnonzero(span < 0)
+        return DraftTree.chain(span[: boundaries[0]] if len(boundaries) else span)
+
+
+def _to_ids(
+    references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
+) -> list[np.ndarray]:
+    """The ids of each reference, integer arrays of shape `(n,)` with n > 0."""
+    if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
+        return [_one_to_ids("references", references, tokenizer)]
+    if not isinstance(references, Sequence):
+        raise TypeError(
+            "references must be a string, ids, or a list of these, "
+            f"but is a {type(references).__name__}"
+        )
+    if len(references) == 0:
+        raise ValueError("references is empty; leave it out to copy from the prompt alone")
+    return [
+        _one_to_ids(f"references[{i}]", reference, tokenizer)
+        for i, reference in enumerate(references)
+    ]
+
+
+def _one_to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
+    if isinstance(reference, str):
+        if tokenizer is None:
+            raise ValueError(f"{name} is a string: give the target model's tokenizer= as well")
+        reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
+    elif isinstance(reference, torch.Tensor):
+        reference = reference.numpy(force=True)
+    elif not isinstance(reference, np.ndarray) and not _is_ids(reference) and reference != []:
+        raise TypeError(
+            f"{name} must be a string, a list of ids or a 1-D tensor or array, "
+            f"but is a {type(reference).__name__}"
+        )
+    ids = np.asarray(reference)
+    if ids.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, but has the shape {ids.shape}")
+    if len(ids) == 0:
+        raise ValueError(f"{name} is empty; leave it out")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must hold integers, but holds {ids.dtype}")
+    if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
+    return ids
+
+
+def _is_ids(reference: Any) -> bool:
+    """Whether it is a list (or other sequence) of ids, by its first item."""
+    return (
+        isinstance(reference, Sequence)
+        and len(reference) > 0
+        and isinstance(reference[0], (int, np.integer))
+    )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_refspec.index import kernels
-
+from ..index import kernels
 
 # The parent of the first nodes: the last accepted token, which is not a node itself.
 ROOT = -1
@@ -41,7 +40,9 @@ class DraftTree:
         return cls.chain([])
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], probs: Sequence[float] | None = None) -> DraftTree:
+    def chain(
+        cls, tokens: Sequence[int] | np.ndarray, probs: Sequence[float] | np.ndarray | None = None
+    ) -> DraftTree:
         """A single path.
 
         Args:
@@ -92,7 +93,7 @@ class DraftTree:
 
     def children(self) -> dict[tuple[int, int], int]:
         """Each node's index by its parent (or `ROOT`) and its token."""
-        edges = zip(self.parents.tolist(), self.tokens.tolist())
+        edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {edge: node for node, edge in enumerate(edges)}
 
     def truncated(self, max_depth: int) -> DraftTree:

@@ -1,5 +1,8 @@
 """The compiled inner loops: plain loops over plain arrays, each compiled once by numba."""
 
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signature.
+
 from __future__ import annotations
 
 import logging
@@ -131,13 +134,17 @@ def unlink_tokens(tokens, length, previous, latest):
 
 
 @njit
+def _latest_of(latest, token):
+    """The last position of `token`, -1 if there is none."""
+    return latest[token] if 0 <= token < len(latest) else -1
+
+
+@njit
 def _common_suffix(text, position, context, skipped):
     """How many tokens up to `text[position]` equal those of `context` before its last `skipped`."""
+    last = len(context) - 1 - skipped
     length = 0
-    longest = min(position + 1, len(context) - skipped)
-    while (
-        length < longest and text[position - length] == context[len(context) - 1 - skipped - length]
-    ):
+    while length <= min(position, last) and text[position - length] == context[last - length]:
         length += 1
     return length
 
@@ -156,28 +163,73 @@ def longest_match(text, previous, latest, context, match_length):
     """
     best = -1
     best_length = match_length
-    position = _latest_of(latest, context, 0)
+    position = _latest_of(latest, context[-1]) if len(context) else -1
     while position >= 0:
         length = _common_suffix(text, position, context, 0)
         if length >= best_length:
-            best = position + 1
-            best_length = length
+            best, best_length = position + 1, length
         position = previous[position]
     return best
 
 
+# Of the matches of one length at the root the latest are kept, and as many of the matches that
+# join at a node further down; more of them did not draft better.
+MATCHES_KEPT = 64
+# Occurrences of one token that are looked at, latest first, at the root and at another node: a text
+# of millions of tokens, or of one token over and over, must not stall a draft.
+ROOT_OCCURRENCES = 1 << 16
+NODE_OCCURRENCES = 128
+# There is room for matches that join at so many nodes, which bounds the memory of a huge draft.
+MATCHED_NODES = 256
+# A place that agrees with two tokens or more, but not with the last one, may go on where the target
+# replaced one token. Such a match says less than a single equal token, which has length 1.
+SKIP_LENGTH = 0.5
+# Copying resumes near where it broke off: matches up to so far behind the last place that agreed
+# with so many tokens weigh more.
+ANCHOR_LENGTH = 6
+NEAR = 32
+NEAR_FACTOR = 3.0
+
+
 @njit
-def _latest_of(latest, context, skipped):
-    """The last position of the token before the last `skipped` of `context`, or -1."""
-    if skipped >= len(context):
-        return -1
-    token = context[len(context) - 1 - skipped]
-    return latest[token] if 0 <= token < len(latest) else -1
+def _root_matches(
+    text, previous, latest, context, skipped, match_length, positions, lengths, count
+):
+    """Appends the matches of `context` without its last `skipped` (0 or 1) tokens, latest first.
+
+    Returns:
+        The number of matches now, and the longest of the new ones: its position and its length.
+    """
+    longest_position, longest = -1, 0
+    if len(context) <= skipped:
+        return count, longest_position, longest
+    kept = np.zeros(len(context) + 1, dtype=np.int32)
+    occurrence = _latest_of(latest, context[-1 - skipped])
+    for _ in range(ROOT_OCCURRENCES):
+        # Once there are enough of the greatest length, nothing better is to come.
+        if occurrence < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
+            break
+        length = _common_suffix(text, occurrence, context, skipped)
+        position = occurrence + 1 + skipped
+        occurrence = previous[occurrence]
+        if position >= len(text) or text[position] < 0:
+            continue
+        if skipped and (length < 2 or text[position - 1] == context[-1] or text[position - 1] < 0):
+            continue
+        if length < match_length or kept[length] == MATCHES_KEPT:
+            continue
+        kept[length] += 1
+        positions[count] = position
+        lengths[count] = SKIP_LENGTH if skipped else length
+        count += 1
+        if length > longest:
+            longest_position, longest = position, length
+    return count, longest_position, longest
 
 
 @njit
 def _heap_push(heap, size, keys, item):
-    """Adds `item` to a heap of `size` items that has the largest `keys[item]` on top."""
+    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
     hole = size
     while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
         heap[hole] = heap[(hole - 1) // 2]
@@ -187,43 +239,30 @@ def _heap_push(heap, size, keys, item):
 
 @njit
 def _heap_pop(heap, size, keys):
-    """Takes off the top of a heap of `size` items and returns it."""
-    top = heap[0]
-    moved = heap[size - 1]
-    hole = 0
-    child = 1
+    """Takes the top off a heap of `size` items and returns it."""
+    top, moved = heap[0], heap[size - 1]
+    hole, child = 0, 1
     while child < size - 1:
         if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
             child += 1
         if keys[heap[child]] <= keys[moved]:
             break
         heap[hole] = heap[child]
-        hole = child
-        child = 2 * hole + 1
+        hole, child = child, 2 * child + 1
     heap[hole] = moved
     return top
 
 
-# A text has few matches that are worth following: at most this many of each match length at the
-# root and of each other node's own (length 1), the latest. More did not draft better.
-MATCHES_KEPT = 64
-# The occurrences of one token that are looked at, the latest, so that a text of millions of
-# tokens, or one token over and over, cannot stall a draft.
-ROOT_OCCURRENCES = 1 << 16
-NODE_OCCURRENCES = 128
-# A match that skips one token which the target replaced says as much as one this much shorter.
-SKIP_DISCOUNT = 0.15
-
-
 @kernel(
-    "int64(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, boolean,"
-    "int64[::1], int32[::1], float32[::1])"
+    "UniTuple(int64, 2)(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
+    "boolean, int64[::1], int32[::1], float32[::1])"
 )
 def grow_tree(
     text,
     previous,
     latest,
     context,
+    anchor,
     match_length,
     copy_length,
     chain,
@@ -231,141 +270,128 @@ def grow_tree(
     parents,
     probs,
 ):
-    """Grows a draft tree from all matches of the context, the most probable node first.
+    """Grows a draft tree from all places in `text` that agree with the context, best node first.
 
-    A *match* is a position in `text` behind some tokens that equal the last tokens of the path to
-    a node; it proposes `text[position]`. With `l` the match length, a match weighs `l ** 3`, and
-    with `L` the longest at a node, one of its children is right with probability `L / (L + 1)`
-    (a copy that held for `L` tokens will hold for one more: Laplace's rule of succession), divided
-    among them by weight. On its way down a match gets longer by one at each node that agrees with
-    it; other occurrences of the node's token join with length 1.
+    A match is a position in `text` behind tokens that equal the last tokens of the path to a node;
+    `text[position]` is what it proposes for a child. A match of length l weighs l ** 3 (and more
+    near the anchor). With L the longest match at a node, one of the children is accepted with
+    probability L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The
+    children share it by the weight of their matches.
+
+    A match goes down with the child that it proposes, one longer. Other occurrences of the child's
+    token join it there with length 1, if matches so short may draft.
 
     Args:
         text, previous, latest: A `TokenBuffer`: what is copied from.
         context: The last tokens before the draft, as many as may match.
+        anchor: The last place in `text` that was copied from for long, or -1.
         match_length: The shortest match that counts.
         copy_length: The longest path.
-        chain: Whether to grow a single path, each time the most probable child.
+        chain: Whether to grow a single path, at each node to the most probable child.
         tokens, parents, probs: The tree is written here; their length is the budget.
 
     Returns:
-        The number of nodes.
+        The number of nodes, and the new anchor.
     """
     budget = len(tokens)
-    # Matches. Those of a node are a list, linked by `following`, and its first stands for the node
-    # until it is taken into the tree: it is what waits in the heap.
-    capacity = 2 * MATCHES_KEPT * len(context) + MATCHES_KEPT * budget
+    capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
     positions = np.empty(capacity, dtype=np.int32)
     lengths = np.empty(capacity, dtype=np.float64)
-    following = np.empty(capacity, dtype=np.int32)
-    count = 0
-    for skipped in range(2):
-        kept = np.zeros(len(context) + 1, dtype=np.int32)
-        position = _latest_of(latest, context, skipped)
-        for _ in range(ROOT_OCCURRENCES):
-            if position < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
-                break
-            length = _common_suffix(text, position, context, skipped)
-            after = position + 1 + skipped
-            fresh = skipped == 0 or (
-                length > 1 and after < len(text) and text[after - 1] != context[-1]
-            )
-            if fresh and length >= match_length and kept[length] < MATCHES_KEPT:
-                kept[length] += 1
-                positions[count] = after
-                lengths[count] = length if skipped == 0 else SKIP_DISCOUNT * length
-                following[count] = count + 1
-                count += 1
-            position = previous[position]
+    count, place, length = _root_matches(
+        text, previous, latest, context, 0, match_length, positions, lengths, 0
+    )
+    count, skip_place, skip_length = _root_matches(
+        text, previous, latest, context, 1, match_length, positions, lengths, count
+    )
+    if max(length, skip_length) >= ANCHOR_LENGTH:
+        anchor = place if length >= skip_length else skip_place
     if count == 0:
-        return 0
-    following[count - 1] = -1
+        return 0, anchor
 
-    # Waiting nodes, by their first match.
+    # The matches of a node are a linked list. A node that waits in the heap is known by the first
+    # of its matches, which all the arrays here are indexed with.
+    following = np.empty(capacity, dtype=np.int32)
+    following[:count] = np.arange(1, count + 1)
+    following[count - 1] = -1
     weight = np.empty(capacity, dtype=np.float64)
     prob = np.empty(capacity, dtype=np.float64)
     parent = np.empty(capacity, dtype=np.int32)
     depth = np.empty(capacity, dtype=np.int32)
+    children = np.empty(capacity, dtype=np.int32)
     heap = np.empty(capacity, dtype=np.int32)
-    heap_size = 0
+    waiting = 0
 
-    # The children of a node by token: an open hash table of their first matches.
+    # From a token to the child that has it: a hash table, whose entries are void at another node.
     table_size = 1
     while table_size < 2 * capacity:
         table_size *= 2
     table = np.empty(table_size, dtype=np.int32)
-    used_by = np.full(table_size, -2, dtype=np.int32)
-    children = np.empty(capacity, dtype=np.int32)
+    table_node = np.full(table_size, -2, dtype=np.int32)
 
-    node, node_depth, node_prob, match = -1, 0, 1.0, 0
-    size = 0
+    size, node, node_depth, node_prob, match = 0, -1, 0, 1.0, 0
     while True:
-        # Divide the node's matches among its children.
-        child_count = 0
-        total = 0.0
-        longest = 0.0
+        # The node's matches are divided among its children.
+        child_count, total, longest = 0, 0.0, 0.0
         while match >= 0 and node_depth < copy_length:
-            after = following[match]
+            next_match = following[match]
             position = positions[match]
             if position < len(text) and text[position] >= 0:
                 token = text[position]
-                length = lengths[match]
-                match_weight = length * length * length
+                match_weight = lengths[match] ** 3
+                if anchor >= 0 and 0 <= position - anchor < NEAR:
+                    match_weight *= NEAR_FACTOR
                 total += match_weight
-                longest = max(longest, length)
+                longest = max(longest, lengths[match])
                 slot = (token * 40503) & (table_size - 1)
-                while used_by[slot] == node and text[positions[table[slot]]] != token:
+                while table_node[slot] == node and text[positions[table[slot]]] != token:
                     slot = (slot + 1) & (table_size - 1)
-                if used_by[slot] != node:
-                    used_by[slot] = node
+                if table_node[slot] != node:
+                    table_node[slot] = node
                     table[slot] = match
-                    following[match] = -1
                     weight[match] = match_weight
+                    following[match] = -1
                     children[child_count] = match
                     child_count += 1
                 else:
-                    first = table[slot]
-                    following[match] = following[first]
-                    following[first] = match
-                    weight[first] += match_weight
-            match = after
-        for i in range(child_count):
-            child = children[i]
+                    child = table[slot]
+                    weight[child] += match_weight
+                    following[match] = following[child]
+                    following[child] = match
+            match = next_match
+        for child in children[:child_count]:
             prob[child] = node_prob * weight[child] / total * longest / (longest + 1.0)
             parent[child] = node
             depth[child] = node_depth + 1
-            _heap_push(heap, heap_size, prob, child)
-            heap_size += 1
-        if heap_size == 0 or size == budget:
-            return size
+            _heap_push(heap, waiting, prob, child)
+            waiting += 1
+        if waiting == 0 or size == budget:
+            return size, anchor
 
-        # The most probable node that waits joins the tree.
-        match = _heap_pop(heap, heap_size, prob)
-        heap_size = 0 if chain else heap_size - 1
-        parent_token = context[-1] if parent[match] < 0 else tokens[parent[match]]
+        # The most probable of the nodes that wait joins the tree.
+        match = _heap_pop(heap, waiting, prob)
+        waiting = 0 if chain else waiting - 1
         token = text[positions[match]]
-        tokens[size] = token
-        parents[size] = parent[match]
-        probs[size] = prob[match]
+        before = tokens[parent[match]] if parent[match] >= 0 else context[-1]
+        tokens[size], parents[size], probs[size] = token, parent[match], prob[match]
         node, node_depth, node_prob = size, depth[match], prob[match]
         size += 1
 
-        # Its matches go on behind it, and others of its token join them.
+        # Its matches go on behind it, and the other occurrences of its token join them.
         continued = match
         while continued >= 0:
             positions[continued] += 1
             lengths[continued] += 1.0
             continued = following[continued]
-        position = latest[token] if match_length == 1 else -1
-        kept_here = 0
+        occurrence = latest[token] if match_length == 1 else -1
+        joined = 0
         for _ in range(NODE_OCCURRENCES):
-            if position < 0 or kept_here == MATCHES_KEPT:
+            if occurrence < 0 or joined == MATCHES_KEPT or count == capacity:
                 break
-            if position == 0 or text[position - 1] != parent_token:
-                positions[count] = position + 1
+            if occurrence == 0 or text[occurrence - 1] != before:
+                positions[count] = occurrence + 1
                 lengths[count] = 1.0
                 following[count] = following[match]
                 following[match] = count
                 count += 1
-                kept_here += 1
-            position = previous[position]
+                joined += 1
+            occurrence = previous[occurrence]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_refspec.index import kernels
+from . import kernels
 
 
 class TokenBuffer:

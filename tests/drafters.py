@@ -1,0 +1,84 @@
+"""Drafters for tests: they know the target text and get it right as often as they are told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hf_refspec import Drafter, DraftTree
+
+
+class Prophet(Drafter):
+    """Drafts random trees that hold the target's next tokens with a given chance per token.
+
+    Args:
+        target_ids: Prompt and output of plain decoding, `(1, length)` or `(length,)`.
+        accuracy: Chance that the next target token is among a node's children; 1.0 for a good
+            drafter, 0.0 for a bad one.
+        branches: The most wrong siblings of a node.
+        seed: Of the trees.
+    """
+
+    def __init__(self, target_ids, accuracy: float, branches: int = 2, seed: int = 0):
+        self.target_ids = np.asarray(target_ids).reshape(-1)
+        self.accuracy = accuracy
+        self.branches = branches
+        self.seed = seed
+
+    def begin(self, prompt_ids, vocab_size):
+        self.position = len(prompt_ids)
+        self.vocab_size = vocab_size
+        self.rng = np.random.default_rng(self.seed)
+        self.observed = []
+
+    def observe(self, tokens, logits=None):
+        assert logits is not None
+        self.position += len(tokens)
+        self.observed += tokens.tolist()
+
+    def draft(self, budget: int) -> DraftTree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        for target in self.target_ids[self.position : self.position + 8].tolist():
+            wrong = self.rng.integers(0, self.vocab_size, self.rng.integers(0, self.branches + 1))
+            siblings = set(wrong.tolist()) - {target}
+            right = self.rng.random() < self.accuracy
+            order = self.rng.permutation([*siblings, *([target] if right else [])]).tolist()
+            on_path = None
+            for token in order:
+                if token == target:
+                    on_path = len(tokens)
+                tokens.append(int(token))
+                parents.append(parent)
+            if on_path is None:
+                break
+            parent = on_path
+        tokens, parents = tokens[:budget], parents[:budget]
+        return DraftTree(
+            np.array(tokens, dtype=np.int64),
+            np.array(parents, dtype=np.int32),
+            np.ones(len(tokens), dtype=np.float32),
+        )
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        chain = self.target_ids[self.position : self.position + 8].copy()[:budget]
+        wrong = self.rng.random(len(chain)) >= self.accuracy
+        chain[wrong] = (chain[wrong] + 1) % self.vocab_size
+        return DraftTree.chain(chain)
+
+
+class Noise(Drafter):
+    """Drafts random tokens."""
+
+    def begin(self, prompt_ids, vocab_size):
+        self.vocab_size = vocab_size
+        self.rng = np.random.default_rng(len(prompt_ids))
+
+    def draft(self, budget: int) -> DraftTree:
+        tokens = self.rng.choice(self.vocab_size, min(budget, self.vocab_size), replace=False)
+        parents = [int(self.rng.integers(-1, node)) for node in range(len(tokens))]
+        return DraftTree(
+            tokens.astype(np.int64),
+            np.array(parents, dtype=np.int32),
+            np.ones(len(tokens), dtype=np.float32),
+        )

@@ -1,0 +1,168 @@
+"""It works from wherever people call generate."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from drafters import Prophet
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from test_decoding import PROMPT, Forced
+from transformers import (
+    GenerationConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    TextIteratorStreamer,
+    TextStreamer,
+    pipeline,
+)
+
+import hf_refspec as rs
+
+TEXT = "def area(width, height):\n    return width * height\n\ndef area(width"
+OPTIONS = {"max_new_tokens": 40, "do_sample": False}
+
+
+def test_pipeline(byte_llama, tokenizer):
+    generator = pipeline("text-generation", model=byte_llama, tokenizer=tokenizer)
+    plain = generator(TEXT, **OPTIONS)
+    drafter = rs.ReferenceCopy()
+    drafted = generator(TEXT, candidate_generator=drafter, max_draft_tokens=8, **OPTIONS)
+    assert drafted == plain
+    assert drafter.stats.tokens > 0
+
+
+def test_chat_template_and_generation_config(byte_llama, tokenizer):
+    chat = [{"role": "user", "content": "say area area area"}]
+    inputs = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    config = GenerationConfig(max_new_tokens=30, do_sample=True, top_k=7, pad_token_id=0)
+    texts = []
+    for drafter in (None, rs.ReferenceCopy()):
+        torch.manual_seed(0)
+        texts.append(
+            byte_llama.generate(
+                **inputs, generation_config=config, candidate_generator=drafter
+            ).tolist()
+        )
+    assert texts[0] == texts[1]
+
+
+def test_text_streamer(byte_llama, tokenizer, capsys):
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    for drafter in (None, rs.ReferenceCopy()):
+        streamer = TextStreamer(tokenizer, skip_prompt=True)
+        byte_llama.generate(**inputs, streamer=streamer, candidate_generator=drafter, **OPTIONS)
+        print("<end>")
+    plain, drafted, _ = capsys.readouterr().out.split("<end>\n")
+    assert drafted == plain
+
+
+def test_text_iterator_streamer_in_a_thread(byte_llama, tokenizer):
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    texts = []
+    for drafter in (None, rs.ReferenceCopy()):
+        streamer = TextIteratorStreamer(tokenizer, timeout=60)
+        kwargs = {**inputs, "streamer": streamer, "candidate_generator": drafter, **OPTIONS}
+        thread = threading.Thread(target=byte_llama.generate, kwargs=kwargs)
+        thread.start()
+        texts.append("".join(streamer))
+        thread.join()
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > len(TEXT)
+
+
+def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer):
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    target = tokenizer(TEXT + "(width, height):\n    pass\n", return_tensors="pt").input_ids
+    options = {"tokenizer": tokenizer, "logits_processor": LogitsProcessorList([Forced(target)])}
+    config = GenerationConfig(max_new_tokens=40, stop_strings=["):"], pad_token_id=0)
+    plain = byte_llama.generate(**inputs, generation_config=config, **options)
+    assert tokenizer.decode(plain[0]).endswith("height):")
+    options["candidate_generator"] = Prophet(target, accuracy=1.0)
+    drafted = byte_llama.generate(**inputs, generation_config=config, **options)
+    assert drafted.tolist() == plain.tolist()
+    byte_llama.generation_config.stop_strings = ["):"]
+    try:
+        drafted = byte_llama.generate(**inputs, max_new_tokens=40, **options)
+        del options["tokenizer"]
+        with pytest.raises(ValueError, match="tokenizer"):
+            byte_llama.generate(**inputs, max_new_tokens=40, **options)
+    finally:
+        byte_llama.generation_config.stop_strings = None
+    assert drafted.tolist() == plain.tolist()
+
+
+@pytest.fixture
+def fresh_llama(llama):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(llama.config).eval()
+
+
+def test_a_lora_model(fresh_llama):
+    config = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    torch.manual_seed(1)
+    model = get_peft_model(fresh_llama, config).eval()
+    plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafted = model.generate(
+        input_ids=PROMPT, candidate_generator=drafter, eos_token_id=None, **OPTIONS
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 2
+
+
+def test_a_prefix_tuned_model(fresh_llama):
+    torch.manual_seed(1)
+    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6)
+    model = get_peft_model(fresh_llama, config).eval()
+    torch.nn.init.normal_(model.prompt_encoder["default"].embedding.weight)
+    plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafted = model.generate(
+        input_ids=PROMPT, candidate_generator=drafter, eos_token_id=None, **OPTIONS
+    )
+    assert drafted.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_a_model_that_accelerate_has_spread(fresh_llama, tmp_path, verification):
+    """Half of it lies on disk and comes to the CPU through accelerate's hooks."""
+    plain = fresh_llama.generate(PROMPT, eos_token_id=None, **OPTIONS)
+    device_map = {
+        "model.embed_tokens": "cpu",
+        "model.rotary_emb": "cpu",
+        "model.layers.0": "cpu",
+        "model.layers.1": "disk",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+    }
+    model = dispatch_model(
+        fresh_llama, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True
+    )
+    drafter = Prophet(plain, accuracy=0.9)
+    drafted = model.generate(
+        PROMPT,
+        candidate_generator=drafter,
+        verification=verification,
+        eos_token_id=None,
+        **OPTIONS,
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_prompt_ids_may_stay_on_the_cpu(fresh_llama, do_sample):
+    model = fresh_llama.to("cuda")
+    options = {"max_new_tokens": 40, "do_sample": do_sample, "eos_token_id": None}
+    torch.manual_seed(0)
+    plain = model.generate(PROMPT, **options)
+    torch.manual_seed(0)
+    drafted = model.generate(PROMPT, candidate_generator=Prophet(plain, 0.9), **options)
+    assert drafted.device.type == plain.device.type
+    assert drafted.tolist() == plain.tolist()

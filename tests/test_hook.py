@@ -1,0 +1,180 @@
+"""`import hf_refspec` adds a keyword to `generate`, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from drafters import Noise, Prophet
+from test_decoding import PROMPT, ListStreamer
+from transformers import GenerationMixin
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+import hf_refspec as rs
+
+OPTIONS = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.fixture
+def uninstalled():
+    rs.uninstall()
+    yield
+    rs.install()
+
+
+def test_installs_once_and_comes_off(uninstalled, llama):
+    original = GenerationMixin.generate
+    assert not rs.is_installed()
+    rs.uninstall()
+    assert GenerationMixin.generate is original
+    with pytest.raises(ValueError, match="candidate_generator"):
+        llama.generate(PROMPT, candidate_generator=Noise(), **OPTIONS)
+    rs.install()
+    wrapped = GenerationMixin.generate
+    rs.install()
+    assert GenerationMixin.generate is wrapped
+    assert wrapped.__wrapped__ is original
+    assert rs.is_installed()
+
+
+def test_keeps_signature_name_and_docstring(uninstalled):
+    original = GenerationMixin.generate
+    rs.install()
+    assert inspect.signature(GenerationMixin.generate) == inspect.signature(original)
+    assert GenerationMixin.generate.__doc__ == original.__doc__
+    assert pickle.loads(pickle.dumps(GenerationMixin.generate)) is GenerationMixin.generate
+
+
+def test_without_the_keyword_generate_is_called_as_it_was(llama, monkeypatch):
+    calls = []
+    rs.uninstall()
+    monkeypatch.setattr(
+        GenerationMixin, "generate", lambda self, *args, **kwargs: calls.append((args, kwargs))
+    )
+    rs.install()
+    try:
+        llama.generate(PROMPT, max_new_tokens=3, verification="tree")
+        llama.generate(PROMPT, max_new_tokens=3, candidate_generator=None, max_draft_tokens=8)
+    finally:
+        rs.uninstall()
+        monkeypatch.undo()
+        rs.install()
+    assert calls[0][1] == {"max_new_tokens": 3, "verification": "tree"}
+    assert calls[1][1] == {"max_new_tokens": 3}
+
+
+def test_arguments_may_be_positional(llama):
+    streamers = ListStreamer(), ListStreamer()
+    plain = llama.generate(PROMPT, None, None, None, None, None, None, streamers[0], **OPTIONS)
+    drafted = llama.generate(
+        PROMPT,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        streamers[1],
+        candidate_generator=rs.ReferenceCopy(),
+        **OPTIONS,
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert streamers[0].puts == streamers[1].puts
+
+
+def test_the_explicit_door_works_with_and_without_the_hook(llama, uninstalled):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    drafter = Prophet(plain, accuracy=0.9)
+    door = {"custom_generate": rs.speculate, **OPTIONS}
+    assert llama.generate(PROMPT, candidate_generator=drafter, **door).tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.5
+    rs.install()
+    assert llama.generate(PROMPT, candidate_generator=drafter, **door).tolist() == plain.tolist()
+    assert llama.generate(PROMPT, **door).tolist() == plain.tolist()  # ReferenceCopy by default
+
+
+def test_a_transformers_candidate_generator_is_verified_as_a_chain(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=2)
+    drafted = llama.generate(PROMPT, candidate_generator=theirs, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+
+
+def test_transformers_own_assisted_decoding_takes_a_drafter(llama, monkeypatch):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafter.observe = lambda tokens, logits=None: Prophet.observe(drafter, tokens, logits or ())
+    monkeypatch.setattr(type(llama), "_get_candidate_generator", lambda *_, **__: drafter)
+    drafted = llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+
+
+def test_two_threads_with_two_drafters_do_not_disturb_each_other(llama):
+    prompts = [PROMPT, PROMPT.flip(1)]
+    plain = [llama.generate(prompt, **OPTIONS) for prompt in prompts]
+    drafters = [Prophet(ids, accuracy=0.8) for ids in plain]
+    results: dict[int, list] = {0: [], 1: []}
+
+    def run(number: int) -> None:
+        for _ in range(5):
+            ids = llama.generate(prompts[number], candidate_generator=drafters[number], **OPTIONS)
+            results[number].append(ids.tolist())
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in (0, 1):
+        assert results[number] == [plain[number].tolist()] * 5
+
+
+class Reentrant(Noise):
+    """Starts another call with itself from inside of a draft."""
+
+    model = None
+
+    def draft(self, budget):
+        self.model.generate(PROMPT, candidate_generator=self, max_new_tokens=2)
+
+
+def test_one_drafter_in_two_calls_at_once_is_refused(llama):
+    drafter = Reentrant()
+    drafter.model = llama
+    with pytest.raises(RuntimeError, match="in use"):
+        llama.generate(PROMPT, candidate_generator=drafter, **OPTIONS)
+
+
+def test_models_and_drafters_pickle_and_copy(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    drafter = rs.ReferenceCopy(references=[[5, 9, 12]])
+    llama.generate(PROMPT, candidate_generator=drafter, **OPTIONS)
+    model = pickle.loads(pickle.dumps(llama))
+    for twin in (pickle.loads(pickle.dumps(drafter)), copy.deepcopy(drafter)):
+        drafted = model.generate(PROMPT, candidate_generator=twin, **OPTIONS)
+        assert drafted.tolist() == plain.tolist()
+
+
+def test_importing_it_in_a_fresh_process_is_enough():
+    code = (
+        "import hf_refspec, transformers;"
+        "print(transformers.GenerationMixin.generate.__wrapped__ is not None)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "True", result.stderr
+
+
+def test_inference_mode_and_grad_mode_both_work(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    for mode in (torch.inference_mode, torch.enable_grad):
+        with mode():
+            drafter = Prophet(plain, accuracy=0.8, branches=3)
+            ids = llama.generate(PROMPT, candidate_generator=drafter, **OPTIONS)
+        assert ids.tolist() == plain.tolist()
+        assert not ids.requires_grad
