@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 
@@ -12,12 +13,13 @@ class SpeculationStats:
     """Counts and times of one call of `generate`.
 
     Attributes:
-        forward_passes (`int`): Forward passes of the target model.
+        forward_passes (`int`): Forward passes of the target model, the prefill (which yields the
+            first new token) among them.
         tokens (`int`): New tokens.
         drafted (`int`): Draft tokens that were verified.
         accepted (`int`): Draft tokens that were accepted.
         accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens.
-        prefill_seconds (`float`): The forward pass over the prompt.
+        prefill_seconds (`float`): The first forward pass, over the prompt.
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill.
         other_seconds (`float`): Logits processors, stopping criteria, the cache, the streamer.
@@ -52,22 +54,32 @@ class SpeculationStats:
         self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
         self.accepted_lengths[accepted] += 1
 
+    def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
+        """Adds another call's counts and times."""
+        lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
+        for name in (f.name for f in dataclasses.fields(self) if f.name != "accepted_lengths"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.accepted_lengths = [mine + theirs for mine, theirs in lengths]
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """All figures, MAT included, as plain types that JSON can hold."""
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __str__(self) -> str:
-        counts = f"{self.tokens} tokens in {self.forward_passes} passes, MAT {self.mat:.2f}"
-        share = f" ({self.accepted / self.drafted:.1%})" if self.drafted else ""
-        times = {
+        line = (
+            f"{self.tokens} tokens in {self.forward_passes} passes, MAT {self.mat:.2f}, "
+            f"{self.drafted} drafted, {self.accepted} accepted"
+        )
+        if self.drafted:
+            line += f" ({100 * self.accepted / self.drafted:.1f} %)"
+        seconds = {
             "prefill": self.prefill_seconds,
             "verifying": self.verifying_seconds,
             "drafting": self.drafting_seconds,
             "other": self.other_seconds,
         }
-        total = sum(times.values())
-        shares = ", ".join(f"{t / total:.0%} {name}" for name, t in times.items()) if total else ""
-        return (
-            f"{counts}, {self.drafted} drafted, {self.accepted} accepted{share}, {total:.1f} s"
-            + (f": {shares}" if shares else "")
-        )
+        total = sum(seconds.values())
+        line += f", {total:.1f} s"
+        parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
+        return line + (": " + ", ".join(parts) if parts else "")

@@ -119,8 +119,12 @@ class DraftTree:
         """
         for name, dtype in (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32)):
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-                raise ValueError(f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array")
+            fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1
+            if not fits or not array.flags.carray:
+                raise ValueError(
+                    f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, "
+                    "contiguous and writable"
+                )
             if len(array) != len(self.tokens):
                 raise ValueError(
                     f"DraftTree.{name} has {len(array)} entries for {len(self.tokens)} tokens"

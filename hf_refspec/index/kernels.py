@@ -177,7 +177,7 @@ def longest_match(text, previous, latest, context, match_length):
 MATCHES_KEPT = 64
 # Occurrences of one token that are looked at, latest first, at the root and at another node: a text
 # of millions of tokens, or of one token over and over, must not stall a draft.
-ROOT_OCCURRENCES = 1 << 16
+ROOT_OCCURRENCES = 1 << 15
 NODE_OCCURRENCES = 128
 # There is room for matches that join at so many nodes, which bounds the memory of a huge draft.
 MATCHED_NODES = 256
@@ -209,14 +209,13 @@ def _root_matches(
         # Once there are enough of the greatest length, nothing better is to come.
         if occurrence < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
             break
-        length = _common_suffix(text, occurrence, context, skipped)
         position = occurrence + 1 + skipped
+        usable = position < len(text) and text[position] >= 0 and text[position - 1] >= 0
+        if skipped and usable:  # otherwise it is a match without skipping
+            usable = text[position - 1] != context[-1]
+        length = _common_suffix(text, occurrence, context, skipped) if usable else 0
         occurrence = previous[occurrence]
-        if position >= len(text) or text[position] < 0:
-            continue
-        if skipped and (length < 2 or text[position - 1] == context[-1] or text[position - 1] < 0):
-            continue
-        if length < match_length or kept[length] == MATCHES_KEPT:
+        if length < max(match_length, 1 + skipped) or kept[length] == MATCHES_KEPT:
             continue
         kept[length] += 1
         positions[count] = position
@@ -311,8 +310,8 @@ def grow_tree(
     # The matches of a node are a linked list. A node that waits in the heap is known by the first
     # of its matches, which all the arrays here are indexed with.
     following = np.empty(capacity, dtype=np.int32)
-    following[:count] = np.arange(1, count + 1)
-    following[count - 1] = -1
+    for i in range(count):
+        following[i] = i + 1 if i + 1 < count else -1
     weight = np.empty(capacity, dtype=np.float64)
     prob = np.empty(capacity, dtype=np.float64)
     parent = np.empty(capacity, dtype=np.int32)
@@ -326,7 +325,8 @@ def grow_tree(
     while table_size < 2 * capacity:
         table_size *= 2
     table = np.empty(table_size, dtype=np.int32)
-    table_node = np.full(table_size, -2, dtype=np.int32)
+    table_node = np.empty(table_size, dtype=np.int32)
+    table_node[:] = -2
 
     size, node, node_depth, node_prob, match = 0, -1, 0, 1.0, 0
     while True:
@@ -358,7 +358,8 @@ def grow_tree(
                     following[match] = following[child]
                     following[child] = match
             match = next_match
-        for child in children[:child_count]:
+        for i in range(child_count):
+            child = children[i]
             prob[child] = node_prob * weight[child] / total * longest / (longest + 1.0)
             parent[child] = node
             depth[child] = node_depth + 1

@@ -1,0 +1,1 @@
+"""Measuring how much a drafter helps."""

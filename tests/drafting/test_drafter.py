@@ -1,0 +1,150 @@
+"""The life cycle that every `Drafter` has, and transformers' protocol on top of it."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hf_refspec.drafting.drafter import Drafter
+from hf_refspec.drafting.tree import DraftTree
+
+
+class Recorder(Drafter):
+    """Writes down what it is told; drafts 7 7 7, and the sibling 8 of the first."""
+
+    def __init__(self, fails_to_begin: bool = False):  # does not call super().__init__()
+        self.calls = []
+        self.fails_to_begin = fails_to_begin
+
+    def begin(self, prompt_ids, vocab_size):
+        self.calls.append(("begin", prompt_ids.tolist()))
+        if self.fails_to_begin:
+            raise ValueError("references has the id 9")
+
+    def draft(self, budget):
+        return DraftTree(
+            tokens=np.array([7, 8, 7, 7]),
+            parents=np.array([-1, -1, 0, 2], np.int32),
+            probs=np.array([0.5, 0.4, 0.3, 0.2], np.float32),
+        )
+
+    def observe(self, tokens, logits=None):
+        self.calls.append(("observe", tokens.tolist()))
+
+    def end(self):
+        self.calls.append(("end",))
+
+
+PROMPT = np.array([1, 2, 3])
+
+
+def test_a_session_begins_and_ends():
+    drafter = Recorder()
+    with drafter.session(PROMPT, 10):
+        assert drafter.calls == [("begin", [1, 2, 3])]
+    assert drafter.calls == [("begin", [1, 2, 3]), ("end",)]
+
+
+@pytest.mark.parametrize("fails_to_begin", [False, True])
+def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin):
+    drafter = Recorder(fails_to_begin)
+    with pytest.raises(ValueError, match="the id 9"), drafter.session(PROMPT, 10):
+        raise ValueError("the id 9")
+    assert drafter.calls[-1] == ("end",)
+    drafter.fails_to_begin = False
+    with drafter.session(PROMPT, 10):
+        pass
+
+
+def test_each_session_has_stats_of_its_own():
+    drafter = Recorder()
+    with drafter.session(PROMPT, 10):
+        drafter.stats.record_pass(4, 2)
+    assert drafter.stats.tokens == 3
+    with drafter.session(PROMPT, 10):
+        assert drafter.stats.tokens == 0
+
+
+def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
+    drafter = Recorder()
+    message = "Recorder is in use by another call; make one drafter per thread"
+    refused = []
+
+    def second_call():
+        try:
+            with drafter.session(PROMPT, 10):
+                pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with drafter.session(PROMPT, 10):
+        stats = drafter.stats
+        thread = threading.Thread(target=second_call)
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match=message):
+            drafter.get_candidates(torch.tensor([[1]]))
+        assert drafter.stats is stats
+        assert ("end",) not in drafter.calls
+    assert message in refused[0]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
+    drafter = Recorder()
+    with drafter.session(PROMPT, 10):
+        drafter.stats.record_pass(4, 2)
+        twin = copied(drafter)
+        with twin.session(PROMPT, 10):
+            pass
+    assert drafter.stats.tokens == 3
+    assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
+
+
+def test_draft_chain_is_the_best_path_of_the_tree():
+    assert Recorder().draft_chain(4).tokens.tolist() == [7, 7, 7]
+
+
+def test_the_base_class_cannot_draft():
+    with pytest.raises(NotImplementedError, match="Drafter must implement draft"):
+        Drafter().draft(1)
+
+
+# --- transformers' protocol
+
+
+def test_get_candidates_puts_the_best_chain_behind_the_ids():
+    ids = torch.tensor([[1, 2]])
+    candidate_ids, logits = Recorder().get_candidates(ids)
+    assert candidate_ids.tolist() == [[1, 2, 7, 7, 7]]
+    assert candidate_ids.dtype == ids.dtype
+    assert logits is None
+
+
+def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
+    drafter = Recorder()
+    for ids in ([1, 2], [1, 2, 7, 7, 5], [1, 2, 7, 7, 5], [1, 2], [3, 2, 1]):
+        drafter.get_candidates(torch.tensor([ids]))
+    assert drafter.calls == [
+        ("begin", [1, 2]),
+        ("observe", [7, 7, 5]),
+        ("begin", [1, 2]),
+        ("begin", [3, 2, 1]),
+    ]
+
+
+def test_get_candidates_begins_anew_after_a_session():
+    drafter = Recorder()
+    drafter.get_candidates(torch.tensor([[1, 2]]))
+    with drafter.session(PROMPT, 10):
+        pass
+    drafter.get_candidates(torch.tensor([[1, 2, 3]]))
+    assert drafter.calls[-1] == ("begin", [1, 2, 3])
+
+
+def test_get_candidates_takes_one_row_only():
+    with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
+        Recorder().get_candidates(torch.tensor([[1], [2]]))

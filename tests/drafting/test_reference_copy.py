@@ -1,0 +1,270 @@
+"""What `ReferenceCopy` drafts from which text, and which arguments it refuses."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_refspec.drafting.reference_copy import ReferenceCopy
+from hf_refspec.drafting.tree import DraftTree
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+VOCAB_SIZE = 100
+
+
+class WordLengths:
+    """A tokenizer: each word is the id of its length."""
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        ids = [len(word) for word in text.split()]
+        return {"input_ids": [0, *ids] if add_special_tokens else ids}
+
+
+def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
+    with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
+        if output:
+            drafter.observe(np.array(output))
+        tree = drafter.draft(budget)
+    tree.check(VOCAB_SIZE)
+    return tree
+
+
+# --- what is copied
+
+
+def test_copies_from_the_prompt():
+    assert draft(ReferenceCopy(), [5, 6, 7, 8, 1, 5, 6], budget=2).tokens.tolist() == [7, 8]
+
+
+def test_copies_from_the_output():
+    tree = draft(ReferenceCopy(), [1], output=[5, 6, 7, 8, 5, 6], budget=2)
+    assert tree.tokens.tolist() == [7, 8]
+
+
+def test_copies_from_references():
+    drafter = ReferenceCopy([[5, 6, 7], [9, 9]])
+    assert draft(drafter, [1, 5], budget=2).tokens.tolist() == [6, 7]
+
+
+def test_copies_from_references_alone_without_the_prompt():
+    drafter = ReferenceCopy([[5, 6]], include_prompt=False)
+    assert draft(drafter, [5, 7, 1, 5], output=[8, 5]).tokens.tolist() == [6]
+
+
+def test_a_draft_does_not_run_from_one_reference_into_the_next_or_the_prompt():
+    assert draft(ReferenceCopy([[5, 6], [6]]), [1, 5]).tokens.tolist() == [6]
+    assert draft(ReferenceCopy([[5, 6], [7]], mode="llma"), [1], [5]).tokens.tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        "a bb ccc",
+        ["a bb ccc"],
+        [1, 2, 3],
+        [[1, 2, 3]],
+        ((1, 2, 3),),
+        torch.tensor([1, 2, 3]),
+        [np.array([1, 2, 3], np.uint16)],
+        ["a bb ccc", [4, 4], torch.tensor([5, 5])],
+    ],
+)
+def test_references_may_be_strings_ids_tensors_or_a_mix(references):
+    drafter = ReferenceCopy(references, WordLengths())
+    assert draft(drafter, [1]).tokens.tolist() == [2, 3]
+
+
+def test_a_long_match_comes_before_many_short_ones():
+    tree = draft(ReferenceCopy(), [2, 3, 4, 5, *[4, 9] * 2, 1, 2, 3, 4], budget=1)
+    assert tree.tokens.tolist() == [5]
+
+
+def test_several_continuations_make_a_tree():
+    tree = draft(ReferenceCopy([[5, 6, 8], [5, 7, 9]]), [5])
+    assert sorted(tree.tokens.tolist()) == [6, 7, 8, 9]
+    assert tree.parents.tolist().count(-1) == 2
+
+
+def test_match_length_is_the_shortest_suffix_that_drafts():
+    for match_length, expected in [(1, [7]), (2, [7]), (3, [])]:
+        tree = draft(ReferenceCopy(match_length=match_length), [5, 6, 7, 1, 5, 6], budget=1)
+        assert tree.tokens.tolist() == expected
+
+
+def test_copy_length_is_the_longest_path():
+    prompt = [*range(1, 20), 1]
+    assert draft(ReferenceCopy(copy_length=3), prompt).depths().max() == 3
+    assert draft(ReferenceCopy(), prompt).depths().max() == 8
+
+
+@pytest.mark.parametrize("mode", ["tree", "llma"])
+def test_without_a_match_or_a_budget_the_draft_is_empty(mode):
+    assert len(draft(ReferenceCopy(mode=mode), [1, 2, 3], output=[4])) == 0
+    assert len(draft(ReferenceCopy(mode=mode), [1, 1, 1], output=[1], budget=0)) == 0
+    assert len(draft(ReferenceCopy(mode=mode), [])) == 0
+
+
+def test_draft_chain_is_one_path_as_long_as_its_budget():
+    drafter = ReferenceCopy([[5, 6, 8, 1, 2], [5, 7, 9, 3, 4]])
+    with drafter.session(np.array([5]), VOCAB_SIZE):
+        chain = drafter.draft_chain(4)
+    assert chain.is_chain
+    assert chain.tokens.tolist() in ([6, 8, 1, 2], [7, 9, 3, 4])
+
+
+# --- LLMA
+
+
+def test_llma_copies_the_span_after_the_first_longest_match():
+    references = [[3, 4, 7, 7], [2, 3, 4, 5, 6, 8], [2, 3, 4, 9]]
+    drafter = ReferenceCopy(references, copy_length=2, mode="llma")
+    tree = draft(drafter, [1], output=[2, 3, 4])
+    assert tree.is_chain
+    assert tree.tokens.tolist() == [5, 6]
+
+
+def test_llma_matches_at_most_five_tokens():
+    references = [[2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]]
+    tree = draft(ReferenceCopy(references, mode="llma"), [9], output=[1, 2, 3, 4, 5, 6])
+    assert tree.tokens.tolist() == [7]
+
+
+def test_llma_copies_from_the_prompt_only_without_references_and_never_from_the_output():
+    assert draft(ReferenceCopy(mode="llma"), [5, 6, 1], output=[5]).tokens.tolist() == [6, 1]
+    assert len(draft(ReferenceCopy([[9, 9]], mode="llma"), [5, 6, 1], output=[5])) == 0
+    assert len(draft(ReferenceCopy(mode="llma"), [1], output=[5, 6, 5])) == 0
+
+
+def test_llma_does_not_match_the_end_of_the_prompt():
+    assert len(draft(ReferenceCopy(mode="llma"), [5, 6, 1, 5])) == 0
+
+
+# --- calls
+
+
+def test_a_call_leaves_nothing_behind_for_the_next():
+    drafter = ReferenceCopy([[1, 2]])
+    draft(drafter, [5, 6, 7, 5], output=[8])
+    assert len(draft(drafter, [5])) == 0
+    assert draft(drafter, [1]).tokens.tolist() == [2]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_a_copy_drafts_the_same(copied):
+    drafter = ReferenceCopy([[1, 2, 3]])
+    assert draft(copied(drafter), [1]).tokens.tolist() == draft(drafter, [1]).tokens.tolist()
+
+
+def test_transformers_protocol_drafts_from_all_it_has_seen():
+    drafter = ReferenceCopy()
+    drafter.get_candidates(torch.tensor([[5, 6, 7]]))
+    candidate_ids, _ = drafter.get_candidates(torch.tensor([[5, 6, 7, 5, 6]]))
+    assert candidate_ids[0, :6].tolist() == [5, 6, 7, 5, 6, 7]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"references": "text"}, ValueError, "references is a string: give .* tokenizer="),
+        ({"references": [[1], "text"]}, ValueError, r"references\[1\] is a string: give"),
+        ({"references": []}, ValueError, "references is empty"),
+        ({"references": [[1], []]}, ValueError, r"references\[1\] is empty"),
+        ({"references": torch.tensor([])}, ValueError, "references is empty"),
+        ({"references": [[1, -2]]}, ValueError, r"references\[0\] has the id -2"),
+        ({"references": [[1, 2**31]]}, ValueError, r"references\[0\] has the id 2147483648"),
+        ({"references": torch.tensor([[1, 2]])}, ValueError, r"one dimension, .* \(1, 2\)"),
+        ({"references": torch.tensor([1.0])}, TypeError, "references must hold integers"),
+        ({"references": 5}, TypeError, "references must be a string, ids, or a list"),
+        ({"references": [None]}, TypeError, r"references\[0\] must be a string, a list of ids"),
+        ({"match_length": 0}, ValueError, "match_length must be at least 1, but is 0"),
+        ({"copy_length": 0}, ValueError, r"copy_length must be at least 1 \(or None\), but is 0"),
+        ({"mode": "trie"}, ValueError, "mode must be one of .*'tree', 'llma'.* but is 'trie'"),
+        ({"include_prompt": False}, ValueError, "include_prompt=False leaves nothing"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ReferenceCopy(**arguments)
+
+
+def test_an_empty_string_is_named():
+    with pytest.raises(ValueError, match="references is empty"):
+        ReferenceCopy("", WordLengths())
+
+
+def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
+    drafter = ReferenceCopy([[1, 100]])
+    with (
+        pytest.raises(ValueError, match=r"references has the id 100, .* vocabulary of 100"),
+        drafter.session(np.array([1]), VOCAB_SIZE),
+    ):
+        pass
+
+
+# --- accepted length on real text
+
+
+@pytest.fixture(scope="module")
+def rag_prompts():
+    """The LLMA paper's retrieval-augmented prompts: (prompt ids, ids of the answer)."""
+    if not (DATA / "llma_rag.jsonl").exists():
+        pytest.skip("needs shared/data/llma_rag.jsonl")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
+    prompts = []
+    for line in (DATA / "llma_rag.jsonl").read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        docs = "\n".join(sample["docs"])
+        prompt = f"docs:\n{docs}\nquery: {sample['query']}\nanswer:"
+        answer = tokenizer(sample["result"]["text"], add_special_tokens=False).input_ids
+        prompts.append((np.array(tokenizer(prompt).input_ids), [*answer, tokenizer.eos_token_id]))
+    return prompts
+
+
+def replayed_mat(prompts, drafter: ReferenceCopy, budget: int, chain: bool = False) -> float:
+    """New tokens per forward pass, the prefill included, of a target that says the answers."""
+    tokens = passes = 0
+    for prompt, answer in prompts:
+        with drafter.session(prompt, 32_000):
+            done = 0
+            while done < len(answer):
+                accepted = 0
+                if done:  # the prefill has no draft
+                    tree = drafter.draft_chain(budget) if chain else drafter.draft(budget)
+                    accepted = count_accepted(tree, answer[done:-1])
+                drafter.observe(np.array(answer[done : done + accepted + 1]))
+                done += accepted + 1
+                passes += 1
+        tokens += len(answer)
+    return tokens / passes
+
+
+def count_accepted(tree: DraftTree, target: list[int]) -> int:
+    children, node = tree.children(), -1
+    for accepted, token in enumerate(target):
+        if (node, token) not in children:
+            return accepted
+        node = children[node, token]
+    return len(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "budget", "chain", "at_least"),
+    [
+        ({"mode": "llma", "copy_length": 18}, 18, False, 3.2),
+        ({"copy_length": 18}, 18, True, 3.35),
+        ({}, 16, False, 3.6),
+        ({}, 64, False, 4.15),
+    ],
+    ids=["llma", "chain of 18", "tree of 16", "tree of 64"],
+)
+def test_mat_on_the_papers_prompts(rag_prompts, arguments, budget, chain, at_least):
+    assert replayed_mat(rag_prompts, ReferenceCopy(**arguments), budget, chain) >= at_least

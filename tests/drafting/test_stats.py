@@ -1,0 +1,45 @@
+"""What `SpeculationStats` counts and says."""
+
+import json
+
+from hf_refspec.drafting.stats import SpeculationStats
+
+
+def recorded() -> SpeculationStats:
+    stats = SpeculationStats()
+    for drafted, accepted in [(0, 0), (8, 3), (8, 0), (4, 3)]:
+        stats.record_pass(drafted, accepted)
+    return stats
+
+
+def test_each_pass_yields_what_was_accepted_and_one_token_more():
+    stats = recorded()
+    assert (stats.forward_passes, stats.tokens) == (4, 10)
+    assert (stats.drafted, stats.accepted) == (20, 6)
+    assert stats.mat == 2.5
+
+
+def test_the_histogram_counts_passes_by_accepted_tokens():
+    assert recorded().accepted_lengths == [2, 0, 0, 2]
+
+
+def test_nothing_recorded_has_mat_zero():
+    assert SpeculationStats().mat == 0.0
+    assert str(SpeculationStats()) == "0 tokens in 0 passes, MAT 0.00, 0 drafted, 0 accepted, 0.0 s"
+
+
+def test_str_is_one_readable_line():
+    stats = recorded()
+    stats.verifying_seconds, stats.drafting_seconds = 1.5, 0.5
+    assert str(stats) == (
+        "10 tokens in 4 passes, MAT 2.50, 20 drafted, 6 accepted (30.0 %), "
+        "2.0 s: 75 % verifying, 25 % drafting"
+    )
+
+
+def test_to_dict_holds_what_json_can():
+    stats = recorded()
+    figures = json.loads(json.dumps(stats.to_dict()))
+    assert figures["mat"] == 2.5
+    assert figures["accepted_lengths"] == [2, 0, 0, 2]
+    assert figures["prefill_seconds"] == 0.0

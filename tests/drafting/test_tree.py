@@ -1,0 +1,117 @@
+"""What a `DraftTree` tells of itself, and which trees it refuses."""
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+from hf_refspec.drafting.tree import DraftTree
+
+#         root
+#        /    \
+#      0: 5    2: 6
+#      /  \       \
+#   1: 7  3: 8    4: 7
+
+
+def branching(**changes) -> DraftTree:
+    tree = DraftTree(
+        tokens=np.array([5, 7, 6, 8, 7]),
+        parents=np.array([-1, 0, -1, 0, 2], np.int32),
+        probs=np.array([0.5, 0.2, 0.4, 0.1, 0.35], np.float32),
+    )
+    return dataclasses.replace(tree, **changes)
+
+
+def test_depths_start_at_one():
+    assert branching().depths().tolist() == [1, 2, 1, 2, 2]
+
+
+def test_ancestors_include_the_node_itself():
+    rows = [np.flatnonzero(row).tolist() for row in branching().ancestors()]
+    assert rows == [[0], [0, 1], [2], [0, 3], [2, 4]]
+
+
+def test_best_chain_maximises_the_expected_number_of_accepted_tokens():
+    chain = branching().best_chain()
+    assert chain.tokens.tolist() == [6, 7]
+    assert chain.probs.tolist() == pytest.approx([0.4, 0.35])
+    assert chain.is_chain
+
+
+def test_a_chain_is_its_own_best_chain():
+    chain = DraftTree.chain([3, 1, 2], probs=[0.9, 0.5, 0.1])
+    assert chain.is_chain
+    assert chain.parents.tolist() == [-1, 0, 1]
+    assert chain.best_chain().tokens.tolist() == [3, 1, 2]
+    assert DraftTree.chain([3]).probs.tolist() == [1.0]
+
+
+def test_a_branching_tree_is_no_chain():
+    assert not branching().is_chain
+
+
+def test_the_empty_tree_has_no_node_and_is_legal():
+    tree = DraftTree.empty()
+    assert len(tree) == 0
+    assert tree.is_chain
+    assert tree.depths().shape == (0,)
+    assert tree.ancestors().shape == (0, 0)
+    assert len(tree.best_chain()) == 0
+    tree.check(vocab_size=1)
+
+
+def test_truncated_drops_deeper_nodes_and_keeps_the_others_linked():
+    tree = branching().truncated(1)
+    assert tree.tokens.tolist() == [5, 6]
+    assert tree.parents.tolist() == [-1, -1]
+    assert len(branching().truncated(0)) == 0
+    assert branching().truncated(2).tokens.tolist() == branching().tokens.tolist()
+
+
+def test_children_finds_a_node_by_parent_and_token():
+    assert branching().children() == {(-1, 5): 0, (0, 7): 1, (-1, 6): 2, (0, 8): 3, (2, 7): 4}
+
+
+def test_types_are_the_documented_ones():
+    for tree in (branching(), DraftTree.chain([1]), DraftTree.empty(), branching().best_chain()):
+        assert [tree.tokens.dtype, tree.parents.dtype, tree.probs.dtype] == [
+            np.int64,
+            np.int32,
+            np.float32,
+        ]
+    assert branching().depths().dtype == np.int32
+    assert branching().ancestors().dtype == np.bool_
+
+
+def test_it_can_be_pickled():
+    assert pickle.loads(pickle.dumps(branching())).parents.tolist() == [-1, 0, -1, 0, 2]
+
+
+def test_check_accepts_a_legal_tree():
+    branching().check(vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": np.array([5, 7, 6, 9, 7])}, "vocabulary of 9"),
+        ({"tokens": np.array([5, 7, 6, -1, 7])}, "vocabulary of 9"),
+        ({"tokens": np.array([5, 7, 5, 8, 7])}, "two siblings with the same token"),
+        ({"tokens": np.array([5, 7, 6, 7, 7])}, "two siblings with the same token"),
+        ({"tokens": np.array([5.0, 7, 6, 8, 7])}, "tokens must be a 1-D int64 array"),
+        ({"tokens": [5, 7, 6, 8, 7]}, "tokens must be a 1-D int64 array"),
+        ({"tokens": np.arange(10)[::2]}, "contiguous and writable"),
+        ({"parents": np.array([-1, 0, -1, 0, 2])}, "parents must be a 1-D int32 array"),
+        ({"parents": np.array([-1, 0, -1, 3, 2], np.int32)}, "earlier node's index"),
+        ({"parents": np.array([-1, 0, -2, 0, 2], np.int32)}, "earlier node's index"),
+        ({"parents": np.array([-1, 0], np.int32)}, "parents has 2 entries for 5 tokens"),
+        ({"probs": np.array([0.5, 0.6, 0.4, 0.1, 0.3], np.float32)}, "must not increase"),
+        ({"probs": np.array([1.5, 0.6, 0.4, 0.1, 0.3], np.float32)}, r"must be in \[0, 1\]"),
+        ({"probs": np.array([0.5, np.nan, 0.4, 0.1, 0.3], np.float32)}, r"must be in \[0, 1\]"),
+    ],
+)
+def test_check_names_what_is_wrong(changes, message):
+    with pytest.raises(ValueError, match=message):
+        branching(**changes).check(vocab_size=9)
