@@ -1,8 +1,8 @@
-"""Acceptance: which draft tokens are what the target model says, and what follows from each token.
+"""Acceptance: which draft tokens are what the target model says, and what follows from each.
 
-Plain decoding handles one token after another: logits processors, the choice, stopping criteria, the
-streamer. [`TargetText`] does the same for every token on the accepted path of a draft tree, in the
-same order and never for a token off that path, so that processors and criteria that keep state,
+Plain decoding handles one token after another: logits processors, the choice, stopping criteria,
+the streamer. [`TargetText`] does the same for every token on the accepted path of a draft tree, in
+the same order and never for a token off that path, so that processors and criteria that keep state,
 random numbers and streamers cannot tell the difference.
 """
 
@@ -37,13 +37,13 @@ class TargetText:
 
     Attributes:
         finished (`bool`): Whether a stopping criterion has ended the text.
-        scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, `(1, vocab_size)`
-            in float32 for each token, where the generation config asks for them.
+        scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
+            `(1, vocab_size)` for each token, where the generation config asks for them.
     """
 
     def __init__(
         self,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
@@ -52,8 +52,12 @@ class TargetText:
         config = generation_config
         recorded = config.return_dict_in_generate
         self.finished = False
-        self.scores = () if recorded and config.output_scores else None
-        self.logits = () if recorded and config.output_logits else None
+        self.scores: tuple[torch.Tensor, ...] | None = None
+        self.logits: tuple[torch.Tensor, ...] | None = None
+        if recorded and config.output_scores:
+            self.scores = ()
+        if recorded and config.output_logits:
+            self.logits = ()
         self._ids = input_ids
         self._not_in_ids: list[int] = []
         self._logits_processor = logits_processor
@@ -78,7 +82,7 @@ class TargetText:
         return self._ids.shape[1] + len(self._not_in_ids)
 
     @property
-    def ids(self) -> torch.LongTensor:
+    def ids(self) -> torch.Tensor:
         """Prompt and output, `(1, length)`, on the prompt's device."""
         if self._not_in_ids:
             new_ids = torch.tensor([self._not_in_ids], device=self._ids.device)

@@ -40,7 +40,7 @@ logger = logging.getLogger("hf_refspec")
 @torch.no_grad()
 def speculate(
     model: PreTrainedModel,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
@@ -49,7 +49,7 @@ def speculate(
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
-) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """Speculative decoding for `model.generate(..., custom_generate=hf_refspec.speculate)`.
 
     `model.generate(..., candidate_generator=drafter)` comes here too. `generate` prepares all
@@ -120,7 +120,7 @@ def _decode(
     logits = verifier.prefill(text.ids)  # (1, vocab_size)
     tokens, _ = text.accept(logits, DraftTree.empty())
     drafter.observe(np.array(tokens), logits)
-    stats.tokens += 1
+    stats.record_pass(drafted=0, accepted=0)
     prefilled = committed = perf_counter()
 
     while not text.finished:
@@ -164,7 +164,7 @@ def _depth_limit(text: TargetText, verifier: Verification) -> int:
 
 def _output(
     text: TargetText, verifier: Verification, generation_config: GenerationConfig
-) -> GenerateDecoderOnlyOutput | torch.LongTensor:
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
     """What `GenerationMixin._sample` returns."""
     returned = generation_config.return_dict_in_generate
     if returned or getattr(verifier.cache, "_is_user_defined", False):
@@ -179,10 +179,10 @@ def _output(
     )
 
 
-def _decode_plainly(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+def _decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
     logger.warning(
-        "%s gives other logits for several tokens in one pass than for one after another, so that no "
-        "draft can be verified: decoding plainly, with the same result and without the speed-up.",
+        "%s gives other logits for several tokens in one pass than for one after another, so that "
+        "no draft can be verified: decoding plainly, with the same result and no speed-up.",
         type(model).__name__,
     )
     return type(model)._sample(model, input_ids, **kwargs)

@@ -40,7 +40,7 @@ def uninstall() -> None:
 
 def is_installed() -> bool:
     """Whether `generate` takes `candidate_generator`."""
-    return getattr(GenerationMixin.generate, "_takes_candidate_generator", False)
+    return getattr(GenerationMixin.generate, "takes_candidate_generator", False)
 
 
 def _speculative(generate: Any) -> Any:
@@ -58,7 +58,7 @@ def _speculative(generate: Any) -> Any:
                 kwargs.pop(option, None)
         return generate(self, *args, **kwargs)
 
-    generate_speculatively._takes_candidate_generator = True
+    generate_speculatively.takes_candidate_generator = True  # type: ignore[attr-defined]
     return generate_speculatively
 
 
@@ -71,8 +71,8 @@ def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[
     check_model(model)
     if kwargs.get("assistant_model") is not None:
         raise ValueError(
-            "`assistant_model` cannot be combined with `candidate_generator`: both draft. Leave one "
-            "of them out."
+            "`assistant_model` cannot be combined with `candidate_generator`: both draft. Leave "
+            "one of them out."
         )
     if kwargs.get("custom_generate") not in (None, speculate):
         raise ValueError(

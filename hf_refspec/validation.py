@@ -67,7 +67,7 @@ def check_options(
 
 
 def check_request(
-    input_ids: torch.LongTensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them.
 

@@ -4,9 +4,9 @@ A [`Verification`] lives for one call of `generate`. Each step it takes the ids 
 tree, returns the target's logits after the last accepted token and after every draft node, and is
 then told which nodes were accepted. Three ways to do it:
 
-- [`TreeVerification`]: all branches at once, under a 4D mask that shows each node its own ancestors.
-- [`ChainVerification`]: one path under the model's own causal mask; what was rejected is cropped from
-  the cache. It works with sliding windows, ALiBi and FlashAttention.
+- [`TreeVerification`]: all branches at once, under a 4D mask that shows each node its ancestors.
+- [`ChainVerification`]: one path under the model's own causal mask; what was rejected is cropped
+  from the cache. It works with sliding windows, ALiBi and FlashAttention.
 - [`RecurrentVerification`]: one path as well, for caches that cannot be cropped because they hold a
   running state. The state from before the draft is restored, and the accepted tokens are run again
   together with the next draft, so that a rejection costs no forward pass of its own.
@@ -45,8 +45,8 @@ class Verification:
     Args:
         model (`PreTrainedModel`): The target model.
         generation_config (`GenerationConfig`): The call's own; read by the prefill.
-        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them. They
-            always describe all ids so far, those included that the cache does not hold yet.
+        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them.
+            They always describe all ids so far, also those that the cache does not hold yet.
     """
 
     name: str
@@ -61,7 +61,9 @@ class Verification:
         self.model = model
         self.generation_config = generation_config
         self.model_kwargs = model_kwargs
-        self.cache = find_cache(model_kwargs)
+        cache = find_cache(model_kwargs)
+        assert cache is not None, "select_verification() asks supports() first"
+        self.cache = cache
         # Tokens at the end of the ids that the cache does not hold: the last one, or more of them
         # where a recurrent state had to be restored.
         self.pending = 1
@@ -71,7 +73,7 @@ class Verification:
         """Whether this way may be tried at all with this model and this cache."""
         raise NotImplementedError
 
-    def prefill(self, input_ids: torch.LongTensor) -> torch.Tensor:
+    def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Runs the prompt, `(1, prompt_length)`, through the model as `generate` does.
 
         Returns:
@@ -83,7 +85,7 @@ class Verification:
         )
         return outputs.logits[0, -1:]
 
-    def verify(self, input_ids: torch.LongTensor, draft: DraftTree) -> torch.Tensor:
+    def verify(self, input_ids: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """One forward pass over the pending tokens and the draft.
 
         Args:
@@ -103,7 +105,7 @@ class Verification:
         self._keep(draft, path)
         self.model_kwargs = self._extended_kwargs(len(path) + 1)
 
-    def finish(self, input_ids: torch.LongTensor) -> None:
+    def finish(self, input_ids: torch.Tensor) -> None:
         """Leaves the cache as plain decoding would: with all tokens but the last."""
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
@@ -123,7 +125,7 @@ class Verification:
             kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
         return kwargs
 
-    def _model_inputs(self, input_ids: torch.LongTensor, draft: DraftTree) -> dict[str, Any]:
+    def _model_inputs(self, input_ids: torch.Tensor, draft: DraftTree) -> dict[str, Any]:
         tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
         model_inputs = self.model.prepare_inputs_for_generation(
             torch.cat([input_ids, tokens], dim=-1),
@@ -157,7 +159,7 @@ class TreeVerification(Verification):
             and _all_plain_attention(_new_cache(model))
         )
 
-    def _model_inputs(self, input_ids: torch.LongTensor, draft: DraftTree) -> dict[str, Any]:
+    def _model_inputs(self, input_ids: torch.Tensor, draft: DraftTree) -> dict[str, Any]:
         model_inputs = super()._model_inputs(input_ids, draft)
         if len(draft) == 0:
             return model_inputs  # the very step of plain decoding
@@ -172,8 +174,11 @@ class TreeVerification(Verification):
     def _attention_mask(
         self, draft: DraftTree, padding_mask: torch.Tensor | None, device: torch.device
     ) -> torch.Tensor:
-        """`(1, 1, 1 + T, cached + 1 + T)`: every row sees the cache (less its padding), the root and
-        its own ancestors."""
+        """Every row sees the cache (less its padding), the root and its own ancestors.
+
+        Returns:
+            `torch.Tensor` of shape `(1, 1, 1 + T, cached + 1 + T)`.
+        """
         size, cached = 1 + len(draft), self.cache.get_seq_length()
         visible = np.zeros((size, size), dtype=np.bool_)
         visible[:, 0] = True
@@ -211,7 +216,7 @@ class ChainVerification(Verification):
         cache = find_cache(model_kwargs)
         return cache is not None and not _holds_running_state(cache)
 
-    def prefill(self, input_ids: torch.LongTensor) -> torch.Tensor:
+    def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits = super().prefill(input_ids)
         # Only now: a sliding window that records through the prefill would keep all of it.
         self.cache.activate_past_recording()
@@ -221,7 +226,7 @@ class ChainVerification(Verification):
         # Also with nothing to drop: it shrinks a recording sliding window back to its size.
         self.cache.crop(len(path) - len(draft))
 
-    def finish(self, input_ids: torch.LongTensor) -> None:
+    def finish(self, input_ids: torch.Tensor) -> None:
         for layer in self.cache.layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
@@ -237,8 +242,8 @@ class RecurrentVerification(Verification):
         cache = find_cache(model_kwargs)
         return cache is not None and _holds_running_state(cache)
 
-    def verify(self, input_ids: torch.LongTensor, draft: DraftTree) -> torch.Tensor:
-        self._before = _snapshot(self.cache) if len(draft) else None
+    def verify(self, input_ids: torch.Tensor, draft: DraftTree) -> torch.Tensor:
+        self._before = _snapshot(self.cache) if len(draft) else []
         return super().verify(input_ids, draft)
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
@@ -248,7 +253,7 @@ class RecurrentVerification(Verification):
             _restore(self.cache, self._before)
             self.pending += len(path) + 1
 
-    def finish(self, input_ids: torch.LongTensor) -> None:
+    def finish(self, input_ids: torch.Tensor) -> None:
         if self.pending > 1:
             self.model_kwargs = {**self.model_kwargs, **self._without_last_token()}
             self.pending -= 1
@@ -298,7 +303,7 @@ def _copied(value: Any) -> Any:
 
 
 def _restore(cache: Cache, states: list[dict[str, Any]]) -> None:
-    for layer, state in zip(cache.layers, states):
+    for layer, state in zip(cache.layers, states, strict=True):
         vars(layer).update(state)
 
 

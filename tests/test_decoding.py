@@ -311,7 +311,7 @@ def test_stats_add_up(llama, plain_ids):
         PROMPT, max_new_tokens=40, do_sample=False, eos_token_id=None, candidate_generator=drafter
     )
     stats = drafter.stats
-    assert stats.tokens == 40
+    assert stats.tokens == 40 == stats.accepted + stats.forward_passes
     assert sum(stats.accepted_lengths) == len(range(stats.forward_passes))
     assert sum(n * count for n, count in enumerate(stats.accepted_lengths)) == stats.accepted
     assert min(stats.prefill_seconds, stats.drafting_seconds, stats.verifying_seconds) > 0

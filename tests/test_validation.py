@@ -104,7 +104,9 @@ def test_a_static_cache_that_is_passed_in_is_refused(llama, untouched):
 
 
 def test_a_quantized_cache_is_refused():
-    config = GenerationConfig(num_beams=1, num_return_sequences=1, cache_implementation="quantized")
+    config = GenerationConfig(
+        num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="quantized"
+    )
     with pytest.raises(ValueError, match="a quantized cache"):
         check_request(PROMPT, config, {})
 

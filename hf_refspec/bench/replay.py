@@ -21,6 +21,7 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedModel,
 )
 from transformers.generation.candidate_generator import (
     CandidateGenerator,
@@ -42,10 +43,10 @@ class ForcedText(LogitsProcessor):
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
     """
 
-    def __init__(self, ids: torch.LongTensor) -> None:
+    def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ids[input_ids.shape[1]]] = 0.0
         return forced
@@ -67,7 +68,7 @@ def stand_in_model(vocab_size: int) -> LlamaForCausalLM:
 def replay(
     answers: Iterable[RecordedAnswer],
     drafter: CandidateGenerator,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     max_draft_tokens: int | None = None,
     verification: str = "auto",
 ) -> SpeculationStats:
@@ -76,7 +77,7 @@ def replay(
     Args:
         answers (iterable of [`RecordedAnswer`]): In order; a drafter that remembers may use it.
         drafter (`CandidateGenerator`): A [`Drafter`], or any transformers `CandidateGenerator`.
-        model (`LlamaForCausalLM`): [`stand_in_model`] with the answers' vocabulary, or larger.
+        model (`PreTrainedModel`): [`stand_in_model`] with the answers' vocabulary, or larger.
         max_draft_tokens (`int`, *optional*): As in `generate`.
         verification (`str`, *optional*, defaults to `"auto"`): As in `generate`.
 
@@ -116,7 +117,7 @@ class Contender:
 CONTENDERS = (
     Contender(
         "transformers' prompt look-up",
-        lambda: PromptLookupCandidateGenerator(num_output_tokens=10),
+        lambda: PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31),
         10,
         "chain",
     ),
