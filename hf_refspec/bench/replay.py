@@ -37,7 +37,10 @@ from .suites import RecordedAnswer, llma_rag
 
 
 class ForcedText(LogitsProcessor):
-    """Makes any model say a given text: all other tokens have no chance.
+    """Makes any model say a given text: each of its tokens in turn has the highest score.
+
+    The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
+    processors before it drafts, would be told the text.
 
     Args:
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
@@ -46,9 +49,10 @@ class ForcedText(LogitsProcessor):
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.ids[input_ids.shape[1]]] = 0.0
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        position = min(input_ids.shape[1], len(self.ids) - 1)
+        forced = scores.clone()
+        forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
         return forced
 
 
