@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +43,32 @@ PRE_TOKEN = r"\s*\n[ \t]*| ?_*[^\W\d_]+|\d| ?_+| ?[^\s\w]+|\s+(?!\S)|\s+"
 
 BATCH_TOKENS = 4096
 SHORT, LONG = 1024, 2048
-LONG_SHARE = 0.15  # of the steps, at the end
-EDIT_SHARE = 0.4  # of the sequences; plain text fills what their pairs leave over
 COPY_SHARE = 0.15  # of the edit pairs
-PIECE_TOKENS = (150, 450)
 
 WARM_UP = 50
 MUON_RATE = 5e-3
 ADAM_RATE = 3e-3
 CHECKPOINT_SECONDS = 240
 EVALUATED_PAIRS = 200
+LONG_PIECES = (150, 450)
+
+
+class Stage(NamedTuple):
+    """A part of the training with a data mix of its own."""
+
+    end: float  # as a share of all steps
+    length: int  # of a sequence, in tokens
+    edit_share: float  # of the sequences; plain text fills what their pairs leave over
+    piece_tokens: tuple[int, int]
+
+
+# Copying does not take off on long pairs, but learned on short ones it carries over to them.
+STAGES = (
+    Stage(0.42, SHORT, 0.4, LONG_PIECES),
+    Stage(0.62, SHORT, 0.7, (12, 100)),
+    Stage(0.85, SHORT, 0.5, (50, 450)),
+    Stage(1.00, LONG, 0.5, LONG_PIECES),
+)
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -132,10 +149,10 @@ class EditPairs:
         self._sizes = [[len(tokenizer.encode(block)) for block in file] for file in self._files]
         self._starts = [(i, j) for i, file in enumerate(self._files) for j in range(len(file))]
 
-    def pair(self) -> tuple[str, str]:
-        """Returns a prompt and its answer."""
+    def pair(self, piece_tokens: tuple[int, int]) -> tuple[str, str]:
+        """Returns a prompt and its answer, about a piece with a size within the bounds."""
         while True:
-            piece = self._piece()
+            piece = self._piece(*piece_tokens)
             if self._rng.random() < COPY_SHARE:
                 return corpus.copy_prompt(piece), piece
             olds = corpus.renamable_identifiers(piece)
@@ -147,14 +164,13 @@ class EditPairs:
             new = self._names.like(old, self._rng)
         return corpus.rename_prompt(piece, old, new), corpus.rename(piece, old, new)
 
-    def tokens(self) -> tuple[list[int], list[int]]:
+    def tokens(self, piece_tokens: tuple[int, int]) -> tuple[list[int], list[int]]:
         """Returns a pair as tokens, with the end token after the answer."""
-        prompt, answer = self.pair()
+        prompt, answer = self.pair(piece_tokens)
         return self._tokenizer.encode(prompt).ids, [*self._tokenizer.encode(answer).ids, END_ID]
 
-    def _piece(self) -> str:
+    def _piece(self, low: int, high: int) -> str:
         """Joins whole neighbouring blocks until they have a random size within the bounds."""
-        low, high = PIECE_TOKENS
         while True:
             file, first = self._rng.choice(self._starts)
             wanted = self._rng.randint(low, high)
@@ -207,15 +223,18 @@ def batches(
     plain = PlainText([encoding.ids for encoding in tokenizer.encode_batch(texts)], rng)
     pairs = EditPairs(texts, names, tokenizer, rng)
     for step in range(steps):
-        length = SHORT if step < steps * (1 - LONG_SHARE) else LONG
+        stage = next(stage for stage in STAGES if step < steps * stage.end)
         rows = []
-        for _ in range(BATCH_TOKENS // length):
+        for _ in range(BATCH_TOKENS // stage.length):
             row: list[int] = []
-            if rng.random() < EDIT_SHARE:
+            if rng.random() < stage.edit_share:
                 # A pair cut in two would be an answer without its question, so only whole ones.
-                while len(row) + len(pair := [*chain(*pairs.tokens())]) <= length:
+                while (
+                    len(row) + len(pair := [*chain(*pairs.tokens(stage.piece_tokens))])
+                    <= stage.length
+                ):
                     row += pair
-            rows.append(row + plain.take(length + 1 - len(row)))
+            rows.append(row + plain.take(stage.length + 1 - len(row)))
         yield torch.tensor(rows)
 
 
@@ -394,7 +413,7 @@ def evaluate_edits(model: LlamaForCausalLM, pairs: EditPairs) -> None:
     """
     right, count, perfect = 0, 0, 0
     for _ in range(EVALUATED_PAIRS):
-        prompt, answer = pairs.tokens()
+        prompt, answer = pairs.tokens(LONG_PIECES)
         logits = model(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
         hits = logits[len(prompt) - 1 :].argmax(-1) == torch.tensor(answer)
         right += int(hits.sum())
