@@ -91,7 +91,8 @@ def speculate(
         if streamer is not None:
             streamer.put(input_ids.cpu())
         if verifier is None:
-            output = _decode_plainly(
+            return _decode_plainly(
+                candidate_generator,
                 model,
                 input_ids,
                 logits_processor=logits_processor,
@@ -100,15 +101,13 @@ def speculate(
                 streamer=streamer,
                 **model_kwargs,
             )
-        else:
-            text = TargetText(
-                input_ids, logits_processor, stopping_criteria, generation_config, streamer
-            )
-            _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
-            output = _output(text, verifier, generation_config)
+        text = TargetText(
+            input_ids, logits_processor, stopping_criteria, generation_config, streamer
+        )
+        _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
     if streamer is not None:
         streamer.end()
-    return output
+    return _output(text, verifier, generation_config)
 
 
 def _decode(
@@ -179,10 +178,16 @@ def _output(
     )
 
 
-def _decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+def _decode_plainly(
+    drafter: Drafter, model: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
     logger.warning(
         "%s gives other logits for several tokens in one pass than for one after another, so that "
         "no draft can be verified: decoding plainly, with the same result and no speed-up.",
         type(model).__name__,
     )
-    return type(model)._sample(model, input_ids, **kwargs)
+    output = type(model)._sample(model, input_ids, **kwargs)
+    ids = output if isinstance(output, torch.Tensor) else output.sequences
+    for _ in range(ids.shape[1] - input_ids.shape[1]):
+        drafter.stats.record_pass(drafted=0, accepted=0)
+    return output

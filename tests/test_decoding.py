@@ -337,3 +337,15 @@ def test_an_exception_in_a_drafter_frees_it_for_the_next_call(llama):
     for _ in range(2):
         with pytest.raises(KeyError, match="broken"):
             llama.generate(PROMPT, max_new_tokens=10, candidate_generator=drafter)
+
+
+def test_a_model_that_cannot_verify_streams_and_counts_as_plain_decoding_does(models_by_type):
+    model = models_by_type("mamba")
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    streamers = ListStreamer(), ListStreamer()
+    model.generate(PROMPT, streamer=streamers[0], **options)
+    drafter = Noise()
+    model.generate(PROMPT, streamer=streamers[1], candidate_generator=drafter, **options)
+    assert streamers[0].puts == streamers[1].puts
+    assert streamers[1].ended == 1
+    assert (drafter.stats.tokens, drafter.stats.mat) == (12, 1.0)
