@@ -85,7 +85,9 @@ class TargetText:
     def ids(self) -> torch.Tensor:
         """Prompt and output, `(1, length)`, on the prompt's device."""
         if self._not_in_ids:
-            new_ids = torch.tensor([self._not_in_ids], device=self._ids.device)
+            # Not blocking: a copy to a GPU would otherwise wait for all that is queued there.
+            new_ids = torch.tensor([self._not_in_ids])
+            new_ids = new_ids.to(self._ids.device, non_blocking=True)
             self._ids = torch.cat([self._ids, new_ids], dim=-1)
             self._not_in_ids = []
         return self._ids

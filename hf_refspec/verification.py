@@ -164,7 +164,8 @@ class TreeVerification(Verification):
         if len(draft) == 0:
             return model_inputs  # the very step of plain decoding
         position_ids = model_inputs["position_ids"]  # (..., 1 + T)
-        depths = torch.from_numpy(np.concatenate(([0], draft.depths()))).to(position_ids)
+        depths = torch.from_numpy(np.concatenate(([0], draft.depths())))
+        depths = depths.to(position_ids.device, non_blocking=True)
         model_inputs["position_ids"] = position_ids[..., :1] + depths
         model_inputs["attention_mask"] = self._attention_mask(
             draft, model_inputs.get("attention_mask"), position_ids.device
@@ -187,7 +188,8 @@ class TreeVerification(Verification):
             past = torch.ones((size, cached), dtype=torch.bool, device=device)
         else:
             past = padding_mask[:, :cached].to(device, torch.bool).expand(size, cached)
-        mask = torch.cat([past, torch.from_numpy(visible).to(device)], dim=-1)[None, None]
+        tree = torch.from_numpy(visible).to(device, non_blocking=True)
+        mask = torch.cat([past, tree], dim=-1)[None, None]
         if self.model.config._attn_implementation == "sdpa":
             return mask
         # Eager attention adds its mask to the scores.

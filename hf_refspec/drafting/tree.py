@@ -98,6 +98,8 @@ class DraftTree:
 
     def truncated(self, max_depth: int) -> DraftTree:
         """The tree without its nodes deeper than `max_depth` (0 leaves none)."""
+        if max_depth >= len(self):
+            return self
         kept = self.depths() <= max_depth
         if kept.all():
             return self

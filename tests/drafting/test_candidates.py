@@ -1,0 +1,52 @@
+"""A transformers `CandidateGenerator` is told what it would be told by transformers."""
+
+from __future__ import annotations
+
+import torch
+from test_decoding import PROMPT
+from transformers.generation.candidate_generator import CandidateGenerator
+
+OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+
+
+class Scripted(CandidateGenerator):
+    """Drafts three tokens of the target text, the third of them wrong at every other step."""
+
+    def __init__(self, target_ids):
+        self.target_ids = target_ids
+        self.asked = []
+        self.told = []
+
+    def get_candidates(self, input_ids, **kwargs):
+        self.asked.append(input_ids[0].tolist())
+        length = input_ids.shape[1]
+        draft = self.target_ids[:, length : length + 3].clone()
+        if len(self.asked) % 2 and draft.shape[1] == 3:
+            draft[0, 2] = (draft[0, 2] + 1) % 97
+        return torch.cat([input_ids, draft], dim=-1), None
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches):
+        self.told.append((input_ids[0].tolist(), tuple(scores.shape), num_matches))
+
+
+def test_is_asked_with_the_text_and_told_the_matches(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    generator = Scripted(plain)
+    drafted = llama.generate(PROMPT, candidate_generator=generator, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+    ids = plain[0].tolist()
+    length = PROMPT.shape[1] + 1
+    for step, (asked, told) in enumerate(zip(generator.asked, generator.told, strict=True)):
+        assert asked == ids[:length]
+        new_ids, shape, matches = told
+        length = min(length + (3 if step % 2 == 0 else 4), len(ids))
+        assert new_ids == ids[:length]
+        assert matches == len(new_ids) - len(asked) - 1
+        assert shape == (1, 1 + min(3, len(ids) - len(asked) - 1), 97) or length == len(ids)
+
+
+def test_its_drafts_are_cut_to_the_budget(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    generator = Scripted(plain)
+    llama.generate(PROMPT, candidate_generator=generator, max_draft_tokens=1, **OPTIONS)
+    assert max(shape[1] for _, shape, _ in generator.told) == 2
