@@ -37,6 +37,8 @@ class TargetText:
 
     Attributes:
         finished (`bool`): Whether a stopping criterion has ended the text.
+        path (`list[int]`): The nodes of the last draft that have been accepted so far and were
+            followed by another token: what the cache should keep.
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -52,6 +54,8 @@ class TargetText:
         config = generation_config
         recorded = config.return_dict_in_generate
         self.finished = False
+        self.path: list[int] = []
+        self.max_length: int | None = None
         self.scores: tuple[torch.Tensor, ...] | None = None
         self.logits: tuple[torch.Tensor, ...] | None = None
         if recorded and config.output_scores:
@@ -63,18 +67,17 @@ class TargetText:
         self._logits_processor = logits_processor
         self._do_sample = config.do_sample
         self._streamer = streamer
+        self._eos_ids: set[int] = set()
+        self._other_criteria = StoppingCriteriaList()
         self._split_criteria(stopping_criteria)
 
     def _split_criteria(self, criteria: StoppingCriteriaList) -> None:
         """Takes out the two that every call has: asked on the host, they cost no wait for a GPU."""
-        self._eos_ids: set[int] = set()
-        self.max_length: int | None = None
-        self._other_criteria = StoppingCriteriaList()
         for criterion in criteria:
             if type(criterion) is EosTokenCriteria:
                 self._eos_ids.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) is MaxLengthCriteria:
-                self.max_length = criterion.max_length
+                self.max_length = min(criterion.max_length, self.max_length or criterion.max_length)
             else:
                 self._other_criteria.append(criterion)
 
@@ -92,8 +95,8 @@ class TargetText:
             self._not_in_ids = []
         return self._ids
 
-    def accept(self, logits: torch.Tensor, draft: DraftTree) -> tuple[list[int], list[int]]:
-        """Walks down the draft as far as the target model says the same.
+    def accept(self, logits: torch.Tensor, draft: DraftTree) -> list[int]:
+        """Walks down the draft as far as the target model says the same; `path` is the way.
 
         Args:
             logits (`torch.Tensor` of shape `(1 + T, vocab_size)`): The target model's, after the
@@ -101,13 +104,12 @@ class TargetText:
             draft ([`DraftTree`]): T nodes.
 
         Returns:
-            The new tokens (at least one, the last of them not from the draft unless it ended the
-            text), and the nodes of all but the last: the path that the cache should keep.
+            The new tokens: those of the path and one more.
         """
         choices = logits.argmax(dim=-1).tolist() if self._chooses_at_once() else None
         children = draft.children()
         tokens: list[int] = []
-        path: list[int] = []
+        self.path = []
         node = ROOT
         while True:
             token = self._choose(logits[1 + node]) if choices is None else choices[1 + node]
@@ -115,8 +117,8 @@ class TargetText:
             self._append(token)
             child = children.get((node, token))
             if self.finished or child is None:
-                return tokens, path
-            path.append(child)
+                return tokens
+            self.path.append(child)
             node = child
 
     def _chooses_at_once(self) -> bool:

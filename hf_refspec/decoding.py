@@ -28,8 +28,10 @@ from .drafting.candidates import CandidateChain
 from .drafting.drafter import Drafter
 from .drafting.reference_copy import ReferenceCopy
 from .drafting.tree import DraftTree
+from .positions import furthest_position
+from .probe import select_verification
 from .validation import check_model, check_options, check_request
-from .verification import Verification, select_verification
+from .verification import Verification
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -87,7 +89,9 @@ def speculate(
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     prompt_ids = input_ids[0].numpy(force=True).astype(np.int64)
     with candidate_generator.session(prompt_ids, vocab_size):
-        verifier = select_verification(model, verification, generation_config, model_kwargs)
+        verifier = select_verification(
+            model, verification, generation_config, model_kwargs, drafts=max_draft_tokens > 0
+        )
         if streamer is not None:
             streamer.put(input_ids.cpu())
         if verifier is None:
@@ -104,7 +108,8 @@ def speculate(
         text = TargetText(
             input_ids, logits_processor, stopping_criteria, generation_config, streamer
         )
-        _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
+        with model._optimize_model_for_decode():
+            _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
     if streamer is not None:
         streamer.end()
     return _output(text, verifier, generation_config)
@@ -117,7 +122,7 @@ def _decode(
     stats = drafter.stats
     began = perf_counter()
     logits = verifier.prefill(text.ids)  # (1, vocab_size)
-    tokens, _ = text.accept(logits, DraftTree.empty())
+    tokens = text.accept(logits, DraftTree.empty())
     drafter.observe(np.array(tokens), logits)
     stats.record_pass(drafted=0, accepted=0)
     prefilled = committed = perf_counter()
@@ -126,12 +131,16 @@ def _decode(
         draft = _draft(drafter, verifier, budget, _depth_limit(text, verifier), vocab_size)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
-        tokens, path = text.accept(logits, draft)
+        try:
+            tokens = text.accept(logits, draft)
+        except BaseException:  # a streamer, processor or criterion that cancels the call
+            verifier.abandon(draft, text.path)
+            raise
         verified = perf_counter()
-        verifier.commit(draft, path)
+        verifier.commit(draft, text.path)
         drafter.observe(np.array(tokens), logits)
 
-        stats.record_pass(drafted=len(draft), accepted=len(path))
+        stats.record_pass(drafted=len(draft), accepted=len(text.path))
         stats.drafting_seconds += drafted - committed
         stats.verifying_seconds += verified - drafted
         committed = perf_counter()
@@ -142,22 +151,28 @@ def _decode(
 def _draft(
     drafter: Drafter, verifier: Verification, budget: int, depth_limit: int, vocab_size: int
 ) -> DraftTree:
-    if budget == 0 or depth_limit == 0:
+    if budget == 0 or depth_limit <= 0:
         return DraftTree.empty()
     draft = drafter.draft(budget) if verifier.takes_trees else drafter.draft_chain(budget)
+    if not isinstance(draft, DraftTree) or len(draft) > budget:
+        raise ValueError(
+            f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
+            f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
+        )
     draft.check(vocab_size)
     return draft.truncated(depth_limit)
 
 
 def _depth_limit(text: TargetText, verifier: Verification) -> int:
-    """How deep a draft may go: not past `max_length`, where one token is the target's own, and not
-    over the last position that the model has an embedding for."""
+    """How deep a draft may go: not past `max_length`, where one token is the target's own, nor to
+    positions where plain decoding would be another computation."""
     limits = [np.iinfo(np.int32).max]
     if text.max_length is not None:
         limits.append(text.max_length - len(text) - 1)
-    positions = getattr(verifier.model.config, "max_position_embeddings", None)
-    if positions is not None and len(text) <= positions:
-        limits.append(positions - len(text))
+    config = verifier.model.config.get_text_config(decoder=True)
+    furthest = furthest_position(config, verifier.last_position)
+    if furthest is not None:
+        limits.append(furthest - verifier.last_position)
     return min(limits)
 
 

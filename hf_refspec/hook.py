@@ -20,27 +20,37 @@ from transformers import (
 )
 
 from .decoding import speculate
-from .validation import check_model
+from .validation import check_call, check_model, setting
 
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
+
+# What `install` put in place of `generate`; `None` before, and after `uninstall`.
+_wrapper: Any = None
 
 
 def install() -> None:
     """Makes every model's `generate` take `candidate_generator`, `max_draft_tokens` and
     `verification`, see [`speculate`]. A second call changes nothing."""
+    global _wrapper
     if not is_installed():
-        GenerationMixin.generate = _speculative(GenerationMixin.generate)
+        _wrapper = GenerationMixin.generate = _speculative(GenerationMixin.generate)
 
 
 def uninstall() -> None:
-    """Gives transformers its own `generate` back. A second call changes nothing."""
-    if is_installed():
-        GenerationMixin.generate = GenerationMixin.generate.__wrapped__
+    """Gives transformers its own `generate` back. A second call changes nothing.
+
+    Where another package has wrapped `generate` since, its wrapper stays, and what it wraps passes
+    every call on as it is.
+    """
+    global _wrapper
+    if GenerationMixin.generate is _wrapper:
+        GenerationMixin.generate = _wrapper.__wrapped__
+    _wrapper = None
 
 
 def is_installed() -> bool:
     """Whether `generate` takes `candidate_generator`."""
-    return getattr(GenerationMixin.generate, "takes_candidate_generator", False)
+    return _wrapper is not None
 
 
 def _speculative(generate: Any) -> Any:
@@ -48,8 +58,10 @@ def _speculative(generate: Any) -> Any:
 
     @functools.wraps(generate)
     def generate_speculatively(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        if _wrapper is not generate_speculatively:
+            return generate(self, *args, **kwargs)
         asked = kwargs.get("candidate_generator") is not None
-        if asked or kwargs.get("custom_generate") is speculate:
+        if asked or _is_door(kwargs.get("custom_generate")):
             call = signature.bind(self, *args, **kwargs).arguments
             named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
             return generate(self, **_speculative_kwargs(self, {**named, **call.get("kwargs", {})}))
@@ -58,8 +70,12 @@ def _speculative(generate: Any) -> Any:
                 kwargs.pop(option, None)
         return generate(self, *args, **kwargs)
 
-    generate_speculatively.takes_candidate_generator = True  # type: ignore[attr-defined]
     return generate_speculatively
+
+
+def _is_door(custom_generate: Any) -> bool:
+    """Whether it is [`speculate`], or a `functools.partial` of it."""
+    return getattr(custom_generate, "func", custom_generate) is speculate
 
 
 def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -69,17 +85,15 @@ def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[
     that nothing is streamed before the arguments have been checked.
     """
     check_model(model)
-    if kwargs.get("assistant_model") is not None:
+    check_call(model, kwargs)
+    door = kwargs.get("custom_generate")
+    if door is not None and not _is_door(door):
         raise ValueError(
-            "`assistant_model` cannot be combined with `candidate_generator`: both draft. Leave "
-            "one of them out."
+            f"`custom_generate={door!r}` cannot be combined with `candidate_generator`: both "
+            "replace the decoding loop. Leave one of them out."
         )
-    if kwargs.get("custom_generate") not in (None, speculate):
-        raise ValueError(
-            f"`custom_generate={kwargs['custom_generate']!r}` cannot be combined with "
-            "`candidate_generator`: both replace the decoding loop. Leave one of them out."
-        )
-    options = {name: kwargs[name] for name in (*OPTIONS, "streamer") if name in kwargs}
+    options = dict(getattr(door, "keywords", {}))
+    options |= {name: kwargs[name] for name in (*OPTIONS, "streamer") if name in kwargs}
     others = {name: value for name, value in kwargs.items() if name not in options}
     return {
         **_with_stop_strings(model, others),
@@ -90,14 +104,11 @@ def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Turns `stop_strings` into the criterion that `generate` would make of it: transformers drops
     the tokenizer, which that takes, on its way to a callable (5.23)."""
-    configs = (kwargs.get("generation_config"), model.generation_config)
-    stop_strings = kwargs.get("stop_strings")
-    for config in configs:
-        if stop_strings is None and config is not None:
-            stop_strings = config.stop_strings
+    stop_strings = setting("stop_strings", model, kwargs)
     tokenizer = kwargs.get("tokenizer")
     if stop_strings is None or tokenizer is None:
         return kwargs
-    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
-    criteria = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or [])
+    if not any(type(criterion) is StopStringCriteria for criterion in criteria):  # takes precedence
+        criteria.append(StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer))
     return {**kwargs, "stop_strings": None, "stopping_criteria": criteria}

@@ -26,6 +26,42 @@ def check_model(model: PreTrainedModel) -> None:
         )
 
 
+def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
+    """The value that a call of `generate` gives to a field of its generation config: by keyword, in
+    a generation config, or by the model's own; `None` if nobody has set it."""
+    configs = (kwargs.get("generation_config"), model.generation_config)
+    values = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), None)
+
+
+def check_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop.
+
+    Raises:
+        ValueError: If an argument asks for such a thing; the message names it.
+    """
+    if kwargs.get("assistant_model") is not None:
+        raise ValueError(
+            "`assistant_model` cannot be combined with `candidate_generator`: both draft. Leave "
+            "one of them out."
+        )
+    if kwargs.get("synced_gpus"):
+        raise ValueError(
+            "`synced_gpus=True` cannot be combined with `candidate_generator`: the processes would "
+            "accept different numbers of tokens and wait for each other. Leave one of them out."
+        )
+    if setting("token_healing", model, kwargs):
+        raise ValueError(
+            "`token_healing=True` cannot be combined with `candidate_generator`: transformers "
+            "drops the tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before."
+        )
+    if setting("cache_implementation", model, kwargs) == "paged":
+        raise ValueError(
+            "`cache_implementation='paged'` cannot be combined with `candidate_generator`: it "
+            "batches continuously with a loop of its own. Leave one of them out."
+        )
+
+
 def check_options(
     candidate_generator: Any,
     max_draft_tokens: Any,

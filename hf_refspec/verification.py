@@ -11,14 +11,13 @@ then told which nodes were accepted. Three ways to do it:
   running state. The state from before the draft is restored, and the accepted tokens are run again
   together with the next draft, so that a rejection costs no forward pass of its own.
 
-[`select_verification`] picks the first that a probe of the very model finds exact.
+Which of them is exact on a model is asked of the model itself, see `probe.py`.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,15 +26,23 @@ from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLa
 
 from .drafting.tree import DraftTree
 
-logger = logging.getLogger("hf_refspec")
-
 # The names under which transformers' models take their cache.
 CACHE_NAMES = ("past_key_values", "cache_params")
 
 
-def find_cache(model_kwargs: dict[str, Any]) -> Cache | None:
-    """The cache among the keyword arguments of a forward pass, if it is a transformers `Cache`."""
-    caches = (model_kwargs.get(name) for name in CACHE_NAMES)
+# Names in a configuration of what limits attention to some of the positions.
+LOCAL_ATTENTION = (
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "attention_chunk_size",
+    "index_topk",
+)
+
+
+def find_cache(values: Mapping[str, Any]) -> Cache | None:
+    """The cache among the arguments or outputs of a forward pass, if it is a `Cache`."""
+    caches = (values.get(name) for name in CACHE_NAMES)
     return next((cache for cache in caches if isinstance(cache, Cache)), None)
 
 
@@ -67,6 +74,9 @@ class Verification:
         # Tokens at the end of the ids that the cache does not hold: the last one, or more of them
         # where a recurrent state had to be restored.
         self.pending = 1
+        # The position of the last token. It is not the length: padding has no position, and a
+        # given cache may hold tokens that the ids lack.
+        self.last_position = 0
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -83,7 +93,16 @@ class Verification:
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs
         )
-        return outputs.logits[0, -1:]
+        self._adopt_cache(outputs)
+        self.last_position = self._position_after_prefill(input_ids)
+        return outputs.logits[0, -1:].clone()  # not a view, which would hold on to the prompt's
+
+    def _position_after_prefill(self, input_ids: torch.Tensor) -> int:
+        if (position_ids := self.model_kwargs.get("position_ids")) is not None:
+            return int(position_ids[..., -1].max())
+        if _holds_running_state(self.cache):
+            return input_ids.shape[1]
+        return self.cache.get_seq_length()
 
     def verify(self, input_ids: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """One forward pass over the pending tokens and the draft.
@@ -97,6 +116,7 @@ class Verification:
             1 + i after node i.
         """
         outputs = self.model(**self._model_inputs(input_ids, draft), return_dict=True)
+        self._adopt_cache(outputs)
         return outputs.logits[0, -1 - len(draft) :]
 
     def commit(self, draft: DraftTree, path: list[int]) -> None:
@@ -104,12 +124,27 @@ class Verification:
         one that the target chose after them."""
         self._keep(draft, path)
         self.model_kwargs = self._extended_kwargs(len(path) + 1)
+        self.last_position += len(path) + 1
+
+    def abandon(self, draft: DraftTree, path: list[int]) -> None:
+        """Leaves a cache that holds a prefix of the text and nothing else: an exception has ended
+        the call after the nodes of `path` were accepted."""
+        self._keep(draft, path)
 
     def finish(self, input_ids: torch.Tensor) -> None:
         """Leaves the cache as plain decoding would: with all tokens but the last."""
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
         raise NotImplementedError
+
+    def _adopt_cache(self, outputs: Mapping[str, Any]) -> None:
+        """Goes on with the cache that the model gives back: some models start a new one where the
+        text outgrows the frequencies of their rotary embedding (Phi-3)."""
+        cache = find_cache(outputs)
+        if cache is not None and cache is not self.cache:
+            name = next(name for name in CACHE_NAMES if outputs.get(name) is cache)
+            self.cache = cache
+            self.model_kwargs = {**self.model_kwargs, name: cache}
 
     def _extended_kwargs(self, num_new_tokens: int) -> dict[str, Any]:
         """The keyword arguments (attention mask, position ids, token types) for that many more
@@ -147,16 +182,18 @@ class TreeVerification(Verification):
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         """Needs position ids, a masked attention kernel, and a cache whose entries can be moved.
 
-        The last is asked of the configuration too: a model with sliding windows may be given a
-        cache that keeps everything, and would still need one mask per kind of layer.
+        The configuration is asked too: a model with sliding windows may be given a cache that
+        keeps everything, and would still need another mask.
         """
         cache = find_cache(model_kwargs)
         return (
             cache is not None
             and model_kwargs.get("position_ids") is not None
             and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
+            and not cache.offloading
             and _all_plain_attention(cache)
-            and _all_plain_attention(_new_cache(model))
+            and _all_plain_attention(new_cache(model))
+            and not _attends_locally(model)
         )
 
     def _model_inputs(self, input_ids: torch.Tensor, draft: DraftTree) -> dict[str, Any]:
@@ -216,7 +253,8 @@ class ChainVerification(Verification):
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         cache = find_cache(model_kwargs)
-        return cache is not None and not _holds_running_state(cache)
+        # A stateful model with a cache of another kind has a state that nobody here knows.
+        return cache is not None and not _holds_running_state(cache) and not model._is_stateful
 
     def prefill(self, input_ids: torch.Tensor) -> torch.Tensor:
         logits = super().prefill(input_ids)
@@ -228,7 +266,14 @@ class ChainVerification(Verification):
         # Also with nothing to drop: it shrinks a recording sliding window back to its size.
         self.cache.crop(len(path) - len(draft))
 
+    def abandon(self, draft: DraftTree, path: list[int]) -> None:
+        super().abandon(draft, path)
+        self._stop_recording()
+
     def finish(self, input_ids: torch.Tensor) -> None:
+        self._stop_recording()
+
+    def _stop_recording(self) -> None:
         for layer in self.cache.layers:
             if hasattr(layer, "record_past"):
                 layer.record_past = False
@@ -255,6 +300,10 @@ class RecurrentVerification(Verification):
             _restore(self.cache, self._before)
             self.pending += len(path) + 1
 
+    def abandon(self, draft: DraftTree, path: list[int]) -> None:
+        if len(draft):
+            _restore(self.cache, self._before)
+
     def finish(self, input_ids: torch.Tensor) -> None:
         if self.pending > 1:
             self.model_kwargs = {**self.model_kwargs, **self._without_last_token()}
@@ -268,13 +317,19 @@ class RecurrentVerification(Verification):
         return {name: value[..., :-1] for name, value in kwargs.items() if value is not None}
 
 
-def _new_cache(model: PreTrainedModel) -> DynamicCache:
+def new_cache(model: PreTrainedModel) -> DynamicCache:
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
 def _all_plain_attention(cache: Cache) -> bool:
     """Whether every layer keeps one entry per position, `(batch, heads, length, head_dim)`."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _attends_locally(model: PreTrainedModel) -> bool:
+    """Whether the configuration says that some layer attends to some of the positions only."""
+    config = model.config.get_text_config(decoder=True)
+    return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
 
 
 def _holds_running_state(cache: Cache) -> bool:
@@ -307,148 +362,3 @@ def _copied(value: Any) -> Any:
 def _restore(cache: Cache, states: list[dict[str, Any]]) -> None:
     for layer, state in zip(cache.layers, states, strict=True):
         vars(layer).update(state)
-
-
-# --- Which way is exact: asked of the model itself ---------------------------------------------
-
-_WAYS: tuple[type[Verification], ...] = (TreeVerification, ChainVerification, RecurrentVerification)
-_probed: WeakKeyDictionary[PreTrainedModel, dict[tuple, bool]] = WeakKeyDictionary()
-
-_PROBE_PROMPT = [11, 3, 23, 7, 31, 5, 17, 13]
-_PROBE_PATH = [19, 29, 9, 37]
-_PROBE_DISTRACTORS = [41, 2, 43, 47, 53, 6, 59, 61]
-
-
-def select_verification(
-    model: PreTrainedModel,
-    requested: str,
-    generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-) -> Verification | None:
-    """The first way that suits this call's cache and that a probe of the model finds exact.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        requested (`str`): `"auto"`, or `"tree"` or `"chain"` to allow only that.
-        generation_config (`GenerationConfig`): The call's own.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-
-    Returns:
-        [`Verification`] or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly.
-
-    Raises:
-        ValueError: If the way that was asked for is not exact on this model.
-    """
-    for way in _WAYS:
-        if requested not in ("auto", way.name) or not way.supports(model, model_kwargs):
-            continue
-        if _is_exact(way, model, model_kwargs):
-            return way(model, generation_config, model_kwargs)
-    if requested != "auto":
-        raise ValueError(
-            f"`verification={requested!r}` is not exact on {type(model).__name__} with this cache "
-            "and attention implementation. Pass `verification='auto'` to let the model decide."
-        )
-    return None
-
-
-def _is_exact(
-    way: type[Verification], model: PreTrainedModel, model_kwargs: dict[str, Any]
-) -> bool:
-    """Probes once per model, attention implementation, dtype and device, and remembers."""
-    key = (way, model.config._attn_implementation, model.dtype, model.device.type)
-    results = _probed.setdefault(model, {})
-    if key not in results:
-        try:
-            error, rounding = _probe(way, model, model_kwargs)
-            results[key] = error <= 3 * rounding + torch.finfo(model.dtype).eps
-            logger.debug(
-                "%s on %s is %.1e off, where rounding alone is %.1e",
-                way.__name__,
-                type(model).__name__,
-                error,
-                rounding,
-            )
-        except Exception as error:  # whatever a model raises at inputs that it cannot take
-            logger.debug("%s on %s: %r", way.__name__, type(model).__name__, error)
-            results[key] = False
-    return results[key]
-
-
-def _probe(
-    way: type[Verification], model: PreTrainedModel, model_kwargs: dict[str, Any]
-) -> tuple[float, float]:
-    """How far a verified draft's logits are from those of the same tokens one after another.
-
-    The draft hides a path of four tokens behind other branches, so that a model that ignores the
-    mask, the position ids or its cached state is found out; one more token after the commit shows
-    whether the cache kept the right entries.
-
-    Returns:
-        The difference of the verified logits, and for comparison that of the same tokens in one
-        pass without a cache, which rounds differently from plain decoding and is right.
-    """
-    draft, path = _probe_tree() if way.takes_trees else _probe_chain()
-    verified = way(model, GenerationConfig(), _probe_kwargs(model, model_kwargs))
-    plain = way(model, GenerationConfig(), _probe_kwargs(model, model_kwargs))
-    prompt = torch.tensor([_PROBE_PROMPT], device=model.device)
-    text = torch.tensor([[*_PROBE_PROMPT, *_PROBE_PATH]], device=model.device)
-
-    plain.prefill(prompt[:, :-1])
-    expected = []
-    for length in range(prompt.shape[1], text.shape[1] + 1):
-        expected.append(plain.verify(text[:, :length], DraftTree.empty()))
-        plain.commit(DraftTree.empty(), [])
-
-    verified.prefill(prompt[:, :-1])
-    rows = verified.verify(prompt, draft)[[0, *(1 + node for node in path)]]
-    # The last node is taken back, so that the commit has something to drop in a chain as well.
-    verified.commit(draft, path[:-1])
-    again = verified.verify(text, DraftTree.empty())
-
-    reference = torch.cat([*expected, expected[-1]])
-    at_once = model(text, use_cache=False).logits[0, -len(expected) :]
-    return (
-        _difference(torch.cat([rows, again]), reference),
-        _difference(at_once, reference[:-1]),
-    )
-
-
-def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """The median over the rows of |logits - reference|, relative to the reference's spread. The
-    median, since in a mixture of experts rounding may send one token to another expert."""
-    logits, reference = logits.float(), reference.float()
-    spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
-    return ((logits - reference).norm(dim=-1) / spread).median().item()
-
-
-def _probe_chain() -> tuple[DraftTree, list[int]]:
-    return DraftTree.chain(_PROBE_PATH), list(range(len(_PROBE_PATH)))
-
-
-def _probe_tree() -> tuple[DraftTree, list[int]]:
-    """A tree with all distractors before the path's first node, and one before each next node."""
-    tokens, parents, path = list(_PROBE_DISTRACTORS), [-1] * len(_PROBE_DISTRACTORS), []
-    parent = -1
-    for depth, token in enumerate(_PROBE_PATH):
-        if depth > 0:
-            tokens.append(_PROBE_DISTRACTORS[depth])
-            parents.append(parent)
-        tokens.append(token)
-        parents.append(parent)
-        parent = len(tokens) - 1
-        path.append(parent)
-    probs = np.ones(len(tokens), dtype=np.float32)
-    return DraftTree(np.array(tokens), np.array(parents, dtype=np.int32), probs), path
-
-
-def _probe_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a call with the probe's prompt, of the same kinds as this call's."""
-    cache_name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is not None)
-    kwargs: dict[str, Any] = {"use_cache": True, cache_name: _new_cache(model)}
-    if "logits_to_keep" in model_kwargs:
-        kwargs["logits_to_keep"] = 1
-    if model_kwargs.get("position_ids") is not None:
-        kwargs["position_ids"] = torch.arange(len(_PROBE_PROMPT) - 1, device=model.device)[None]
-    return kwargs

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,32 +42,20 @@ PRE_TOKEN = r"\s*\n[ \t]*| ?_*[^\W\d_]+|\d| ?_+| ?[^\s\w]+|\s+(?!\S)|\s+"
 
 BATCH_TOKENS = 4096
 SHORT, LONG = 1024, 2048
+LONG_SHARE = 0.15  # of the steps, at the end
+EDIT_SHARE = 0.5  # of the sequences; plain text fills what their pairs leave over
 COPY_SHARE = 0.15  # of the edit pairs
+PIECE_TOKENS = (150, 450)
+
+HEAD = 64
+ROPE_BASE = 500_000.0
+INITIAL = 0.02  # the usual size of an untrained weight
 
 WARM_UP = 50
-MUON_RATE = 5e-3
-ADAM_RATE = 3e-3
+MUON_RATE = 2e-3
+ADAM_RATE = 2e-3
 CHECKPOINT_SECONDS = 240
 EVALUATED_PAIRS = 200
-LONG_PIECES = (150, 450)
-
-
-class Stage(NamedTuple):
-    """A part of the training with a data mix of its own."""
-
-    end: float  # as a share of all steps
-    length: int  # of a sequence, in tokens
-    edit_share: float  # of the sequences; plain text fills what their pairs leave over
-    piece_tokens: tuple[int, int]
-
-
-# Copying does not take off on long pairs, but learned on short ones it carries over to them.
-STAGES = (
-    Stage(0.42, SHORT, 0.4, LONG_PIECES),
-    Stage(0.62, SHORT, 0.7, (12, 100)),
-    Stage(0.85, SHORT, 0.5, (50, 450)),
-    Stage(1.00, LONG, 0.5, LONG_PIECES),
-)
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
@@ -149,10 +136,10 @@ class EditPairs:
         self._sizes = [[len(tokenizer.encode(block)) for block in file] for file in self._files]
         self._starts = [(i, j) for i, file in enumerate(self._files) for j in range(len(file))]
 
-    def pair(self, piece_tokens: tuple[int, int]) -> tuple[str, str]:
-        """Returns a prompt and its answer, about a piece with a size within the bounds."""
+    def pair(self) -> tuple[str, str]:
+        """Returns a prompt and its answer."""
         while True:
-            piece = self._piece(*piece_tokens)
+            piece = self._piece()
             if self._rng.random() < COPY_SHARE:
                 return corpus.copy_prompt(piece), piece
             olds = corpus.renamable_identifiers(piece)
@@ -164,13 +151,14 @@ class EditPairs:
             new = self._names.like(old, self._rng)
         return corpus.rename_prompt(piece, old, new), corpus.rename(piece, old, new)
 
-    def tokens(self, piece_tokens: tuple[int, int]) -> tuple[list[int], list[int]]:
+    def tokens(self) -> tuple[list[int], list[int]]:
         """Returns a pair as tokens, with the end token after the answer."""
-        prompt, answer = self.pair(piece_tokens)
+        prompt, answer = self.pair()
         return self._tokenizer.encode(prompt).ids, [*self._tokenizer.encode(answer).ids, END_ID]
 
-    def _piece(self, low: int, high: int) -> str:
+    def _piece(self) -> str:
         """Joins whole neighbouring blocks until they have a random size within the bounds."""
+        low, high = PIECE_TOKENS
         while True:
             file, first = self._rng.choice(self._starts)
             wanted = self._rng.randint(low, high)
@@ -223,24 +211,21 @@ def batches(
     plain = PlainText([encoding.ids for encoding in tokenizer.encode_batch(texts)], rng)
     pairs = EditPairs(texts, names, tokenizer, rng)
     for step in range(steps):
-        stage = next(stage for stage in STAGES if step < steps * stage.end)
+        length = SHORT if step < steps * (1 - LONG_SHARE) else LONG
         rows = []
-        for _ in range(BATCH_TOKENS // stage.length):
+        for _ in range(BATCH_TOKENS // length):
             row: list[int] = []
-            if rng.random() < stage.edit_share:
+            if rng.random() < EDIT_SHARE:
                 # A pair cut in two would be an answer without its question, so only whole ones.
-                while (
-                    len(row) + len(pair := [*chain(*pairs.tokens(stage.piece_tokens))])
-                    <= stage.length
-                ):
+                while len(row) + len(pair := [*chain(*pairs.tokens())]) <= length:
                     row += pair
-            rows.append(row + plain.take(stage.length + 1 - len(row)))
+            rows.append(row + plain.take(length + 1 - len(row)))
         yield torch.tensor(rows)
 
 
 def new_model() -> LlamaForCausalLM:
     """Returns the untrained model; few but wide layers, since each one costs time per token."""
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
             hidden_size=320,
@@ -249,12 +234,62 @@ def new_model() -> LlamaForCausalLM:
             num_attention_heads=5,
             num_key_value_heads=5,
             max_position_embeddings=LONG,
-            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+            tie_word_embeddings=False,
             bos_token_id=END_ID,
             eos_token_id=END_ID,
             pad_token_id=END_ID,
         )
     )
+    wire_copying(model)
+    return model
+
+
+@torch.no_grad()
+def wire_copying(model: LlamaForCausalLM) -> None:
+    """Starts the first two layers as a circuit that continues text as it went on before.
+
+    A run this short does not find such a circuit by itself. In layer 0, one head brings every
+    position the token before it; in layer 1, one head looks for positions where the token before
+    is the present one, and brings the token found there. Everything else adds nothing at first.
+
+    Args:
+        model: The untrained model, changed in place.
+    """
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    # Large beside one step of the optimiser, which else drags rare tokens all the same way and
+    # makes them look alike before the circuit is of use.
+    embeddings = model.model.embed_tokens.weight.normal_()
+    width, half = embeddings.shape[1], HEAD // 2
+    slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, HEAD)])
+    token, answer = torch.arange(HEAD), torch.arange(HEAD, 2 * HEAD)
+    before, one = torch.arange(width - half, width), 2 * HEAD
+    embeddings[:, before] = 0.0
+    embeddings[:, one] = 4.0  # The same for all tokens: where to look, whatever is there.
+    model.lm_head.weight[:, answer] = INITIAL * embeddings[:, token]
+
+    # Turned back by one position, the query is nearest to the key of the position before.
+    previous = model.model.layers[0].self_attn
+    fast = torch.arange(half // 4)
+    angles = ROPE_BASE ** (-fast / half)
+    previous.q_proj.weight[:HEAD] = 0.0
+    previous.k_proj.weight[:HEAD] = 0.0
+    previous.q_proj.weight[fast, one] = 3 * angles.cos()
+    previous.q_proj.weight[half + fast, one] = -3 * angles.sin()
+    previous.k_proj.weight[fast, one] = 3.0
+    previous.v_proj.weight[:HEAD] = torch.eye(HEAD, width)
+    previous.o_proj.weight[before, torch.arange(half)] = 1.0
+
+    # Tokens are compared in the dimensions that hardly turn over a few hundred positions.
+    found = model.model.layers[1].self_attn
+    found.q_proj.weight[:HEAD] = 0.0
+    found.k_proj.weight[:HEAD] = 0.0
+    found.q_proj.weight[slow, torch.arange(half)] = 1.5
+    found.k_proj.weight[slow, before] = 1.5
+    found.v_proj.weight[:HEAD] = torch.eye(HEAD, width)
+    found.o_proj.weight[answer, token] = 4.0
 
 
 def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -413,7 +448,7 @@ def evaluate_edits(model: LlamaForCausalLM, pairs: EditPairs) -> None:
     """
     right, count, perfect = 0, 0, 0
     for _ in range(EVALUATED_PAIRS):
-        prompt, answer = pairs.tokens(LONG_PIECES)
+        prompt, answer = pairs.tokens()
         logits = model(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
         hits = logits[len(prompt) - 1 :].argmax(-1) == torch.tensor(answer)
         right += int(hits.sum())
@@ -428,7 +463,7 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     repository = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--out", type=Path, default=repository / "hf_refspec" / "demo" / "model")
     parser.add_argument(
         "--work-dir", type=Path, default=Path(tempfile.gettempdir()) / "hf_refspec_demo_model"

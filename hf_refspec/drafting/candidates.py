@@ -42,3 +42,4 @@ class CandidateChain(Drafter):
             # What the generator is told is (1, 1 + drafted, vocab_size) and how many were right.
             scores = logits[None, : 1 + self._drafted]
             self.generator.update_candidate_strategy(self._ids, scores, len(tokens) - 1)
+        self._drafted = None

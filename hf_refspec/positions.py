@@ -1,0 +1,49 @@
+"""How far a draft may reach: the positions at which plain decoding would be another computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+def furthest_position(config: PreTrainedConfig, last_position: int) -> int | None:
+    """The last position that a draft may have.
+
+    Args:
+        config (`PreTrainedConfig`): The target model's, of its decoder.
+        last_position (`int`): That of the last token of the text.
+
+    Returns:
+        `int` or `None`: Not past the end of a table of position embeddings, unless the text is past
+        it already, which plain decoding will have to answer for. And not to where a rotary
+        embedding changes its frequencies: one pass has one set of them, so that a draft which
+        reaches there would change those of the tokens that are accepted. "longrope" changes them
+        once; "dynamic" at every step from there on, where nothing can be drafted any more.
+    """
+    table = _embedded_positions(config)
+    limits = [] if table is None or last_position >= table else [table - 1]
+    rope = _length_dependent_rope(config)
+    if rope:
+        unscaled = (
+            rope.get("original_max_position_embeddings")
+            or getattr(config, "original_max_position_embeddings", None)
+            or table
+        )
+        if unscaled is not None and last_position < unscaled:
+            limits.append(unscaled - 1)
+        elif rope["rope_type"] == "dynamic":
+            limits.append(last_position)
+    return min(limits, default=None)
+
+
+def _embedded_positions(config: PreTrainedConfig) -> int | None:
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def _length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
+    """The parameters of such a rotary embedding, {} if there is none. A configuration may hold one
+    set of parameters, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})
