@@ -30,8 +30,9 @@ def furthest_position(config: PreTrainedConfig, last_position: int) -> int | Non
             or getattr(config, "original_max_position_embeddings", None)
             or table
         )
-        if unscaled is not None and last_position < unscaled:
-            limits.append(unscaled - 1)
+        if unscaled is not None and last_position <= unscaled:
+            # The step at the border is plain: some models begin a new cache there (Phi-3).
+            limits.append(max(unscaled - 1, last_position))
         elif rope["rope_type"] == "dynamic":
             limits.append(last_position)
     return min(limits, default=None)

@@ -131,7 +131,7 @@ def _probe(way: type[Verification], model: PreTrainedModel, model_kwargs: dict[s
     layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
     exact = (
         rounding <= eps**0.5  # otherwise the model does not agree with itself
-        and leak <= eps
+        and leak <= max(3 * rounding, eps)
         and error <= max(3 * rounding, eps * layers**0.5)
     )
     logger.debug(

@@ -12,6 +12,7 @@ from transformers import (
     DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -312,9 +313,73 @@ def test_stats_add_up(llama, plain_ids):
     )
     stats = drafter.stats
     assert stats.tokens == 40 == stats.accepted + stats.forward_passes
-    assert sum(stats.accepted_lengths) == len(range(stats.forward_passes))
+    assert sum(stats.accepted_lengths) == stats.forward_passes
     assert sum(n * count for n, count in enumerate(stats.accepted_lengths)) == stats.accepted
     assert min(stats.prefill_seconds, stats.drafting_seconds, stats.verifying_seconds) > 0
+
+
+class Cancelled(Exception):
+    pass
+
+
+class CancellingStreamer(BaseStreamer):
+    def __init__(self, tokens: int):
+        self.left = tokens + 1  # the prompt comes first
+
+    def put(self, value):
+        if self.left == 0:
+            raise Cancelled
+        self.left -= 1
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
+@pytest.mark.parametrize("tokens", range(4, 9))
+def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
+    model = models_by_type(model_type)
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(PROMPT, **options)
+    cache = DynamicCache(config=model.config)
+    drafter = Prophet(plain, accuracy=1.0)
+    with pytest.raises(Cancelled):
+        model.generate(
+            PROMPT,
+            past_key_values=cache,
+            streamer=CancellingStreamer(tokens),
+            candidate_generator=drafter,
+            **options,
+        )
+    length = PROMPT.shape[1] + tokens + 1  # the last one was chosen and not streamed
+    assert cache.get_seq_length() < length
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    options["max_new_tokens"] = 29 - tokens
+    gone_on = model.generate(plain[:, :length], past_key_values=cache, **options)
+    assert gone_on.tolist() == plain.tolist()
+
+
+def test_the_shortest_of_two_maximal_lengths_holds(llama, plain_ids):
+    criteria = StoppingCriteriaList([MaxLengthCriteria(14), MaxLengthCriteria(20)])
+    options = {"stopping_criteria": criteria, "do_sample": False, "eos_token_id": None}
+    drafted = llama.generate(PROMPT, candidate_generator=Prophet(plain_ids, 1.0), **options)
+    assert drafted.tolist() == llama.generate(PROMPT, **options).tolist()
+
+
+class TooMuch(rs.Drafter):
+    def draft(self, budget):
+        return rs.DraftTree.chain([5] * (budget + 1))
+
+
+class Nothing(rs.Drafter):
+    def draft(self, budget):
+        return None
+
+
+@pytest.mark.parametrize("drafter", [TooMuch(), Nothing()])
+def test_a_drafter_that_does_not_keep_to_its_budget_is_named(llama, drafter):
+    with pytest.raises(ValueError, match=f"{type(drafter).__name__} was asked for .* at most 8"):
+        llama.generate(PROMPT, max_new_tokens=10, candidate_generator=drafter)
 
 
 class BadTree(rs.Drafter):

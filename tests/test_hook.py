@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import subprocess
@@ -178,3 +179,35 @@ def test_inference_mode_and_grad_mode_both_work(llama):
             ids = llama.generate(PROMPT, candidate_generator=drafter, **OPTIONS)
         assert ids.tolist() == plain.tolist()
         assert not ids.requires_grad
+
+
+def test_a_partial_of_the_door_keeps_its_options_and_the_streamer(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    drafter = Prophet(plain, accuracy=0.9)
+    door = functools.partial(rs.speculate, candidate_generator=drafter, max_draft_tokens=2)
+    streamer = ListStreamer()
+    ids = llama.generate(PROMPT, custom_generate=door, streamer=streamer, **OPTIONS)
+    assert ids.tolist() == plain.tolist()
+    assert len(streamer.puts) == 31 and streamer.ended == 1
+    assert len(drafter.stats.accepted_lengths) <= 3
+
+
+def test_another_packages_wrapper_stays_when_ours_comes_off(uninstalled, llama):
+    original = GenerationMixin.generate
+    rs.install()
+    ours = GenerationMixin.generate
+
+    @functools.wraps(ours)
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    GenerationMixin.generate = theirs
+    try:
+        rs.uninstall()
+        assert GenerationMixin.generate is theirs
+        assert not rs.is_installed()
+        with pytest.raises(ValueError, match="candidate_generator"):
+            llama.generate(PROMPT, candidate_generator=Noise(), **OPTIONS)
+        assert llama.generate(PROMPT, **OPTIONS).shape[1] == PROMPT.shape[1] + 30
+    finally:
+        GenerationMixin.generate = original

@@ -142,6 +142,8 @@ class Drafter(CandidateGenerator):
             if len(ids) > seen:
                 self.observe(ids[seen:])
         else:
+            if seen:
+                self.end()
             self.begin(ids, _ANY_VOCABULARY)
         self._seen_ids = ids
 

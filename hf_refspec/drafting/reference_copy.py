@@ -21,6 +21,8 @@ Mode: TypeAlias = Literal["tree", "llma"]
 _LONGEST_MATCH = 16
 _LONGEST_MATCH_LLMA = 5
 _BOUNDARY = np.array([-1])
+# No vocabulary comes near it; an array as long as the largest id is kept.
+_LARGEST_ID = 2**24
 
 
 class ReferenceCopy(Drafter):
@@ -63,12 +65,17 @@ class ReferenceCopy(Drafter):
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
-        if match_length < 1:
-            raise ValueError(f"match_length must be at least 1, but is {match_length}")
-        if copy_length is not None and copy_length < 1:
-            raise ValueError(f"copy_length must be at least 1 (or None), but is {copy_length}")
+        _check_count("match_length", match_length)
+        if copy_length is not None:
+            _check_count("copy_length", copy_length)
         if references is None and not include_prompt:
-            raise ValueError("include_prompt=False leaves nothing to copy from without references")
+            raise ValueError(
+                "include_prompt=False leaves nothing to copy from without references; give some"
+            )
+        if tokenizer is not None and not callable(tokenizer):
+            raise TypeError(
+                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+            )
         self.match_length = match_length
         self.copy_length = copy_length
         self.mode = mode
@@ -155,13 +162,20 @@ class ReferenceCopy(Drafter):
         return DraftTree.chain(span[: boundaries[0]] if len(boundaries) else span)
 
 
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, but is {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, but is {value}")
+
+
 def _to_ids(
     references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[np.ndarray]:
     """The ids of each reference, integer arrays of shape `(n,)` with n > 0."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
         return [_one_to_ids("references", references, tokenizer)]
-    if not isinstance(references, Sequence):
+    if not isinstance(references, Sequence) or isinstance(references, bytes):
         raise TypeError(
             "references must be a string, ids, or a list of these, "
             f"but is a {type(references).__name__}"
@@ -176,6 +190,8 @@ def _to_ids(
 
 def _one_to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
     if isinstance(reference, str):
+        if not reference:
+            raise ValueError(f"{name} is empty; leave it out")
         if tokenizer is None:
             raise ValueError(f"{name} is a string: give the target model's tokenizer= as well")
         reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
@@ -193,7 +209,7 @@ def _one_to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | 
         raise ValueError(f"{name} is empty; leave it out")
     if not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must hold integers, but holds {ids.dtype}")
-    if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+    if ids.min() < 0 or ids.max() > _LARGEST_ID:
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
     return ids
@@ -203,6 +219,7 @@ def _is_ids(reference: Any) -> bool:
     """Whether it is a list (or other sequence) of ids, by its first item."""
     return (
         isinstance(reference, Sequence)
+        and not isinstance(reference, bytes)
         and len(reference) > 0
         and isinstance(reference[0], (int, np.integer))
     )

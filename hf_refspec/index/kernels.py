@@ -153,6 +153,8 @@ def _common_suffix(text, position, context, skipped):
 def longest_match(text, previous, latest, context, match_length):
     """Finds where the longest suffix of `context` stands in `text`, the first place of several.
 
+    A place counts if a token follows it.
+
     Args:
         text, previous, latest: A `TokenBuffer`.
         context: The last tokens, as many as may match.
@@ -165,7 +167,8 @@ def longest_match(text, previous, latest, context, match_length):
     best_length = match_length
     position = _latest_of(latest, context[-1]) if len(context) else -1
     while position >= 0:
-        length = _common_suffix(text, position, context, 0)
+        followed = position + 1 < len(text) and text[position + 1] >= 0
+        length = _common_suffix(text, position, context, 0) if followed else 0
         if length >= best_length:
             best, best_length = position + 1, length
         position = previous[position]

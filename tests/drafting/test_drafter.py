@@ -131,7 +131,9 @@ def test_get_candidates_observes_what_is_new_and_begins_another_text_anew():
     assert drafter.calls == [
         ("begin", [1, 2]),
         ("observe", [7, 7, 5]),
+        ("end",),
         ("begin", [1, 2]),
+        ("end",),
         ("begin", [3, 2, 1]),
     ]
 
