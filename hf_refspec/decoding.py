@@ -108,8 +108,7 @@ def speculate(
         text = TargetText(
             input_ids, logits_processor, stopping_criteria, generation_config, streamer
         )
-        with model._optimize_model_for_decode():
-            _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
+        _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
     if streamer is not None:
         streamer.end()
     return _output(text, verifier, generation_config)
@@ -122,7 +121,7 @@ def _decode(
     stats = drafter.stats
     began = perf_counter()
     logits = verifier.prefill(text.ids)  # (1, vocab_size)
-    tokens = text.accept(logits, DraftTree.empty())
+    tokens = _accept(text, verifier, logits, DraftTree.empty())
     drafter.observe(np.array(tokens), logits)
     stats.record_pass(drafted=0, accepted=0)
     prefilled = committed = perf_counter()
@@ -131,11 +130,7 @@ def _decode(
         draft = _draft(drafter, verifier, min(budget, _room(text, verifier)), vocab_size)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
-        try:
-            tokens = text.accept(logits, draft)
-        except BaseException:  # a streamer, processor or criterion that cancels the call
-            verifier.abandon(draft, text.path)
-            raise
+        tokens = _accept(text, verifier, logits, draft)
         verified = perf_counter()
         verifier.commit(draft, text.path)
         drafter.observe(np.array(tokens), logits)
@@ -159,6 +154,16 @@ def _draft(drafter: Drafter, verifier: Verification, budget: int, vocab_size: in
         )
     draft.check(vocab_size)
     return draft
+
+
+def _accept(
+    text: TargetText, verifier: Verification, logits: torch.Tensor, draft: DraftTree
+) -> list[int]:
+    try:
+        return text.accept(logits, draft)
+    except BaseException:  # a streamer, processor or criterion that cancels the call
+        verifier.abandon(draft, text.path)
+        raise
 
 
 def _room(text: TargetText, verifier: Verification) -> int:
