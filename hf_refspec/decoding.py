@@ -127,7 +127,7 @@ def _decode(
     prefilled = committed = perf_counter()
 
     while not text.finished:
-        draft = _draft(drafter, verifier, min(budget, _room(text, verifier)), vocab_size)
+        draft = _draft(drafter, verifier, budget, _depth_limit(text, verifier), vocab_size)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
         tokens = _accept(text, verifier, logits, draft)
@@ -143,8 +143,10 @@ def _decode(
     stats.prefill_seconds = prefilled - began
 
 
-def _draft(drafter: Drafter, verifier: Verification, budget: int, vocab_size: int) -> DraftTree:
-    if budget <= 0:
+def _draft(
+    drafter: Drafter, verifier: Verification, budget: int, depth_limit: int, vocab_size: int
+) -> DraftTree:
+    if budget == 0 or depth_limit <= 0:
         return DraftTree.empty()
     draft = drafter.draft(budget) if verifier.takes_trees else drafter.draft_chain(budget)
     if not isinstance(draft, DraftTree) or len(draft) > budget:
@@ -153,7 +155,7 @@ def _draft(drafter: Drafter, verifier: Verification, budget: int, vocab_size: in
             f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
         )
     draft.check(vocab_size)
-    return draft
+    return draft.truncated(depth_limit)
 
 
 def _accept(
@@ -166,9 +168,9 @@ def _accept(
         raise
 
 
-def _room(text: TargetText, verifier: Verification) -> int:
-    """How many nodes a draft may have: none can then lie past `max_length`, where one token is the
-    target's own, nor at positions where plain decoding would be another computation."""
+def _depth_limit(text: TargetText, verifier: Verification) -> int:
+    """How deep a draft may go: not past `max_length`, where one token is the target's own, nor to
+    positions where plain decoding would be another computation."""
     limits = [np.iinfo(np.int32).max]
     if text.max_length is not None:
         limits.append(text.max_length - len(text) - 1)

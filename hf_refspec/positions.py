@@ -23,7 +23,7 @@ def furthest_position(config: PreTrainedConfig, last_position: int) -> int | Non
     """
     table = _embedded_positions(config)
     limits = [] if table is None or last_position >= table else [table - 1]
-    rope = _length_dependent_rope(config)
+    rope = length_dependent_rope(config)
     if rope:
         unscaled = (
             rope.get("original_max_position_embeddings")
@@ -42,9 +42,9 @@ def _embedded_positions(config: PreTrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
-def _length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of such a rotary embedding, {} if there is none. A configuration may hold one
-    set of parameters, or one for each type of layer."""
+def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
+    """The parameters of a rotary embedding whose frequencies depend on the length of the text, {} if
+    there is none. A configuration may hold one set of parameters, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})

@@ -25,6 +25,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from .drafting.tree import DraftTree
+from .positions import length_dependent_rope
 
 # The names under which transformers' models take their cache.
 CACHE_NAMES = ("past_key_values", "cache_params")
@@ -183,7 +184,8 @@ class TreeVerification(Verification):
         """Needs position ids, a masked attention kernel, and a cache whose entries can be moved.
 
         The configuration is asked too: a model with sliding windows may be given a cache that
-        keeps everything, and would still need another mask.
+        keeps everything, and would still need another mask; and where rotary frequencies depend on
+        the length of the text, some models count the nodes of a tree as that (Phi-3).
         """
         cache = find_cache(model_kwargs)
         return (
@@ -194,6 +196,7 @@ class TreeVerification(Verification):
             and _all_plain_attention(cache)
             and _all_plain_attention(new_cache(model))
             and not _attends_locally(model)
+            and not length_dependent_rope(model.config.get_text_config(decoder=True))
         )
 
     def _model_inputs(self, input_ids: torch.Tensor, draft: DraftTree) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from hf_refspec.demo import corpus
 
@@ -249,9 +250,10 @@ def new_model() -> LlamaForCausalLM:
 def wire_copying(model: LlamaForCausalLM) -> None:
     """Starts the first two layers as a circuit that continues text as it went on before.
 
-    A run this short does not find such a circuit by itself. In layer 0, one head brings every
-    position the token before it; in layer 1, one head looks for positions where the token before
-    is the present one, and brings the token found there. Everything else adds nothing at first.
+    A run this short does not find such a circuit by itself. In layer 0, three heads bring every
+    position the three tokens before it. In layer 1, three heads look for the positions that follow
+    the last one, two or three tokens, and bring the token found there. All other parts of the
+    layers add nothing at first.
 
     Args:
         model: The untrained model, changed in place.
@@ -262,34 +264,65 @@ def wire_copying(model: LlamaForCausalLM) -> None:
     # Large beside one step of the optimiser, which else drags rare tokens all the same way and
     # makes them look alike before the circuit is of use.
     embeddings = model.model.embed_tokens.weight.normal_()
-    width, half = embeddings.shape[1], HEAD // 2
-    slow = torch.cat([torch.arange(half // 2, half), torch.arange(half + half // 2, HEAD)])
-    token, answer = torch.arange(HEAD), torch.arange(HEAD, 2 * HEAD)
-    before, one = torch.arange(width - half, width), 2 * HEAD
-    embeddings[:, before] = 0.0
+    token, answer, one = torch.arange(HEAD), torch.arange(HEAD, 2 * HEAD), 2 * HEAD
+    code = HEAD // 2  # A token is told by half as many dimensions: those that can be compared.
+    history = [torch.arange(code), *(one + code * back + torch.arange(code) for back in (1, 2, 3))]
+    embeddings[:, torch.cat(history[1:])] = 0.0
     embeddings[:, one] = 4.0  # The same for all tokens: where to look, whatever is there.
     model.lm_head.weight[:, answer] = INITIAL * embeddings[:, token]
+    for back in (1, 2, 3):
+        wire_look_back(model.model.layers[0].self_attn, back, one, history[back])
+    for count in (1, 2, 3):
+        wire_match(model.model.layers[1].self_attn, count, history, answer)
 
-    # Turned back by one position, the query is nearest to the key of the position before.
-    previous = model.model.layers[0].self_attn
+
+def wire_look_back(attention: LlamaAttention, back: int, one: int, place: Tensor) -> None:
+    """Makes a head write the token some positions back.
+
+    Args:
+        attention: The attention of the first layer.
+        back: How many positions back, and the number of the head from 1.
+        one: The dimension that is the same for all tokens.
+        place: The dimensions to write to.
+    """
+    first, half = (back - 1) * HEAD, HEAD // 2
+    rows = slice(first, first + HEAD)
+    attention.q_proj.weight[rows] = 0.0
+    attention.k_proj.weight[rows] = 0.0
+    # Turned back by so many positions, the query is nearest to the key that stands there. The
+    # slow dimensions would only add noise.
     fast = torch.arange(half // 4)
-    angles = ROPE_BASE ** (-fast / half)
-    previous.q_proj.weight[:HEAD] = 0.0
-    previous.k_proj.weight[:HEAD] = 0.0
-    previous.q_proj.weight[fast, one] = 3 * angles.cos()
-    previous.q_proj.weight[half + fast, one] = -3 * angles.sin()
-    previous.k_proj.weight[fast, one] = 3.0
-    previous.v_proj.weight[:HEAD] = torch.eye(HEAD, width)
-    previous.o_proj.weight[before, torch.arange(half)] = 1.0
+    angles = back * ROPE_BASE ** (-fast / half)
+    attention.q_proj.weight[first + fast, one] = 3 * angles.cos()
+    attention.q_proj.weight[first + half + fast, one] = -3 * angles.sin()
+    attention.k_proj.weight[first + fast, one] = 3.0
+    attention.v_proj.weight[rows] = torch.eye(HEAD, attention.v_proj.in_features)
+    attention.o_proj.weight[place, first + torch.arange(len(place))] = 1.0
 
-    # Tokens are compared in the dimensions that hardly turn over a few hundred positions.
-    found = model.model.layers[1].self_attn
-    found.q_proj.weight[:HEAD] = 0.0
-    found.k_proj.weight[:HEAD] = 0.0
-    found.q_proj.weight[slow, torch.arange(half)] = 1.5
-    found.k_proj.weight[slow, before] = 1.5
-    found.v_proj.weight[:HEAD] = torch.eye(HEAD, width)
-    found.o_proj.weight[answer, token] = 4.0
+
+def wire_match(
+    attention: LlamaAttention, count: int, history: list[Tensor], answer: Tensor
+) -> None:
+    """Makes a head find where the last tokens stood before, and write what followed them there.
+
+    Args:
+        attention: The attention of the second layer.
+        count: How many tokens are compared, and the number of the head from 1.
+        history: The dimensions of the present token and of those before it.
+        answer: The dimensions to write to.
+    """
+    first, half = (count - 1) * HEAD, HEAD // 2
+    rows = slice(first, first + HEAD)
+    attention.q_proj.weight[rows] = 0.0
+    attention.k_proj.weight[rows] = 0.0
+    # The dimensions that hardly turn over a few hundred positions.
+    slow = first + torch.cat([torch.arange(half // 2, half), torch.arange(half // 2, half) + half])
+    for back in range(count):
+        place = slow.roll(11 * back)  # Else the same tokens in another order would match.
+        attention.q_proj.weight[place, history[back]] = 1.5
+        attention.k_proj.weight[place, history[back + 1]] = 1.5
+    attention.v_proj.weight[rows] = torch.eye(HEAD, attention.v_proj.in_features)
+    attention.o_proj.weight[answer, first + torch.arange(HEAD)] = 2.0
 
 
 def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -463,7 +496,7 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     repository = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--out", type=Path, default=repository / "hf_refspec" / "demo" / "model")
     parser.add_argument(
         "--work-dir", type=Path, default=Path(tempfile.gettempdir()) / "hf_refspec_demo_model"

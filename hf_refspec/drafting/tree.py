@@ -96,6 +96,15 @@ class DraftTree:
         edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {edge: node for node, edge in enumerate(edges)}
 
+    def truncated(self, max_depth: int) -> DraftTree:
+        """The tree without its nodes deeper than `max_depth`."""
+        if max_depth >= len(self):
+            return self
+        kept = self.depths() <= max_depth
+        new_index = np.cumsum(kept, dtype=np.int32) - 1
+        parents = np.where(self.parents < 0, np.int32(ROOT), new_index[self.parents])
+        return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])
+
     def check(self, vocab_size: int) -> None:
         """Checks a tree that comes from outside (a custom drafter).
 

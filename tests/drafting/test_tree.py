@@ -66,6 +66,14 @@ def test_children_finds_a_node_by_parent_and_token():
     assert branching().children() == {(-1, 5): 0, (0, 7): 1, (-1, 6): 2, (0, 8): 3, (2, 7): 4}
 
 
+def test_truncated_drops_deeper_nodes_and_keeps_the_others_linked():
+    tree = branching().truncated(1)
+    assert tree.tokens.tolist() == [5, 6]
+    assert tree.parents.tolist() == [-1, -1]
+    assert len(branching().truncated(0)) == 0
+    assert branching().truncated(2).tokens.tolist() == branching().tokens.tolist()
+
+
 def test_types_are_the_documented_ones():
     for tree in (branching(), DraftTree.chain([1]), DraftTree.empty(), branching().best_chain()):
         assert [tree.tokens.dtype, tree.parents.dtype, tree.probs.dtype] == [
