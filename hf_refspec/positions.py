@@ -43,8 +43,8 @@ def _embedded_positions(config: PreTrainedConfig) -> int | None:
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of a rotary embedding whose frequencies depend on the length of the text, {} if
-    there is none. A configuration may hold one set of parameters, or one for each type of layer."""
+    """The parameters of a rotary embedding whose frequencies depend on the length of the text, {}
+    if there is none. A configuration may hold one set of them, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})
