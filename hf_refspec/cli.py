@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="complete and edit Python files, plainly and drafted")
     demo.add_argument("--file", type=Path, help="your own file instead of standard library files")
     demo.add_argument("--model", help="a folder or a Hub id instead of the bundled model")
-    demo.add_argument("--max-new-tokens", type=_positive, default=400, metavar="N")
+    demo.add_argument("--max-new-tokens", type=_positive, default=160, metavar="N")
     demo.add_argument("--no-color", action="store_true")
     demo.set_defaults(command=_demo)
 

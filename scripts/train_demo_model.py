@@ -250,7 +250,7 @@ def new_model() -> LlamaForCausalLM:
 def wire_copying(model: LlamaForCausalLM) -> None:
     """Starts the first two layers as a circuit that continues text as it went on before.
 
-    A run this short does not find such a circuit by itself. In layer 0, three heads bring every
+    A run this short did not find such a circuit by itself. In layer 0, three heads bring every
     position the three tokens before it. In layer 1, three heads look for the positions that follow
     the last one, two or three tokens, and bring the token found there. All other parts of the
     layers add nothing at first.

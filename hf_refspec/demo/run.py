@@ -230,7 +230,7 @@ def _last_lines(text: str, count: int) -> str:
 def run_demo(
     file: Path | None = None,
     model: str | None = None,
-    max_new_tokens: int = 400,
+    max_new_tokens: int = 160,
     color: bool | None = None,
 ) -> bool:
     """Loads the model, makes the tasks and runs them.
@@ -239,7 +239,7 @@ def run_demo(
         file (`Path`, *optional*): A file to edit and complete; else files of the standard library
             that the bundled model has not been trained on.
         model (`str`, *optional*): A folder or a Hub id; else the bundled model.
-        max_new_tokens (`int`, *optional*, defaults to 400): The most that a task generates.
+        max_new_tokens (`int`, *optional*, defaults to 160): The most that a task generates.
         color (`bool`, *optional*): Whether to colour; else only on a terminal.
 
     Returns:
