@@ -146,7 +146,7 @@ def _decode(
 def _draft(
     drafter: Drafter, verifier: Verification, budget: int, depth_limit: int, vocab_size: int
 ) -> DraftTree:
-    if budget == 0 or depth_limit <= 0:
+    if budget == 0 or depth_limit <= 0 or verifier.restarted:
         return DraftTree.empty()
     draft = drafter.draft(budget) if verifier.takes_trees else drafter.draft_chain(budget)
     if not isinstance(draft, DraftTree) or len(draft) > budget:

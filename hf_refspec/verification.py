@@ -78,6 +78,9 @@ class Verification:
         # The position of the last token. It is not the length: padding has no position, and a
         # given cache may hold tokens that the ids lack.
         self.last_position = 0
+        # Whether the model has begun a new cache in the middle of the text. It may then do so at
+        # every step, as Phi-3 does in transformers 5.17, and nothing can be drafted any more.
+        self.restarted = False
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -117,7 +120,7 @@ class Verification:
             1 + i after node i.
         """
         outputs = self.model(**self._model_inputs(input_ids, draft), return_dict=True)
-        self._adopt_cache(outputs)
+        self.restarted |= self._adopt_cache(outputs)
         return outputs.logits[0, -1 - len(draft) :]
 
     def commit(self, draft: DraftTree, path: list[int]) -> None:
@@ -138,14 +141,16 @@ class Verification:
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
         raise NotImplementedError
 
-    def _adopt_cache(self, outputs: Mapping[str, Any]) -> None:
-        """Goes on with the cache that the model gives back: some models start a new one where the
-        text outgrows the frequencies of their rotary embedding (Phi-3)."""
+    def _adopt_cache(self, outputs: Mapping[str, Any]) -> bool:
+        """Goes on with the cache that the model gives back, and says whether it is another: some
+        models begin a new one where the text outgrows their rotary embedding (Phi-3)."""
         cache = find_cache(outputs)
-        if cache is not None and cache is not self.cache:
-            name = next(name for name in CACHE_NAMES if outputs.get(name) is cache)
-            self.cache = cache
-            self.model_kwargs = {**self.model_kwargs, name: cache}
+        if cache is None or cache is self.cache:
+            return False
+        name = next(name for name in CACHE_NAMES if outputs.get(name) is cache)
+        self.cache = cache
+        self.model_kwargs = {**self.model_kwargs, name: cache}
+        return True
 
     def _extended_kwargs(self, num_new_tokens: int) -> dict[str, Any]:
         """The keyword arguments (attention mask, position ids, token types) for that many more
@@ -266,8 +271,9 @@ class ChainVerification(Verification):
         return logits
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
-        # Also with nothing to drop: it shrinks a recording sliding window back to its size.
-        self.cache.crop(len(path) - len(draft))
+        if not self.restarted:  # a new cache does not record what it would take to go back
+            # Also with nothing to drop: it shrinks a recording sliding window back to its size.
+            self.cache.crop(len(path) - len(draft))
 
     def abandon(self, draft: DraftTree, path: list[int]) -> None:
         super().abandon(draft, path)
