@@ -1,7 +1,6 @@
 """What `ReferenceCopy` drafts from which text, and which arguments it refuses."""
 
 import copy
-import json
 import pickle
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.tree import DraftTree
 
@@ -219,14 +219,8 @@ def rag_prompts():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    prompts = []
-    for line in (DATA / "llma_rag.jsonl").read_text(encoding="utf-8").splitlines():
-        sample = json.loads(line)
-        docs = "\n".join(sample["docs"])
-        prompt = f"docs:\n{docs}\nquery: {sample['query']}\nanswer:"
-        answer = tokenizer(sample["result"]["text"], add_special_tokens=False).input_ids
-        prompts.append((np.array(tokenizer(prompt).input_ids), [*answer, tokenizer.eos_token_id]))
-    return prompts
+    answers = llma_rag(DATA / "llma_rag.jsonl", tokenizer)
+    return [(np.array(answer.prompt_ids), answer.answer_ids) for answer in answers]
 
 
 def replayed_mat(prompts, drafter: ReferenceCopy, budget: int, chain: bool = False) -> float:
