@@ -5,7 +5,11 @@ Importing this package makes every model's `generate` take `candidate_generator=
     model.generate(**inputs, candidate_generator=hf_refspec.ReferenceCopy())
 """
 
+from .datastore.format import DatastoreError
+from .datastore.store import Datastore
 from .decoding import speculate
+from .drafting.blend import Blend
+from .drafting.datastore_drafts import DatastoreDrafts
 from .drafting.drafter import Drafter
 from .drafting.reference_copy import ReferenceCopy
 from .drafting.stats import SpeculationStats
@@ -15,6 +19,10 @@ from .index.kernels import warmup
 from .version import __version__
 
 __all__ = [
+    "Blend",
+    "Datastore",
+    "DatastoreDrafts",
+    "DatastoreError",
     "DraftTree",
     "Drafter",
     "ReferenceCopy",

@@ -80,6 +80,12 @@ class Drafter(CandidateGenerator):
         """Draft nodes in one forward pass on that device where the call names no number."""
         return 8 if device.type == "cpu" else 32
 
+    def __or__(self, other: Drafter) -> Drafter:
+        """`a | b` drafts from both, see [`Blend`]."""
+        from .blend import Blend  # which is a drafter itself
+
+        return Blend([self, other]) if isinstance(other, Drafter) else NotImplemented
+
     def end(self) -> None:
         """The call is over, also by an exception (one from `begin` too)."""
 
@@ -154,3 +160,16 @@ class Drafter(CandidateGenerator):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_in_use"}
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses a drafter's option that is no whole number above 0.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is less than 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int, but is {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, but is {value}")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index import kernels
 from ..index.token_buffer import TokenBuffer
-from .drafter import Drafter
+from .drafter import Drafter, check_count
 from .tree import DraftTree
 
 Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
@@ -65,9 +65,9 @@ class ReferenceCopy(Drafter):
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
-        _check_count("match_length", match_length)
+        check_count("match_length", match_length)
         if copy_length is not None:
-            _check_count("copy_length", copy_length)
+            check_count("copy_length", copy_length)
         if references is None and not include_prompt:
             raise ValueError(
                 "include_prompt=False leaves nothing to copy from without references; give some"
@@ -160,13 +160,6 @@ class ReferenceCopy(Drafter):
         span = text[start : start + length]
         boundaries = np.flatnonzero(span < 0)
         return DraftTree.chain(span[: boundaries[0]] if len(boundaries) else span)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int, but is {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, but is {value}")
 
 
 def _to_ids(

@@ -21,12 +21,12 @@ _compile_lock = threading.Lock()
 
 
 class Kernel:
-    """A function that numba compiles for one signature, at its first call or by `warmup`."""
+    """A function that numba compiles for its signatures, at its first call or by `warmup`."""
 
-    def __init__(self, function: Callable, signature: str):
+    def __init__(self, function: Callable, signatures: tuple[str, ...]):
         self.__doc__ = function.__doc__
         self.python = function
-        self._signature = signature
+        self._signatures = signatures
         self._compiled: Any = None
         _kernels.append(self)
 
@@ -40,19 +40,22 @@ class Kernel:
         if self._compiled is not None:
             return False
         try:
-            compiled = njit(cache=True, nogil=True)(self.python)
-            compiled.compile(self._signature)
+            compiled = self._compile(njit(cache=True, nogil=True)(self.python))
         except (RuntimeError, OSError):  # no folder for the cache can be written
-            compiled = njit(nogil=True)(self.python)
-            compiled.compile(self._signature)
+            compiled = self._compile(njit(nogil=True)(self.python))
         compiled.disable_compile()
         self._compiled = compiled
         return not compiled.stats.cache_hits
 
+    def _compile(self, function: Any) -> Any:
+        for signature in self._signatures:
+            function.compile(signature)
+        return function
 
-def kernel(signature: str) -> Callable[[Callable], Kernel]:
-    """Makes a function a `Kernel` with this numba signature."""
-    return lambda function: Kernel(function, signature)
+
+def kernel(*signatures: str) -> Callable[[Callable], Kernel]:
+    """Makes a function a `Kernel` with these numba signatures."""
+    return lambda function: Kernel(function, signatures)
 
 
 def warmup() -> None:
@@ -111,6 +114,100 @@ def best_path(parents, probs, path):
         path[i] = best
         best = parents[best]
     return length
+
+
+@njit
+def heap_push(heap, size, keys, item):
+    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
+    hole = size
+    while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
+
+
+@njit
+def heap_pop(heap, size, keys):
+    """Takes the top off a heap of `size` items and returns it."""
+    top, moved = heap[0], heap[size - 1]
+    hole, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
+            child += 1
+        if keys[heap[child]] <= keys[moved]:
+            break
+        heap[hole] = heap[child]
+        hole, child = child, 2 * child + 1
+    heap[hole] = moved
+    return top
+
+
+@kernel(
+    "int64(int64[::1], int64[::1], int32[::1], float32[::1], int64[::1], int32[::1], float32[::1])"
+)
+def merge_trees(sizes, tokens, parents, probs, out_tokens, out_parents, out_probs):
+    """Merges draft trees by token path and keeps the most probable nodes.
+
+    A path that several trees have fails only if it fails in all of them, as if they were
+    independent: with estimates p and q it has the probability 1 - (1 - p)(1 - q).
+
+    Args:
+        sizes: How many nodes each tree has.
+        tokens, parents, probs: The trees one after another, each with its own indices as parents.
+        out_tokens, out_parents, out_probs: The merged tree is written here, best node first; their
+            length is the budget.
+
+    Returns:
+        The number of nodes.
+    """
+    total = len(tokens)
+    # All nodes merged; their children are linked lists. The root's list is the one at the end.
+    child = np.full(total + 1, -1, dtype=np.int32)
+    sibling = np.empty(total, dtype=np.int32)
+    token = np.empty(total, dtype=np.int64)
+    prob = np.empty(total, dtype=np.float32)
+    merged = np.empty(total, dtype=np.int32)
+    count, offset = 0, 0
+    for size in sizes:
+        for i in range(offset, offset + size):
+            parent = merged[offset + parents[i]] if parents[i] >= 0 else total
+            node = child[parent]
+            while node >= 0 and token[node] != tokens[i]:
+                node = sibling[node]
+            if node < 0:
+                node = count
+                count += 1
+                token[node], prob[node] = tokens[i], probs[i]
+                sibling[node] = child[parent]
+                child[parent] = node
+            else:
+                prob[node] = 1 - (1 - prob[node]) * (1 - probs[i])
+            merged[i] = node
+        offset += size
+
+    # Probabilities fall along each path, so that a parent is always taken before its children.
+    heap = np.empty(total, dtype=np.int32)
+    place = np.empty(total + 1, dtype=np.int32)
+    waiting, size, node = 0, 0, total
+    place[total] = -1
+    parent_of = np.empty(total, dtype=np.int32)
+    while True:
+        each = child[node]
+        while each >= 0:
+            parent_of[each] = node
+            if node < total:
+                prob[each] = min(prob[each], prob[node])
+            heap_push(heap, waiting, prob, each)
+            waiting += 1
+            each = sibling[each]
+        if waiting == 0 or size == len(out_tokens):
+            return size
+        node = heap_pop(heap, waiting, prob)
+        waiting -= 1
+        place[node] = size
+        out_tokens[size], out_probs[size] = token[node], prob[node]
+        out_parents[size] = place[parent_of[node]]
+        size += 1
 
 
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")
@@ -229,32 +326,6 @@ def _root_matches(
     return count, longest_position, longest
 
 
-@njit
-def _heap_push(heap, size, keys, item):
-    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
-    hole = size
-    while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
-        heap[hole] = heap[(hole - 1) // 2]
-        hole = (hole - 1) // 2
-    heap[hole] = item
-
-
-@njit
-def _heap_pop(heap, size, keys):
-    """Takes the top off a heap of `size` items and returns it."""
-    top, moved = heap[0], heap[size - 1]
-    hole, child = 0, 1
-    while child < size - 1:
-        if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
-            child += 1
-        if keys[heap[child]] <= keys[moved]:
-            break
-        heap[hole] = heap[child]
-        hole, child = child, 2 * child + 1
-    heap[hole] = moved
-    return top
-
-
 @kernel(
     "UniTuple(int64, 2)(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
     "boolean, int64[::1], int32[::1], float32[::1])"
@@ -366,13 +437,13 @@ def grow_tree(
             prob[child] = node_prob * weight[child] / total * longest / (longest + 1.0)
             parent[child] = node
             depth[child] = node_depth + 1
-            _heap_push(heap, waiting, prob, child)
+            heap_push(heap, waiting, prob, child)
             waiting += 1
         if waiting == 0 or size == budget:
             return size, anchor
 
         # The most probable of the nodes that wait joins the tree.
-        match = _heap_pop(heap, waiting, prob)
+        match = heap_pop(heap, waiting, prob)
         waiting = 0 if chain else waiting - 1
         token = text[positions[match]]
         before = tokens[parent[match]] if parent[match] >= 0 else context[-1]

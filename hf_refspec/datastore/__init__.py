@@ -1,0 +1,1 @@
+"""Datastores: token sequences on disk with a suffix index, to draft from."""

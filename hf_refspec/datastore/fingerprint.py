@@ -1,0 +1,51 @@
+"""Which tokenizer a datastore's tokens are from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A checksum of what decides which id a piece of text gets: vocabulary, merges, added tokens.
+
+    Names, chat templates, padding and the like do not count, nor does how the text is cut before
+    it is merged: tokens cut in another way mean the same and only draft a little worse.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+
+    Returns:
+        `str`: Hexadecimal digits, the same on every machine.
+
+    Raises:
+        ValueError: If it is not a fast tokenizer.
+    """
+    model = fast_backend(tokenizer)["model"]
+    # Older versions write a merge as one string.
+    merges = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def fast_backend(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The content of a fast tokenizer's tokenizer.json.
+
+    Raises:
+        ValueError: If it is not a fast tokenizer.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"tokenizer must be a fast one (AutoTokenizer gives it where there is one), "
+            f"but is a {type(tokenizer).__name__}"
+        )
+    return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The smallest number that all of a tokenizer's ids are below."""
+    return max(tokenizer.get_vocab().values()) + 1

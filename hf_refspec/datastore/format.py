@@ -1,0 +1,346 @@
+"""The files of a datastore: what is in them, written whole or not at all, and never trusted.
+
+    config.json                     all else is named in it, with sizes and checksums
+    tokens-00001.safetensors        tokens   uint16 or uint32, a separator after each document
+    suffixes-00001.safetensors      suffixes int32, the suffix array of those tokens
+    ngrams-0123456789ab.safetensors (compact form) n-grams and their draft trees
+    README.md                       the card, on the Hub
+
+A file is never changed once config.json names it, and config.json is replaced in one go. Whoever
+has the store open goes on with what he opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+FILE_NAME = re.compile(r"(tokens|suffixes)-[0-9]{5,}\.safetensors|ngrams-[0-9a-f]{12}\.safetensors")
+# No real config comes near it; what is larger is not read at all.
+_LARGEST_CONFIG = 1 << 24
+# A position in a shard must fit into an int32.
+LARGEST_SHARD = 2**31 - 2
+
+
+class DatastoreError(ValueError):
+    """A datastore that cannot be used: files are missing, damaged or made for something else."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file that config.json vouches for.
+
+    Attributes:
+        name (`str`): Its name in the datastore's folder.
+        size (`int`): In bytes.
+        sha256 (`str`): The checksum of all of it, in hexadecimal.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileEntry:
+        """Reads the file at `path` and notes what it is."""
+        return cls(path.name, path.stat().st_size, sha256(path))
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A part of the corpus.
+
+    Attributes:
+        tokens (`int`): Entries of its arrays, the separators among them.
+        documents (`int`): Documents that end in it.
+        tokens_file, suffixes_file (`FileEntry`): Where its two arrays are.
+    """
+
+    tokens: int
+    documents: int
+    tokens_file: FileEntry
+    suffixes_file: FileEntry
+
+
+@dataclass(frozen=True)
+class NgramsEntry:
+    """The compact form.
+
+    Attributes:
+        ngrams (`list[int]`): How many n-grams of the orders 1, 2, ... are in it.
+        nodes (`int`): Nodes of all draft trees together.
+        corpus_tokens (`int`): Entries of the shards that were counted.
+        file (`FileEntry`): Where its arrays are.
+    """
+
+    ngrams: list[int]
+    nodes: int
+    corpus_tokens: int
+    file: FileEntry
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """What config.json says.
+
+    Attributes:
+        fingerprint (`str`): Of the tokenizer, see [`tokenizer_fingerprint`].
+        tokenizer (`str`): Its name, for people.
+        vocab_size (`int`): All token ids are below it.
+        source (`dict`): How the store was built, for people and for the card.
+        shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
+        ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
+    """
+
+    fingerprint: str
+    tokenizer: str
+    vocab_size: int
+    source: dict[str, Any] = field(default_factory=dict)
+    shards: list[ShardEntry] = field(default_factory=list)
+    ngrams: NgramsEntry | None = None
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """uint16 where it holds all tokens and the separator, else uint32."""
+        return np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
+
+    @property
+    def separator(self) -> int:
+        """What stands after each document: the largest number of `token_dtype`."""
+        return int(np.iinfo(self.token_dtype).max)
+
+    def files(self) -> list[FileEntry]:
+        """All files that the store consists of, beside config.json."""
+        files = [file for shard in self.shards for file in (shard.tokens_file, shard.suffixes_file)]
+        return [*files, self.ngrams.file] if self.ngrams else files
+
+    def write(self, folder: Path) -> None:
+        """Replaces the folder's config.json in one go."""
+        text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
+        new = folder / f".{CONFIG}.new"
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / CONFIG)
+        sync_folder(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> StoreConfig:
+        """Reads a folder's config.json and checks all that it says by itself.
+
+        Raises:
+            DatastoreError: If there is none, or it is not one that this version can read.
+        """
+        path = folder / CONFIG
+        try:
+            if path.stat().st_size > _LARGEST_CONFIG:
+                raise DatastoreError(f"{path} is too large to be a datastore's")
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise DatastoreError(f"{folder} is not a datastore: it has no {CONFIG}") from None
+        except NotADirectoryError:
+            raise DatastoreError(f"{folder} is not a folder with a datastore") from None
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, DatastoreError):
+                raise
+            raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
+        if not isinstance(content, dict) or "format_version" not in content:
+            raise DatastoreError(f"{path} is not a datastore's: it names no format_version")
+        version = content["format_version"]
+        if version != FORMAT_VERSION:
+            raise DatastoreError(
+                f"{path} has format_version {version!r}, but this hf_refspec reads only "
+                f"{FORMAT_VERSION}; install the hf_refspec that it was made with, or build it again"
+            )
+        try:
+            return _parse_config(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DatastoreError(f"{path} is damaged: {error}") from None
+
+
+def _parse_config(content: dict[str, Any]) -> StoreConfig:
+    vocab_size = _count(content, "vocab_size", 1, 2**31 - 1)
+    shards = [
+        ShardEntry(
+            tokens=_count(shard, "tokens", 1, LARGEST_SHARD),
+            documents=_count(shard, "documents", 0, LARGEST_SHARD),
+            tokens_file=_parse_file(shard["tokens_file"]),
+            suffixes_file=_parse_file(shard["suffixes_file"]),
+        )
+        for shard in _expected(content, "shards", list)
+    ]
+    ngrams = content["ngrams"]
+    if ngrams is not None:
+        counts = _expected(ngrams, "ngrams", list)
+        ngrams = NgramsEntry(
+            ngrams=[
+                _count(dict(enumerate(counts)), i, 0, LARGEST_SHARD) for i in range(len(counts))
+            ],
+            nodes=_count(ngrams, "nodes", 0, LARGEST_SHARD),
+            corpus_tokens=_count(ngrams, "corpus_tokens", 0, 2**62),
+            file=_parse_file(ngrams["file"]),
+        )
+    config = StoreConfig(
+        fingerprint=_expected(content, "fingerprint", str),
+        tokenizer=_expected(content, "tokenizer", str),
+        vocab_size=vocab_size,
+        source=_expected(content, "source", dict),
+        shards=shards,
+        ngrams=ngrams,
+    )
+    if not shards and ngrams is None:
+        raise ValueError("it names neither shards nor n-grams")
+    return config
+
+
+def _parse_file(content: Any) -> FileEntry:
+    name = _expected(content, "name", str)
+    # Else a datastore could name a file outside of its folder.
+    if not FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a file in its folder")
+    return FileEntry(name, _count(content, "size", 0, 2**62), _expected(content, "sha256", str))
+
+
+def _expected(content: Any, key: Any, kind: type) -> Any:
+    if not isinstance(content[key], kind) or isinstance(content[key], bool):
+        raise ValueError(f"{key} is {content[key]!r}")
+    return content[key]
+
+
+def _count(content: Any, key: Any, low: int, high: int) -> int:
+    count = _expected(content, key, int)
+    if not low <= count <= high:
+        raise ValueError(f"{key} is {count}")
+    return count
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> FileEntry:
+    """Writes arrays into a new file and forces it to the disk.
+
+    Args:
+        path (`Path`): The file; one that is there already is replaced in one go.
+        arrays (`dict[str, np.ndarray]`): By name.
+    """
+    new = path.with_name(f".{path.name}.new")
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
+    with open(new, "rb") as file:
+        os.fsync(file.fileno())
+    os.chmod(new, 0o644)  # It is written for its owner's eyes only.
+    entry = FileEntry(path.name, new.stat().st_size, sha256(new))
+    os.replace(new, path)
+    return entry
+
+
+def read_arrays(
+    folder: Path, entry: FileEntry, expected: dict[str, tuple[np.dtype, int | None]]
+) -> dict[str, np.ndarray]:
+    """Maps the arrays of a file into memory; their content is not read, and not checked.
+
+    Args:
+        folder (`Path`): The datastore's folder.
+        entry (`FileEntry`): What config.json says about the file.
+        expected (`dict`): By name, each array's type and length; `None` is any length.
+
+    Returns:
+        `dict[str, np.ndarray]`: The arrays, all with one dimension.
+
+    Raises:
+        DatastoreError: If the file is missing or not what it should be.
+    """
+    path = folder / entry.name
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise DatastoreError(f"{path} is not a file")
+        if size != entry.size:
+            raise DatastoreError(
+                f"{path} is damaged: it has {size} bytes, but {CONFIG} says {entry.size}"
+            )
+        # Of torch's tensors, and only of those, the library makes no copy.
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name).numpy() for name in expected}
+    except FileNotFoundError:
+        raise DatastoreError(f"{path} is missing, but {CONFIG} names it") from None
+    except (SafetensorError, OSError, TypeError, RuntimeError) as error:
+        raise DatastoreError(f"{path} is damaged: {error}") from None
+    for name, (dtype, length) in expected.items():
+        array = arrays[name]
+        fits = array.dtype == dtype and array.ndim == 1 and array.flags.aligned
+        if not fits or length not in (None, len(array)):
+            raise DatastoreError(
+                f"{path} is damaged: {name} is {array.dtype} of shape {array.shape}, but should "
+                f"be {dtype} with {'one dimension' if length is None else f'{length} entries'}"
+            )
+    return arrays
+
+
+def check_file(folder: Path, entry: FileEntry) -> None:
+    """Reads a whole file and compares it with its checksum.
+
+    Raises:
+        DatastoreError: If it is not the file that was written.
+    """
+    path = folder / entry.name
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise DatastoreError(f"{path} cannot be read: {error}") from None
+    if found != entry.sha256:
+        raise DatastoreError(
+            f"{path} is damaged: its checksum is {found}, but {CONFIG} says {entry.sha256}"
+        )
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 checksum of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write a datastore into, which is at `path` only once all of it is written.
+
+    Raises:
+        FileExistsError: If there is something at `path`.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists; choose another path or delete it")
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what a process that was killed has left
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces the names of the files in a folder to the disk, where the system can do that."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

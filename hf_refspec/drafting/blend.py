@@ -1,0 +1,90 @@
+"""One draft tree out of several sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+
+from ..index import kernels
+from .drafter import Drafter
+from .tree import DraftTree
+
+
+class Blend(Drafter):
+    """Drafts from several sources at once: their trees merged, the most probable nodes kept.
+
+    `a | b | c` is the same as `Blend([a, b, c])`.
+
+    Args:
+        drafters (sequence of [`Drafter`]): The sources. Blends among them are taken apart.
+
+    Raises:
+        TypeError: if something else is among them.
+        ValueError: if there is none, or one is there twice.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters: list[Drafter] = []
+        for drafter in drafters:
+            if not isinstance(drafter, Drafter):
+                raise TypeError(f"drafters must be drafters of hf_refspec, but has {drafter!r}")
+            self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
+        if not self.drafters:
+            raise ValueError("drafters is empty; give at least one")
+        if len(set(map(id, self.drafters))) < len(self.drafters):
+            raise ValueError("drafters has the same drafter twice; make another one")
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        for drafter in self.drafters:
+            drafter.begin(prompt_ids, vocab_size)
+
+    def draft(self, budget: int) -> DraftTree:
+        return merged([drafter.draft(budget) for drafter in self.drafters], budget)
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        chains = [drafter.draft_chain(budget) for drafter in self.drafters]
+        return merged(chains, sum(map(len, chains))).best_chain().truncated(budget)
+
+    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+        # The logits are of the merged tree's nodes, which the sources do not know.
+        for drafter in self.drafters:
+            drafter.observe(tokens)
+
+    def default_budget(self, device: torch.device) -> int:
+        return min(drafter.default_budget(device) for drafter in self.drafters)
+
+    def end(self) -> None:
+        for drafter in self.drafters:
+            drafter.end()
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        with super()._owned(), ExitStack() as sources:
+            for drafter in self.drafters:
+                sources.enter_context(drafter._owned())
+            yield
+
+
+def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
+    """Merges draft trees by token path, see [`~index.kernels.merge_trees`].
+
+    Args:
+        trees (sequence of [`DraftTree`]): At least one.
+        budget (`int`): The most nodes that are kept.
+    """
+    tokens = np.empty(budget, dtype=np.int64)
+    parents = np.empty(budget, dtype=np.int32)
+    probs = np.empty(budget, dtype=np.float32)
+    size = kernels.merge_trees(
+        np.array([len(tree) for tree in trees]),
+        np.concatenate([tree.tokens for tree in trees]),
+        np.concatenate([tree.parents for tree in trees]),
+        np.concatenate([tree.probs for tree in trees]),
+        tokens,
+        parents,
+        probs,
+    )
+    return DraftTree(tokens[:size], parents[:size], probs[:size])

@@ -1,0 +1,123 @@
+"""Drafts from a datastore: REST, CREST, and a tree mixed from matches of several lengths."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from ..datastore.store import Datastore
+from ..index.continuations import longest_match, mixed_matches, tree_of_longest, tree_of_mixed
+from .drafter import Drafter, check_count
+from .tree import DraftTree
+
+Mode: TypeAlias = Literal["mixed", "rest"]
+
+# REST's published setting; with a mixed tree more than this hardly helps.
+_CONTINUATIONS_REST = 5000
+_CONTINUATIONS_MIXED = 1000
+
+
+class DatastoreDrafts(Drafter):
+    """Drafts what most often followed the last tokens in a datastore.
+
+    With a datastore's full form, the last tokens are searched in its suffix arrays, and the draft
+    tree grows out of all that followed them there. With its compact form the tree was grown when
+    the form was made, and is only looked up.
+
+    Args:
+        store ([`Datastore`]):
+            Where to look. Its tokens must be from the target model's tokenizer.
+        max_match (`int`, *optional*, defaults to 16):
+            How many last tokens may match. (The compact form has its own, smaller number.)
+        min_match (`int`, *optional*, defaults to 1):
+            How many last tokens must match.
+        max_continuations (`int`, *optional*):
+            About how many places are read, a fair sample of all that match. 1000 by default, for
+            `mode="rest"` 5000, as published.
+        continuation_length (`int`, *optional*, defaults to 10):
+            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes on
+            up to 3 times as far.
+        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
+            `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
+            2311.08252, section 3): the longest suffix of the text that stands in the datastore,
+            the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
+            that are more frequent vote as well, see [`~index.continuations.tree_of_mixed`]: a long
+            match that is rare makes a poor tree. The compact form has mixed trees only; to look
+            them up is the algorithm of CREST.
+
+    Raises:
+        TypeError: if `store` is no [`Datastore`].
+        ValueError: if a number is less than 1, `max_match` less than `min_match`, or there is no
+            such `mode` (in this form). `begin` raises it if the datastore's tokens are outside of
+            the target's vocabulary.
+    """
+
+    def __init__(
+        self,
+        store: Datastore,
+        max_match: int = 16,
+        min_match: int = 1,
+        max_continuations: int | None = None,
+        continuation_length: int = 10,
+        mode: Mode = "mixed",
+    ) -> None:
+        if not isinstance(store, Datastore):
+            raise TypeError(
+                f"store must be a Datastore, but is {store!r}; open one with "
+                "Datastore.from_pretrained(repo_or_path)"
+            )
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {mode!r}")
+        if mode == "rest" and store.form == "compact":
+            raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
+        if max_continuations is None:
+            max_continuations = _CONTINUATIONS_REST if mode == "rest" else _CONTINUATIONS_MIXED
+        check_count("max_match", max_match)
+        check_count("min_match", min_match)
+        check_count("max_continuations", max_continuations)
+        check_count("continuation_length", continuation_length)
+        if max_match < min_match:
+            raise ValueError(f"max_match is {max_match}, less than min_match, {min_match}")
+        self.store = store
+        self.max_match = max_match
+        self.min_match = min_match
+        self.max_continuations = max_continuations
+        self.continuation_length = continuation_length
+        self.mode = mode
+        self._context = np.empty(0, dtype=np.int32)
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        if self.store.config.vocab_size > vocab_size:
+            raise ValueError(
+                f"the datastore has tokens up to {self.store.config.vocab_size - 1}, outside of "
+                f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
+                f"({self.store.config.tokenizer}), see Datastore.retokenize"
+            )
+        self._context = prompt_ids[-self.max_match :].astype(np.int32)
+
+    def draft(self, budget: int) -> DraftTree:
+        if budget == 0 or len(self._context) == 0:
+            return DraftTree.empty()
+        return self._look_up(budget) if self.store.form == "compact" else self._search(budget)
+
+    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+        context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
+        self._context = context[-self.max_match :]
+
+    def _look_up(self, budget: int) -> DraftTree:
+        """The tree that is stored for the longest known n-gram (CREST)."""
+        assert self.store.ngrams is not None
+        return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
+
+    def _search(self, budget: int) -> DraftTree:
+        """A tree of all that follows the last tokens in the datastore."""
+        shards, limits = self.store.shards, (self.max_continuations, self.continuation_length)
+        if self.mode == "rest":
+            match = longest_match(shards, self._context, self.min_match)
+            if match is None:
+                return DraftTree.empty()
+            return DraftTree(*tree_of_longest(shards, match, budget, *limits))
+        matches = mixed_matches(shards, self._context, self.min_match)
+        return DraftTree(*tree_of_mixed(shards, matches, budget, *limits))

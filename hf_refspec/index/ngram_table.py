@@ -1,0 +1,322 @@
+"""A hash table from n-grams to draft trees: CREST's compact form of a datastore."""
+
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signatures.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from .kernels import kernel
+
+# A parent is one byte; this one is the root.
+ROOT_BYTE = 255
+LARGEST_TREE = 255
+# A probability is a power of 1/2 in one byte: each step makes it 4 % smaller, the last is 2e-5.
+STEPS_PER_HALF = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NgramTable:
+    """n-grams and their draft trees in plain arrays, perhaps mapped from a file nobody has checked.
+
+    Attributes:
+        keys (`np.ndarray`, uint16 or uint32 of shape `(entries * max_ngram,)`):
+            The tokens of each n-gram, filled up with the largest number of the type.
+        slots (`np.ndarray`, uint32 of shape `(a power of two,)`):
+            By hash, the n-gram's index + 1; 0 is free. A collision moves on to the next slot.
+        starts (`np.ndarray`, uint32 of shape `(entries + 1,)`):
+            Where each tree begins among the nodes, and where the last one ends.
+        node_tokens (`np.ndarray`, type of `keys`, of shape `(nodes,)`): The nodes' tokens.
+        node_parents (`np.ndarray`, uint8 of shape `(nodes,)`): Their parents' indices in the tree.
+        node_probs (`np.ndarray`, uint8 of shape `(nodes,)`): `prob = 2 ** -(byte / 16)`.
+        max_ngram (`int`): The length of the longest n-grams.
+        vocab_size (`int`): All tokens are below it.
+    """
+
+    keys: np.ndarray
+    slots: np.ndarray
+    starts: np.ndarray
+    node_tokens: np.ndarray
+    node_parents: np.ndarray
+    node_probs: np.ndarray
+    max_ngram: int
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def tree(
+        self, context: np.ndarray, min_match: int, budget: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Looks up the draft tree of the longest n-gram that a context ends with.
+
+        Args:
+            context (`np.ndarray`, int32 of shape `(n,)`): The last tokens.
+            min_match (`int`): The shortest n-gram that counts.
+            budget (`int`): The most nodes.
+
+        Returns:
+            The tree's tokens (int64), parents (int32) and probabilities (float32).
+
+        Raises:
+            ValueError: If the arrays point outside of each other.
+        """
+        budget = min(budget, LARGEST_TREE)
+        tokens = np.empty(budget, dtype=np.int64)
+        parents = np.empty(budget, dtype=np.int32)
+        probs = np.empty(budget, dtype=np.float32)
+        size = look_up(
+            self.keys,
+            self.slots,
+            self.starts,
+            self.node_tokens,
+            self.node_parents,
+            self.node_probs,
+            self.max_ngram,
+            self.vocab_size,
+            context,
+            min_match,
+            tokens,
+            parents,
+            probs,
+        )
+        if size < 0:
+            raise ValueError(
+                "the datastore is damaged: its n-gram table points outside of itself; "
+                "Datastore.verify() tells which file it is"
+            )
+        return tokens[:size], parents[:size], probs[:size]
+
+
+def build_table(
+    ngrams: Sequence[np.ndarray],
+    trees: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    dtype: np.dtype,
+    vocab_size: int,
+) -> NgramTable:
+    """Builds a table.
+
+    Args:
+        ngrams (sequence of `np.ndarray`): Of each order from 1 on, int32 of shape `(count, n)`.
+        trees (sequence): Of each n-gram in turn, its tree's tokens, parents and probabilities, of
+            at most 255 nodes.
+        dtype (`np.dtype`): uint16 or uint32.
+        vocab_size (`int`): All tokens are below it.
+    """
+    max_ngram = len(ngrams)
+    entries = sum(len(order) for order in ngrams)
+    keys = np.full((entries, max_ngram), np.iinfo(dtype).max, dtype=dtype)
+    end = 0
+    for n, order in enumerate(ngrams, start=1):
+        keys[end : end + len(order), :n] = order
+        end += len(order)
+    slots = np.zeros(_slot_count(entries), dtype=np.uint32)
+    fill_slots(keys.reshape(-1), max_ngram, slots)
+    sizes = [len(tokens) for tokens, _, _ in trees]
+    starts = np.cumsum([0, *sizes], dtype=np.uint32)
+    tokens, parents, probs = (
+        [np.concatenate(parts) for parts in zip(*trees, strict=True)]
+        if trees
+        else [np.empty(0)] * 3
+    )
+    steps = np.round(-STEPS_PER_HALF * np.log2(np.maximum(probs, 1e-9)))
+    return NgramTable(
+        keys=keys.reshape(-1),
+        slots=slots,
+        starts=starts,
+        node_tokens=tokens.astype(dtype),
+        node_parents=np.where(parents < 0, ROOT_BYTE, parents).astype(np.uint8),
+        node_probs=np.clip(steps, 0, 255).astype(np.uint8),
+        max_ngram=max_ngram,
+        vocab_size=vocab_size,
+    )
+
+
+def table_bytes(entries: int, nodes: int, max_ngram: int, dtype: np.dtype) -> int:
+    """The size of a table's arrays.
+
+    Args:
+        entries (`int`): n-grams.
+        nodes (`int`): Nodes of all trees.
+        max_ngram (`int`): The length of the longest n-grams.
+        dtype (`np.dtype`): Of the tokens.
+    """
+    token = np.dtype(dtype).itemsize
+    slots = 4 * _slot_count(entries)
+    return entries * max_ngram * token + slots + 4 * (entries + 1) + nodes * (token + 2)
+
+
+def _slot_count(entries: int) -> int:
+    """A power of two that leaves at least a quarter of the slots free."""
+    count = 1
+    while 3 * count < 4 * entries or count == entries:
+        count *= 2
+    return count
+
+
+@njit
+def _hash(ngram):
+    """A number whose low bits depend on all bits of all tokens (FNV-1a, then a final mix)."""
+    mixed = np.uint64(14695981039346656037)
+    for token in ngram:
+        mixed = (mixed ^ np.uint64(token)) * np.uint64(1099511628211)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@kernel(
+    "void(uint16[::1], int64, uint32[::1])",
+    "void(uint32[::1], int64, uint32[::1])",
+)
+def fill_slots(keys, max_ngram, slots):
+    """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""
+    filler = np.iinfo(keys.dtype).max
+    for entry in range(len(keys) // max_ngram):
+        key = keys[entry * max_ngram : (entry + 1) * max_ngram]
+        length = max_ngram
+        while key[length - 1] == filler:
+            length -= 1
+        slot = np.int64(_hash(key[:length]) & np.uint64(len(slots) - 1))
+        while slots[slot] > 0:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = entry + 1
+
+
+@njit
+def _find(keys, slots, max_ngram, ngram):
+    """The index of an n-gram, -1 if it is not there, -2 if the table is damaged."""
+    filler = np.iinfo(keys.dtype).max
+    entries = len(keys) // max_ngram
+    slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
+    for _ in range(len(slots)):
+        entry = np.int64(slots[slot]) - 1
+        if entry < 0:
+            return -1
+        if entry >= entries:
+            return -2
+        same = True
+        for i in range(max_ngram):
+            wanted = ngram[i] if i < len(ngram) else filler
+            if keys[entry * max_ngram + i] != wanted:
+                same = False
+                break
+        if same:
+            return entry
+        slot = (slot + 1) & (len(slots) - 1)
+    return -1
+
+
+_LOOK_UP = (
+    "int64({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
+    "int32[::1], int64, int64[::1], int32[::1], float32[::1])"
+)
+
+
+@kernel(_LOOK_UP.format("uint16"), _LOOK_UP.format("uint32"))
+def look_up(
+    keys,
+    slots,
+    starts,
+    node_tokens,
+    node_parents,
+    node_probs,
+    max_ngram,
+    vocab_size,
+    context,
+    min_match,
+    tokens,
+    parents,
+    probs,
+):
+    """Writes the tree of the longest n-gram that `context` ends with; returns its size.
+
+    The arguments are those of an `NgramTable` and of its `tree`. -1 if the arrays are damaged.
+    """
+    for length in range(min(max_ngram, len(context)), min_match - 1, -1):
+        entry = _find(keys, slots, max_ngram, context[len(context) - length :])
+        if entry == -2:
+            return -1
+        if entry == -1:
+            continue
+        start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
+        if not start <= end <= len(node_tokens):
+            return -1
+        size = min(end - start, len(tokens))
+        for node in range(size):
+            parent = np.int64(node_parents[start + node])
+            parent = -1 if parent == ROOT_BYTE else parent
+            if parent >= node or node_tokens[start + node] >= vocab_size:
+                return -1
+            tokens[node], parents[node] = node_tokens[start + node], parent
+            prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
+            probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
+        return size
+    return 0
+
+
+@kernel(
+    "void(uint16[::1], int32[::1], int64, uint8[::1], uint8[::1])",
+    "void(uint32[::1], int32[::1], int64, uint8[::1], uint8[::1])",
+)
+def common_prefixes(tokens, suffixes, vocab_size, shared, whole):
+    """Compares neighbouring suffixes, as far as the longest n-gram (the length is in `whole[0]`).
+
+    Args:
+        tokens, suffixes: A text and its suffix array.
+        vocab_size: What is not below it separates documents.
+        shared: How many first tokens each suffix shares with the one before it, written here.
+        whole: How many first tokens of each suffix are in one document, written here.
+    """
+    longest = np.int64(whole[0])
+    before = -1
+    for i in range(len(suffixes)):
+        position = np.int64(suffixes[i])
+        length = 0
+        while (
+            length < longest
+            and position >= 0
+            and position + length < len(tokens)
+            and tokens[position + length] < vocab_size
+        ):
+            length += 1
+        whole[i] = length
+        same = 0
+        while (
+            before >= 0
+            and same < length
+            and before + same < len(tokens)
+            and tokens[before + same] == tokens[position + same]
+        ):
+            same += 1
+        shared[i] = same
+        before = position
+
+
+@kernel("int64(uint8[::1], uint8[::1], int64, int64, int64[::1], int64[::1])")
+def frequent_runs(shared, whole, length, least, firsts, counts):
+    """Finds the n-grams of one length that stand in a text often: runs of a suffix array.
+
+    Args:
+        shared, whole: From `common_prefixes`.
+        length: n.
+        least: The smallest number of occurrences that counts.
+        firsts, counts: The index of each run's first suffix and its length are written here, as
+            far as there is room.
+
+    Returns:
+        The number of such runs.
+    """
+    found, first = 0, 0
+    for i in range(1, len(shared) + 1):
+        if i < len(shared) and shared[i] >= length:
+            continue
+        if i - first >= least and whole[first] >= length:
+            if found < len(firsts):
+                firsts[found], counts[found] = first, i - first
+            found += 1
+        first = i
+    return found

@@ -1,0 +1,391 @@
+"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos need, and faults to order."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_of_the_owner"
+OWNER = "owner"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file's content, and whether it came as a large file."""
+
+    content: bytes
+    large: bool
+
+    @property
+    def oid(self) -> str:
+        if self.large:
+            return hashlib.sha256(self.content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
+
+
+@dataclass
+class Repo:
+    """A dataset repo: all its commits, each with its files, and its branches."""
+
+    private: bool = False
+    gated: bool = False
+    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, branch: str, files: dict[str, Blob]) -> str:
+        sha = hashlib.sha1(f"{branch} {len(self.commits)}".encode()).hexdigest()
+        self.commits[sha] = files
+        self.branches[branch] = sha
+        return sha
+
+    def files(self, branch: str = "main") -> dict[str, bytes]:
+        """The content of a branch."""
+        blobs = self.commits[self.branches[branch]]
+        return {name: blob.content for name, blob in blobs.items()}
+
+
+@dataclass
+class Fault:
+    """Cuts the connection in the middle of a body.
+
+    Attributes:
+        method, path (`str`): The requests that it happens to; `path` is a part of theirs.
+        after (`int`): Bytes of the body, the server's or for PUT and POST the client's, before.
+        times (`int`): How often.
+    """
+
+    method: str
+    path: str
+    after: int
+    times: int = 1
+
+
+class Hub:
+    """What is stored, and the two servers: the Hub's own and that of the large files.
+
+    Attributes:
+        repos (`dict[str, Repo]`): By name.
+        uploads (`dict[str, bytes]`): Large files by checksum, whether committed or not.
+        faults (`list[Fault]`): What is to go wrong.
+        requests (`list[str]`): What has been asked for: method, path, range if one was given.
+        large (`str`): A regular expression of the files that are to come as large ones.
+        endpoint (`str`): The address of the Hub.
+        storage (`str`): The address of the large files. It must never see a token.
+    """
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.uploads: dict[str, bytes] = {}
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self.large = r".*\.safetensors"
+        self.lock = threading.Lock()
+        self.servers = [_Server(self), _Server(self)]
+        self.endpoint, self.storage = (
+            f"http://127.0.0.1:{server.server_port}" for server in self.servers
+        )
+
+    def create(self, name: str, **attributes: bool) -> Repo:
+        repo = self.repos[name] = Repo(**attributes)
+        repo.commit("main", {".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
+        return repo
+
+    def asked_for(self, method: str, part: str = "") -> list[str]:
+        return [r for r in self.requests if r.startswith(method + " ") and part in r]
+
+    def next_fault(self, method: str, path: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.times and fault.method == method and fault.path in path:
+                fault.times -= 1
+                return fault
+        return None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+
+
+@contextmanager
+def running_hub() -> Iterator[Hub]:
+    hub = Hub()
+    for server in hub.servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    try:
+        yield hub
+    finally:
+        for server in hub.servers:
+            server.shutdown()
+            server.server_close()
+
+
+class HubError(Exception):
+    """An answer that is an error, as the Hub words it."""
+
+    def __init__(self, status: int, code: str = "", **content: str) -> None:
+        super().__init__(code)
+        self.status, self.code, self.content = status, code, content
+
+
+class ConnectionCut(Exception):
+    """A fault has happened."""
+
+
+_REPO = r"(?P<name>[^/]+/[^/]+?)"
+_ROUTES = [
+    ("POST", r"/api/repos/create", "create_repo"),
+    ("POST", r"/api/validate-yaml", "validate_card"),
+    ("GET", rf"/api/datasets/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
+    ("GET", rf"/api/datasets/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
+    ("POST", rf"/api/datasets/{_REPO}/branch/(?P<branch>[^/]+)", "create_branch"),
+    ("POST", rf"/api/datasets/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
+    ("POST", rf"/api/datasets/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
+    ("POST", rf"/datasets/{_REPO}\.git/info/lfs/objects/batch", "large_file_batch"),
+    ("PUT", r"/storage/(?P<oid>[0-9a-f]{64})", "store_large_file"),
+    ("POST", r"/storage/(?P<oid>[0-9a-f]{64})/verify", "verify_large_file"),
+    ("GET", r"/storage/(?P<oid>[0-9a-f]{64})", "read_large_file"),
+    ("GET", rf"/datasets/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
+]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def answer(self) -> None:
+        self.hub = self.server.hub
+        url = urlsplit(self.path)
+        self.path, self.creates_pr = url.path, "create_pr=1" in url.query
+        asked = f"{self.command} {unquote(self.path)} {self.headers.get('Range', '')}".rstrip()
+        self.hub.requests.append(asked)
+        self.fault = self.hub.next_fault(self.command, unquote(self.path))
+        try:
+            self.body = self.read_body()
+            method = "GET" if self.command == "HEAD" else self.command
+            for route_method, pattern, name in _ROUTES:
+                match = re.fullmatch(pattern, self.path)
+                if method == route_method and match:
+                    parts = {k: v and unquote(v) for k, v in match.groupdict().items()}
+                    getattr(self, name)(**parts)
+                    return
+            raise HubError(404, error="no such page")
+        except HubError as error:
+            headers = {"X-Error-Code": error.code} if error.code else {}
+            self.send_json({"error": error.code, **error.content}, error.status, headers)
+        except ConnectionCut:
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = answer
+
+    # Bodies
+
+    def read_body(self) -> bytes:
+        size = int(self.headers.get("Content-Length") or 0)
+        if self.fault and self.command in ("PUT", "POST"):
+            self.rfile.read(min(self.fault.after, size))
+            raise ConnectionCut
+        return self.rfile.read(size)
+
+    def send_body(self, body: bytes, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.fault:
+            self.wfile.write(body[: self.fault.after])
+            raise ConnectionCut
+        self.wfile.write(body)
+
+    def send_json(self, content: object, status: int = 200, headers: dict | None = None) -> None:
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        self.send_body(json.dumps(content).encode(), status, headers)
+
+    def send_file(self, content: bytes, headers: dict[str, str]) -> None:
+        """The whole file, or from the byte that Range names."""
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if not wanted:
+            self.send_body(content, 200, headers)
+            return
+        start, size = int(wanted[1]), len(content)
+        if start >= size:
+            raise HubError(416)
+        headers = {**headers, "Content-Range": f"bytes {start}-{size - 1}/{size}"}
+        self.send_body(content[start:], 206, headers)
+
+    # Who may do what
+
+    def is_owner(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def repo_to_read(self, name: str) -> Repo:
+        repo = self.hub.repos.get(name)
+        if repo is None or (repo.private and not self.is_owner()):
+            # A stranger does not learn which of the two it is.
+            raise HubError(404 if self.is_owner() else 401, "RepoNotFound")
+        return repo
+
+    def repo_to_write(self, name: str) -> Repo:
+        if not self.is_owner():
+            raise HubError(401, error="Invalid username or password.")
+        return self.repo_to_read(name)
+
+    def sha_of(self, repo: Repo, revision: str | None) -> str:
+        revision = revision or "main"
+        sha = repo.branches.get(revision, revision)
+        if sha not in repo.commits:
+            raise HubError(404, "RevisionNotFound")
+        return sha
+
+    def check_stranger(self) -> None:
+        if "Authorization" in self.headers:
+            raise HubError(400, error="a token has got out of the Hub")
+
+    # Pages
+
+    def create_repo(self) -> None:
+        if not self.is_owner():
+            raise HubError(401, error="Invalid username or password.")
+        asked = json.loads(self.body)
+        assert asked["type"] == "dataset"
+        name = f"{asked['organization'] or OWNER}/{asked['name']}"
+        url = f"{self.hub.endpoint}/datasets/{name}"
+        if name in self.hub.repos:
+            raise HubError(409, url=url, error="You already created this dataset repo")
+        self.hub.create(name, private=asked.get("visibility") == "private")
+        self.send_json({"url": url})
+
+    def create_branch(self, name: str, branch: str) -> None:
+        repo = self.repo_to_write(name)
+        if branch in repo.branches:
+            raise HubError(409, error="Reference already exists")
+        repo.branches[branch] = repo.branches["main"]
+        self.send_json({})
+
+    def validate_card(self) -> None:
+        content = json.loads(self.body)["content"]
+        if not content.startswith("---\n"):
+            self.send_json({"errors": [], "warnings": [{"message": "empty metadata"}]})
+        elif "license: proprietary" in content:
+            self.send_json({"errors": [{"message": "unknown license"}], "warnings": []}, 400)
+        else:
+            self.send_json({"errors": [], "warnings": []})
+
+    def info(self, name: str, revision: str | None) -> None:
+        repo = self.repo_to_read(name)
+        sha = self.sha_of(repo, revision)
+        siblings = [{"rfilename": file} for file in repo.commits[sha]]
+        self.send_json(
+            {"id": name, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []}
+        )
+
+    def tree(self, name: str, revision: str) -> None:
+        repo = self.repo_to_read(name)
+        entries = []
+        for file, blob in repo.commits[self.sha_of(repo, revision)].items():
+            size = len(blob.content)
+            entry = {"type": "file", "path": file, "size": size, "oid": blob.oid}
+            if blob.large:
+                entry["lfs"] = {"oid": blob.oid, "size": size, "pointerSize": 130}
+            entries.append(entry)
+        self.send_json(entries)
+
+    def preupload(self, name: str, revision: str) -> None:
+        repo = self.repo_to_write(name)
+        present = repo.commits[self.sha_of(repo, revision)]
+        files = []
+        for file in json.loads(self.body)["files"]:
+            path = file["path"]
+            mode = "lfs" if re.fullmatch(self.hub.large, path) else "regular"
+            oid = present[path].oid if path in present else None
+            files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self.send_json({"files": files})
+
+    def large_file_batch(self, name: str) -> None:
+        self.repo_to_write(name)
+        objects = json.loads(self.body)["objects"]
+        for entry in objects:
+            if entry["oid"] not in self.hub.uploads:
+                path = f"/storage/{entry['oid']}"
+                entry["actions"] = {
+                    "upload": {"href": self.hub.storage + path},
+                    "verify": {"href": f"{self.hub.endpoint}{path}/verify"},
+                }
+        self.send_json({"transfer": "basic", "objects": objects})
+
+    def store_large_file(self, oid: str) -> None:
+        self.check_stranger()
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise HubError(400, error="the checksum is another")
+        self.hub.uploads[oid] = self.body
+        self.send_json({})
+
+    def verify_large_file(self, oid: str) -> None:
+        if len(self.hub.uploads.get(oid, b"")) != json.loads(self.body)["size"]:
+            raise HubError(404, error="not uploaded")
+        self.send_json({})
+
+    def read_large_file(self, oid: str) -> None:
+        self.check_stranger()
+        self.send_file(self.hub.uploads[oid], {"ETag": f'"{oid}"'})
+
+    def commit(self, name: str, revision: str) -> None:
+        repo = self.repo_to_write(name)
+        lines = [json.loads(line) for line in self.body.splitlines()]
+        with self.hub.lock:
+            parent = self.sha_of(repo, revision)
+            files = dict(repo.commits[parent])
+            for line in lines:
+                value = line["value"]
+                match line["key"]:
+                    case "header":
+                        if value.get("parentCommit", parent) != parent:
+                            raise HubError(412, error="A commit has happened since.")
+                    case "file":
+                        files[value["path"]] = Blob(base64.b64decode(value["content"]), False)
+                    case "lfsFile":
+                        files[value["path"]] = Blob(self.hub.uploads[value["oid"]], True)
+                    case "deletedFile":
+                        del files[value["path"]]
+            branch = f"refs/pr/{len(repo.commits)}" if self.creates_pr else revision
+            sha = repo.commit(branch, files)
+        url = f"{self.hub.endpoint}/datasets/{name}"
+        self.send_json(
+            {
+                "commitUrl": f"{url}/commit/{sha}",
+                "commitOid": sha,
+                "pullRequestUrl": f"{url}/discussions/1" if self.creates_pr else None,
+            }
+        )
+
+    def resolve(self, name: str, revision: str, file: str) -> None:
+        repo = self.repo_to_read(name)
+        if repo.gated and not self.is_owner():
+            raise HubError(401, "GatedRepo")
+        sha = self.sha_of(repo, revision)
+        blob = repo.commits[sha].get(file)
+        if blob is None:
+            raise HubError(404, "EntryNotFound")
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.oid}"', "Accept-Ranges": "bytes"}
+        if not blob.large:
+            self.send_file(blob.content, headers)
+            return
+        headers["Location"] = f"{self.hub.storage}/storage/{blob.oid}"
+        headers["X-Linked-Etag"] = headers["ETag"]
+        headers["X-Linked-Size"] = str(len(blob.content))
+        self.send_body(b"", 302, headers)
