@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.command(options)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"hf-refspec: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -23,13 +23,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf-refspec", description="Lossless speculative decoding by look-up."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
 
     demo = commands.add_parser("demo", help="complete and edit Python files, plainly and drafted")
     demo.add_argument("--file", type=Path, help="your own file instead of standard library files")
     demo.add_argument("--model", help="a folder or a Hub id instead of the bundled model")
     demo.add_argument("--max-new-tokens", type=_positive, default=160, metavar="N")
     demo.add_argument("--no-color", action="store_true")
+    demo.add_argument(
+        "--datastore",
+        action="store_true",
+        help="draft from a datastore of the standard library as well, built for the model first",
+    )
     demo.set_defaults(command=_demo)
 
     generate = commands.add_parser("generate", help="generate text, drafting from references")
@@ -41,7 +46,69 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-draft-tokens", type=int, metavar="N")
     generate.add_argument("--max-new-tokens", type=_positive, default=256, metavar="N")
     generate.set_defaults(command=_generate)
+
+    build = commands.add_parser("build", help="build a datastore out of a corpus")
+    _add_source(build)
+    build.add_argument("--out", required=True, type=Path, help="the new folder")
+    build.add_argument("--shard-tokens", type=_positive, default=32_000_000, metavar="N")
+    build.add_argument("--license", help="of the corpus, for the card")
+    build.add_argument("--corpus", help="what the corpus is called, for the card")
+    build.set_defaults(command=_datastore_command)
+
+    extend = commands.add_parser("extend", help="add documents to a datastore")
+    extend.add_argument("store", help="its folder")
+    _add_source(extend)
+    extend.set_defaults(command=_datastore_command)
+
+    compact = commands.add_parser("compact", help="make the compact form of a datastore")
+    compact.add_argument("store", help="its folder")
+    compact.add_argument("--out", type=Path, help="a new folder; else it is added to the store")
+    compact.add_argument("--max-ngram", type=_positive, default=3, metavar="N")
+    compact.add_argument("--ngrams-per-order", type=_positive, metavar="N")
+    compact.add_argument("--max-bytes", type=_positive, metavar="N")
+    compact.set_defaults(command=_datastore_command)
+
+    info = commands.add_parser("info", help="what is in a datastore")
+    info.add_argument("store", help="a folder or a Hub id")
+    info.add_argument("--verify", action="store_true", help="read all files, check the checksums")
+    info.set_defaults(command=_datastore_command)
+
+    search = commands.add_parser("search", help="what a datastore knows of a text, and drafts")
+    search.add_argument("store", help="a folder or a Hub id")
+    search.add_argument("text")
+    search.add_argument("--tokenizer", help="else the one that the datastore names")
+    search.add_argument("--form", choices=("full", "compact"))
+    search.add_argument("--nodes", type=_positive, default=24, metavar="N")
+    search.set_defaults(command=_datastore_command)
+
+    ablate = commands.add_parser("ablate", help="MAT against the size of a datastore, both forms")
+    ablate.add_argument("store", help="the folder of a datastore with its full form")
+    ablate.add_argument("--data", required=True, type=Path, help="HumanEval.jsonl.gz")
+    ablate.add_argument("--tokenizer", help="else the one that the datastore names")
+    ablate.add_argument("--max-draft-tokens", type=_positive, default=64, metavar="N")
+    ablate.add_argument("--limit", type=_positive, metavar="N", help="so many prompts only")
+    ablate.add_argument("--out", required=True, type=Path, help="a folder for table and plot")
+    ablate.set_defaults(command=_ablate)
     return parser
+
+
+def _add_source(command: argparse.ArgumentParser) -> None:
+    """What a datastore is built from, and how."""
+    command.add_argument("source", nargs="*", type=Path, help="text files and folders")
+    command.add_argument("--preset", choices=("python-stdlib",))
+    command.add_argument(
+        "--dataset", metavar="NAME", help="a dataset of the Hub or of this machine"
+    )
+    command.add_argument("--config", metavar="NAME", help="the dataset's configuration")
+    command.add_argument("--split", default="train")
+    command.add_argument("--streaming", action="store_true", help="do not download it first")
+    command.add_argument("--column", help="of the dataset, with texts or chats")
+    command.add_argument("--pattern", default="*", help='files of a folder, as "*.py"')
+    command.add_argument("--tokenizer", required=True, help="a folder or a Hub id")
+    command.add_argument("--num-proc", type=_positive, metavar="N")
+    command.add_argument("--deduplicate", action="store_true", help="drop repeated documents")
+    command.add_argument("--resume", action="store_true", help="go on with a build that was killed")
+    command.add_argument("--engine", choices=("local", "ray"), default="local")
 
 
 def _positive(text: str) -> int:
@@ -55,8 +122,20 @@ def _demo(options: argparse.Namespace) -> int:
     from .demo.run import run_demo  # here: torch takes seconds to load, and --help should not
 
     color = False if options.no_color else None
-    same = run_demo(options.file, options.model, options.max_new_tokens, color)
+    same = run_demo(options.file, options.model, options.max_new_tokens, color, options.datastore)
     return 0 if same else 1
+
+
+def _datastore_command(options: argparse.Namespace) -> int:
+    from .datastore import commands
+
+    return getattr(commands, options.name)(options)
+
+
+def _ablate(options: argparse.Namespace) -> int:
+    from .bench.ablation import ablate
+
+    return ablate(options)
 
 
 def _generate(options: argparse.Namespace) -> int:

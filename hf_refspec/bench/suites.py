@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,20 @@ def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Recor
         prompt = "docs:\n" + "\n".join(record["docs"]) + f"\nquery: {record['query']}\nanswer:"
         answers.append(recorded(prompt, record["result"]["text"], tokenizer))
     return answers
+
+
+def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """The 164 problems of HumanEval with their canonical solutions, as REST measures (section 4.1).
+
+    Args:
+        path (`str` or `Path`): `HumanEval.jsonl.gz`: `prompt` and `canonical_solution` a line.
+        tokenizer (`PreTrainedTokenizerBase`): Of the target model that is imagined.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return [
+        recorded(record["prompt"], record["canonical_solution"], tokenizer) for record in records
+    ]
 
 
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:

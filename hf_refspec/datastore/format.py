@@ -17,10 +17,12 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,13 @@ from safetensors.numpy import save_file
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 FILE_NAME = re.compile(r"(tokens|suffixes)-[0-9]{5,}\.safetensors|ngrams-[0-9a-f]{12}\.safetensors")
-# No real config comes near it; what is larger is not read at all.
-_LARGEST_CONFIG = 1 << 24
+# No real config or header comes near it; what is larger is not read.
+_LARGEST_CONFIG = 1 << 23
+_LARGEST_HEADER = 1 << 16
+# Two files of each are mapped into memory, and Linux lets a process have 65,530 of such maps.
+MOST_SHARDS = 30_000
+LONGEST_NGRAM = 8
+_DEEPEST_SOURCE = 20
 # A position in a shard must fit into an int32.
 LARGEST_SHARD = 2**31 - 2
 
@@ -132,11 +139,12 @@ class StoreConfig:
         """Replaces the folder's config.json in one go."""
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
         new = folder / f".{CONFIG}.new"
-        with open(new, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, folder / CONFIG)
+        with _gone_on_failure(new):
+            with open(new, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, folder / CONFIG)
         sync_folder(folder)
 
     @classmethod
@@ -148,9 +156,13 @@ class StoreConfig:
         """
         path = folder / CONFIG
         try:
-            if path.stat().st_size > _LARGEST_CONFIG:
+            if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+                raise DatastoreError(f"{path} is not a file")
+            with open(path, "rb") as file:
+                text = file.read(_LARGEST_CONFIG + 1)
+            if len(text) > _LARGEST_CONFIG:
                 raise DatastoreError(f"{path} is too large to be a datastore's")
-            content = json.loads(path.read_bytes())
+            content = json.loads(text)
         except FileNotFoundError:
             raise DatastoreError(f"{folder} is not a datastore: it has no {CONFIG}") from None
         except NotADirectoryError:
@@ -162,14 +174,16 @@ class StoreConfig:
         if not isinstance(content, dict) or "format_version" not in content:
             raise DatastoreError(f"{path} is not a datastore's: it names no format_version")
         version = content["format_version"]
-        if version != FORMAT_VERSION:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise DatastoreError(
-                f"{path} has format_version {version!r}, but this hf_refspec reads only "
+                f"{path} has format_version {short(version)}, but this hf_refspec reads only "
                 f"{FORMAT_VERSION}; install the hf_refspec that it was made with, or build it again"
             )
         try:
             return _parse_config(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
+            raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
+        except ValueError as error:
             raise DatastoreError(f"{path} is damaged: {error}") from None
 
 
@@ -179,21 +193,20 @@ def _parse_config(content: dict[str, Any]) -> StoreConfig:
         ShardEntry(
             tokens=_count(shard, "tokens", 1, LARGEST_SHARD),
             documents=_count(shard, "documents", 0, LARGEST_SHARD),
-            tokens_file=_parse_file(shard["tokens_file"]),
-            suffixes_file=_parse_file(shard["suffixes_file"]),
+            tokens_file=_parse_file(shard["tokens_file"], "tokens"),
+            suffixes_file=_parse_file(shard["suffixes_file"], "suffixes"),
         )
-        for shard in _expected(content, "shards", list)
+        for shard in _list(content, "shards", MOST_SHARDS)
     ]
     ngrams = content["ngrams"]
     if ngrams is not None:
-        counts = _expected(ngrams, "ngrams", list)
+        listed = _list(ngrams, "ngrams", LONGEST_NGRAM)
+        counts = {f"ngrams[{i}]": count for i, count in enumerate(listed)}
         ngrams = NgramsEntry(
-            ngrams=[
-                _count(dict(enumerate(counts)), i, 0, LARGEST_SHARD) for i in range(len(counts))
-            ],
+            ngrams=[_count(counts, order, 0, LARGEST_SHARD) for order in counts],
             nodes=_count(ngrams, "nodes", 0, LARGEST_SHARD),
             corpus_tokens=_count(ngrams, "corpus_tokens", 0, 2**62),
-            file=_parse_file(ngrams["file"]),
+            file=_parse_file(ngrams["file"], "ngrams"),
         )
     config = StoreConfig(
         fingerprint=_expected(content, "fingerprint", str),
@@ -205,28 +218,54 @@ def _parse_config(content: dict[str, Any]) -> StoreConfig:
     )
     if not shards and ngrams is None:
         raise ValueError("it names neither shards nor n-grams")
+    if ngrams is not None and not ngrams.ngrams:
+        raise ValueError("its n-grams have no length")
+    names = [file.name for file in config.files()]
+    if len(set(names)) < len(names):
+        raise ValueError("it names a file twice")
+    if _nesting(config.source) > _DEEPEST_SOURCE:  # To write it again would be too much for Python.
+        raise ValueError("source is nested too deep")
     return config
 
 
-def _parse_file(content: Any) -> FileEntry:
+def _parse_file(content: Any, kind: str) -> FileEntry:
     name = _expected(content, "name", str)
     # Else a datastore could name a file outside of its folder.
-    if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a file in its folder")
+    if not FILE_NAME.fullmatch(name) or not name.startswith(kind):
+        raise ValueError(f"{short(name)} is not the name of a file of {kind} in its folder")
     return FileEntry(name, _count(content, "size", 0, 2**62), _expected(content, "sha256", str))
 
 
 def _expected(content: Any, key: Any, kind: type) -> Any:
+    if not isinstance(content, dict):
+        raise ValueError(f"{short(content)} should be an object that names {key}")
     if not isinstance(content[key], kind) or isinstance(content[key], bool):
-        raise ValueError(f"{key} is {content[key]!r}")
+        raise ValueError(f"{key} is {short(content[key])}")
     return content[key]
 
 
 def _count(content: Any, key: Any, low: int, high: int) -> int:
     count = _expected(content, key, int)
     if not low <= count <= high:
-        raise ValueError(f"{key} is {count}")
+        raise ValueError(f"{key} is {short(count)}")
     return count
+
+
+def _list(content: Any, key: str, most: int) -> list[Any]:
+    entries = _expected(content, key, list)
+    if len(entries) > most:
+        raise ValueError(f"{key} has {len(entries)} entries, more than {most}")
+    return entries
+
+
+def _nesting(content: Any) -> int:
+    """How deep lists and dicts are in each other, counted no further than is too deep."""
+    depth, level = 0, [content]
+    while level and depth <= _DEEPEST_SOURCE:
+        depth += 1
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in inner for each in some if isinstance(each, (dict, list))]
+    return depth
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> FileEntry:
@@ -235,15 +274,32 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> FileEntry:
     Args:
         path (`Path`): The file; one that is there already is replaced in one go.
         arrays (`dict[str, np.ndarray]`): By name.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk.
     """
     new = path.with_name(f".{path.name}.new")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
-    with open(new, "rb") as file:
-        os.fsync(file.fileno())
-    os.chmod(new, 0o644)  # It is written for its owner's eyes only.
-    entry = FileEntry(path.name, new.stat().st_size, sha256(new))
-    os.replace(new, path)
+    with _gone_on_failure(new):
+        try:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from None
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(new, 0o644)  # It is written for its owner's eyes only.
+        entry = FileEntry(path.name, new.stat().st_size, sha256(new))
+        os.replace(new, path)
     return entry
+
+
+@contextmanager
+def _gone_on_failure(new: Path) -> Iterator[None]:
+    """Deletes a new file if what is done meanwhile fails: on a full disk it is in the way."""
+    try:
+        yield
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_arrays(
@@ -262,21 +318,16 @@ def read_arrays(
     Raises:
         DatastoreError: If the file is missing or not what it should be.
     """
-    path = folder / entry.name
+    path = find_file(folder, entry)
     try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise DatastoreError(f"{path} is not a file")
-        if size != entry.size:
-            raise DatastoreError(
-                f"{path} is damaged: it has {size} bytes, but {CONFIG} says {entry.size}"
-            )
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _LARGEST_HEADER:
+            raise ValueError(f"its header should have {header} bytes")
         # Of torch's tensors, and only of those, the library makes no copy.
         with safe_open(path, framework="pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in expected}
-    except FileNotFoundError:
-        raise DatastoreError(f"{path} is missing, but {CONFIG} names it") from None
-    except (SafetensorError, OSError, TypeError, RuntimeError) as error:
+    except Exception as error:  # Three libraries have their say on a bad header.
         raise DatastoreError(f"{path} is damaged: {error}") from None
     for name, (dtype, length) in expected.items():
         array = arrays[name]
@@ -289,13 +340,37 @@ def read_arrays(
     return arrays
 
 
+def find_file(folder: Path, entry: FileEntry) -> Path:
+    """The path of a file, which is not opened.
+
+    Raises:
+        DatastoreError: If it is missing, no regular file or of another size.
+    """
+    path = folder / entry.name
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise DatastoreError(
+            f"{path} cannot be read: it is missing, though {CONFIG} names it"
+        ) from None
+    except OSError as error:
+        raise DatastoreError(f"{path} cannot be read: {error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise DatastoreError(f"{path} is not a file")
+    if found.st_size != entry.size:
+        raise DatastoreError(
+            f"{path} is damaged: it has {found.st_size} bytes, but {CONFIG} says {entry.size}"
+        )
+    return path
+
+
 def check_file(folder: Path, entry: FileEntry) -> None:
     """Reads a whole file and compares it with its checksum.
 
     Raises:
         DatastoreError: If it is not the file that was written.
     """
-    path = folder / entry.name
+    path = find_file(folder, entry)
     try:
         found = sha256(path)
     except OSError as error:

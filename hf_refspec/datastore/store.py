@@ -11,17 +11,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from huggingface_hub import CommitInfo
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..index.ngram_table import NgramTable
 from ..index.suffix_array import IndexedText
+from .build import build_store, extend_store
 from .compact import compact_form
 from .fingerprint import tokenizer_fingerprint
 from .format import (
+    LONGEST_NGRAM,
     DatastoreError,
     NgramsEntry,
     StoreConfig,
     check_file,
+    find_file,
     new_folder,
     read_arrays,
     write_arrays,
@@ -29,6 +32,9 @@ from .format import (
 from .hub import fetch, push
 
 Form: TypeAlias = Literal["full", "compact"]
+
+# Tokens that are searched for the ends of documents at a time.
+_BLOCK = 1 << 20
 
 
 class Datastore:
@@ -85,7 +91,66 @@ class Datastore:
         return f"Datastore({str(self.path)!r}, form={self.form!r}, tokens={self.tokens:,})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.form)  # a copy maps the same files
+        return type(self), (self.path.absolute(), self.form)  # a copy maps the same files
+
+    @classmethod
+    def build(
+        cls,
+        source: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        path: str | os.PathLike,
+        **options: Any,
+    ) -> Datastore:
+        """Builds a datastore in a new folder and opens it; arguments as of [`build_store`]."""
+        return cls(build_store(source, tokenizer, path, **options))
+
+    def extend(self, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Datastore:
+        """Adds documents in new shards; arguments as of [`extend_store`].
+
+        This object, and whoever else has the datastore open, goes on with what it has.
+
+        Returns:
+            [`Datastore`]: All of it, opened.
+        """
+        return Datastore(extend_store(self.path, more, tokenizer, **options))
+
+    def retokenize(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        path: str | os.PathLike,
+        old_tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> Datastore:
+        """Builds a datastore for another model from the documents of this one.
+
+        Args:
+            tokenizer (`PreTrainedTokenizerBase`): The other model's.
+            path (`str` or `Path`): The new folder.
+            old_tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that this datastore was
+                made with; by default it is loaded by the name that config.json says.
+            options: As of [`build_store`].
+
+        Returns:
+            [`Datastore`]: The new one, opened.
+
+        Raises:
+            ValueError: If this is not the full form.
+            DatastoreError: If `old_tokenizer` is not the one that it was made with.
+            OSError: If that cannot be loaded.
+        """
+        if self.form != "full":
+            raise ValueError("retokenize() needs the full form, but only the compact one is open")
+        if old_tokenizer is None:
+            old_tokenizer = AutoTokenizer.from_pretrained(
+                self.config.tokenizer, trust_remote_code=False
+            )
+        self._check_tokenizer(old_tokenizer)
+        documents = (
+            old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            for ids in self.iter_documents()
+        )
+        about = {key: self.config.source.get(key) for key in ("corpus", "license")}
+        return Datastore.build(documents, tokenizer, path, **about | options)
 
     @classmethod
     def from_pretrained(
@@ -135,7 +200,7 @@ class Datastore:
         with new_folder(Path(path)) as folder:
             config = self.config if self.form == "full" else replace(self.config, shards=[])
             for entry in config.files():
-                shutil.copyfile(self.path / entry.name, folder / entry.name)
+                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
             config.write(folder)
 
     def push_to_hub(
@@ -191,12 +256,13 @@ class Datastore:
         separator = self.config.separator
         begun: list[np.ndarray] = []  # a document can go on in the next shard
         for shard in self.shards:
-            ends = np.flatnonzero(shard.tokens == separator)
-            start = 0
-            for end in ends:
-                yield np.concatenate([*begun, shard.tokens[start:end]])
-                begun, start = [], int(end) + 1
-            begun.append(shard.tokens[start:])
+            for begin in range(0, len(shard.tokens), _BLOCK):
+                tokens = shard.tokens[begin : begin + _BLOCK]
+                start = 0
+                for end in np.flatnonzero(tokens == separator):
+                    yield np.concatenate([*begun, tokens[start:end]])
+                    begun, start = [], int(end) + 1
+                begun.append(tokens[start:])
         if any(map(len, begun)):
             yield np.concatenate(begun)
 
@@ -237,11 +303,12 @@ class Datastore:
         Raises:
             ValueError: If this is not the full form, or a number is too small.
             FileExistsError: If there is something at `path`.
+            OSError: If the compact form cannot be written; the datastore is as it was.
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
-        if not 1 <= max_ngram <= 8:
-            raise ValueError(f"max_ngram must be from 1 to 8, but is {max_ngram}")
+        if not 1 <= max_ngram <= LONGEST_NGRAM:
+            raise ValueError(f"max_ngram must be from 1 to {LONGEST_NGRAM}, but is {max_ngram}")
         for name, number, least in (
             ("ngrams_per_order", ngrams_per_order, 1),
             ("max_bytes", max_bytes, 4096),
@@ -259,7 +326,11 @@ class Datastore:
         counts, table = compact_form(
             self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
         )
-        _add_ngrams(self.path, self.config, table, counts, self.tokens)
+        # As it is by now: it may have been compacted or extended since this one was opened.
+        config = StoreConfig.read(self.path)
+        if config.shards[: len(self.config.shards)] != self.config.shards:
+            raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
+        _add_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
 
     def _open_shards(self) -> list[IndexedText]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +20,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..datastore.store import Datastore
 from ..decoding import speculate
+from ..drafting.blend import Blend
+from ..drafting.datastore_drafts import DatastoreDrafts
+from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..index.kernels import warmup
 from . import corpus
@@ -89,8 +94,8 @@ def _pieces(source: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
             piece, size = "", 0
 
 
-class RecordedCopy(ReferenceCopy):
-    """A [`ReferenceCopy`] that remembers which tokens of the output were its own drafts."""
+class RecordedDrafts(Blend):
+    """A [`Blend`] that remembers which tokens of the output were its own drafts."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         super().begin(prompt_ids, vocab_size)
@@ -115,7 +120,7 @@ class Comparison:
     prompt_length: int
     plain_ids: list[int]
     drafted_ids: list[int]
-    drafter: RecordedCopy
+    drafter: RecordedDrafts
     plain_seconds: float = 0.0
     drafted_seconds: float = 0.0
 
@@ -137,12 +142,14 @@ class Demo:
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         max_new_tokens (`int`): The most that a task generates.
         color (`bool`): Whether copied tokens are printed in green.
+        store ([`Datastore`], *optional*): A datastore to draft from as well.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_new_tokens: int
     color: bool
+    store: Datastore | None = None
     comparisons: list[Comparison] = field(default_factory=list)
 
     def run(self, tasks: list[Task]) -> bool:
@@ -161,7 +168,7 @@ class Demo:
         inputs = self.tokenizer(task.prompt, return_tensors="pt", return_token_type_ids=False)
         inputs = inputs.to(self.model.device)
         options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": False}
-        drafter = RecordedCopy()
+        drafter = RecordedDrafts(self._sources())
         comparison = Comparison(task, inputs["input_ids"].shape[1], [], [], drafter)
         for _ in range(rounds):
             began = perf_counter()
@@ -175,6 +182,13 @@ class Demo:
             comparison.plain_ids, comparison.drafted_ids = plain, drafted
         return comparison
 
+    def _drafters(self) -> str:
+        return "ReferenceCopy() | DatastoreDrafts(store)" if self.store else "ReferenceCopy()"
+
+    def _sources(self) -> list[Drafter]:
+        copy = ReferenceCopy()
+        return [copy, DatastoreDrafts(self.store)] if self.store else [copy]
+
     def _print(self, comparison: Comparison) -> None:
         print(self._styled(f"── {comparison.task.title} ", DIM))
         print(self._styled(_last_lines(comparison.task.prompt, 4), DIM), end="")
@@ -182,7 +196,8 @@ class Demo:
         tokens = comparison.new_tokens * ROUNDS
         print(
             f"   {comparison.new_tokens} tokens: plain {tokens / comparison.plain_seconds:.0f} "
-            f"tokens/s, with ReferenceCopy() {tokens / comparison.drafted_seconds:.0f} tokens/s, "
+            f"tokens/s, with {self._drafters()} "
+            f"{tokens / comparison.drafted_seconds:.0f} tokens/s, "
             f"{comparison.plain_seconds / comparison.drafted_seconds:.1f}x, "
             f"MAT {comparison.drafter.stats.mat:.1f}, {_verdict(comparison)}\n",
             flush=True,
@@ -232,6 +247,7 @@ def run_demo(
     model: str | None = None,
     max_new_tokens: int = 160,
     color: bool | None = None,
+    datastore: bool = False,
 ) -> bool:
     """Loads the model, makes the tasks and runs them.
 
@@ -241,6 +257,8 @@ def run_demo(
         model (`str`, *optional*): A folder or a Hub id; else the bundled model.
         max_new_tokens (`int`, *optional*, defaults to 160): The most that a task generates.
         color (`bool`, *optional*): Whether to colour; else only on a terminal.
+        datastore (`bool`, *optional*, defaults to `False`): Whether to draft from a datastore as
+            well: those files of the standard library that the bundled model was trained on.
 
     Returns:
         `bool`: Whether all ids were identical.
@@ -257,4 +275,9 @@ def run_demo(
     dtype = torch.float32 if model is None else "auto"
     target = AutoModelForCausalLM.from_pretrained(model or BUNDLED_MODEL, dtype=dtype)
     target.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return Demo(target, tokenizer, max_new_tokens, color).run(tasks)
+    if not datastore:
+        return Demo(target, tokenizer, max_new_tokens, color).run(tasks)
+    with TemporaryDirectory() as folder:
+        files = corpus.training_files()
+        store = Datastore.build(files, tokenizer, Path(folder) / "store", progress=False)
+        return Demo(target, tokenizer, max_new_tokens, color, store).run(tasks)

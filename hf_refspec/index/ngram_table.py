@@ -18,6 +18,9 @@ ROOT_BYTE = 255
 LARGEST_TREE = 255
 # A probability is a power of 1/2 in one byte: each step makes it 4 % smaller, the last is 2e-5.
 STEPS_PER_HALF = 16
+# Where a quarter of the slots is free, hundreds in a row are taken at most; in a file that was made
+# to waste time it may be all of them.
+MOST_PROBES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +195,7 @@ def _find(keys, slots, max_ngram, ngram):
     filler = np.iinfo(keys.dtype).max
     entries = len(keys) // max_ngram
     slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
-    for _ in range(len(slots)):
+    for _ in range(min(len(slots), MOST_PROBES)):
         entry = np.int64(slots[slot]) - 1
         if entry < 0:
             return -1
@@ -252,6 +255,9 @@ def look_up(
             if parent >= node or node_tokens[start + node] >= vocab_size:
                 return -1
             tokens[node], parents[node] = node_tokens[start + node], parent
+            for other in range(node):
+                if parents[other] == parent and tokens[other] == tokens[node]:
+                    return -1
             prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
             probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
         return size

@@ -27,12 +27,19 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
     # It sorts bytes. Only with the highest byte first are these in the order of the tokens; three
     # bytes hold every token that is not the separator, which stays the largest.
     width = 2 if tokens.dtype == np.uint16 else 3 if _fits_three_bytes(tokens) else 4
-    highest_first = tokens.astype(tokens.dtype.newbyteorder(">")).view(np.uint8)
-    columns = highest_first.reshape(len(tokens), tokens.dtype.itemsize)[:, -width:]
-    suffixes = divsufsort(np.ascontiguousarray(columns).reshape(-1))
-    suffixes = suffixes[suffixes % width == 0]
-    suffixes //= width
-    return suffixes.astype(np.int32, copy=False)
+    columns = np.empty((len(tokens), width), dtype=np.uint8)
+    for column in range(width):
+        columns[:, column] = tokens >> (8 * (width - 1 - column)) & 0xFF
+    byte_suffixes = divsufsort(columns.reshape(-1))
+    del columns
+    # Only the suffixes that begin with a token's highest byte; a part at a time saves memory.
+    suffixes, end = np.empty(len(tokens), dtype=np.int32), 0
+    for start in range(0, len(byte_suffixes), 1 << 20):
+        part = byte_suffixes[start : start + (1 << 20)]
+        part = part[part % width == 0] // width
+        suffixes[end : end + len(part)] = part
+        end += len(part)
+    return suffixes
 
 
 def _fits_three_bytes(tokens: np.ndarray) -> bool:
@@ -198,7 +205,7 @@ def sample_continuations(
     for row in range(count):
         positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
     for row in range(count):
-        if positions[row] < 0:
+        if positions[row] < 0 or positions[row] >= len(tokens):
             return False
         positions[row] += match_length
         lengths[row] = tokens[min(positions[row], len(tokens) - 1)] & 1

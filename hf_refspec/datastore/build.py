@@ -1,0 +1,678 @@
+"""Builds a datastore: documents are tokenised, packed into shards, sorted and written.
+
+One shard is filled while the one before is sorted and written; no more are ever in memory. What is
+whole is noted in progress.json, from where a build that was killed can go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import queue
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..index.suffix_array import build_suffix_array
+from ..version import __version__
+from . import source as source_module
+from .fingerprint import tokenizer_fingerprint, vocabulary_size
+from .format import (
+    LARGEST_SHARD,
+    DatastoreError,
+    FileEntry,
+    ShardEntry,
+    StoreConfig,
+    read_arrays,
+    sync_folder,
+    write_arrays,
+)
+from .source import (
+    Document,
+    Source,
+    TokenBatch,
+    after,
+    batches,
+    encode,
+    load_tokenizer,
+    open_source,
+)
+
+PROGRESS = "progress.json"
+LOCK = ".lock"
+_OURS = re.compile(
+    r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
+)
+
+
+def build_store(
+    source: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str | os.PathLike,
+    *,
+    column: str | None = None,
+    pattern: str = "*",
+    shard_tokens: int = 32_000_000,
+    num_proc: int | None = None,
+    deduplicate: bool = False,
+    resume: bool = False,
+    engine: str = "local",
+    license: str | None = None,
+    corpus: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Builds a datastore in a new folder.
+
+    Until it is whole it is `<path>.partial`. If the build is killed, that stays; if it fails, it is
+    deleted, unless `resume` is set.
+
+    Args:
+        source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
+            text file, a folder, or a list of both; or an iterable of texts or of lists of ids.
+        tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
+        path (`str` or `os.PathLike`): The folder to make.
+        column (`str`, *optional*): The dataset's column. By default `"text"`, the only column of
+            strings, or one with chats.
+        pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
+        shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard. Memory grows
+            with it, about 12 bytes for each.
+        num_proc (`int`, *optional*): Processes that tokenise. By default one for each usable core.
+        deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents.
+        resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier build of the
+            same source left, if it left something.
+        engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
+            sort on a Ray cluster.
+        license (`str`, *optional*): Of the corpus. By default what the dataset says.
+        corpus (`str`, *optional*): What the corpus is called. By default the dataset or the folder.
+        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        FileExistsError: If there is something at `path`.
+        ValueError: If the source has no tokens, or something that is no document.
+        DatastoreError: If another process is building it, or what is left cannot be resumed.
+        OSError: If it cannot be written.
+    """
+    path = Path(path)
+    _check_free(path)
+    config = StoreConfig(
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        tokenizer=_tokenizer_name(tokenizer),
+        vocab_size=vocabulary_size(tokenizer),
+    )
+    opened = open_source(source, tokenizer, config.vocab_size, column, pattern)
+    about = {
+        "corpus": corpus or opened.name,
+        "license": license or opened.license,
+        "deduplicated": deduplicate,
+        "shard_tokens": shard_tokens,
+        "hf_refspec": __version__,
+    }
+    options = {**about, "column": column, "pattern": pattern}
+    workers = make_engine(engine, tokenizer, config, num_proc)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    with _only_writer(partial):
+        try:
+            _check_free(path)
+            shards = _add_shards(partial, config, opened, workers, options, resume, progress)
+            about["documents"] = sum(shard.documents for shard in shards)
+            replace(config, source=about, shards=shards).write(partial)
+            (partial / PROGRESS).unlink()
+            sync_folder(partial)
+            os.rename(partial, path)
+            sync_folder(path.parent)
+            (path / LOCK).unlink(missing_ok=True)
+        except BaseException:
+            if not resume:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return path
+
+
+def extend_store(
+    folder: str | os.PathLike,
+    more: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    column: str | None = None,
+    pattern: str = "*",
+    shard_tokens: int | None = None,
+    num_proc: int | None = None,
+    deduplicate: bool = False,
+    resume: bool = False,
+    engine: str = "local",
+    progress: bool = True,
+) -> Path:
+    """Adds documents to a datastore, in new shards after those that it has.
+
+    No file of the datastore is touched but its config.json, which is replaced at the end in one go:
+    whoever has it open goes on, and if the extension fails or is killed it is what it was.
+
+    Args:
+        folder (`str` or `os.PathLike`): The datastore.
+        more: What to add, as `source` in [`build_store`].
+        tokenizer (`PreTrainedTokenizerBase`): The one that it was built with.
+        shard_tokens (`int`, *optional*): Entries of a new shard. By default as it was built.
+        deduplicate (`bool`, *optional*, defaults to `False`): Drop documents that are in the
+            datastore already, and exact repetitions among the new ones.
+        resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier extension with
+            the same documents left, if it left something.
+        column, pattern, num_proc, engine, progress: As in [`build_store`].
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        ValueError: If there is nothing to add, or something that is no document.
+        DatastoreError: If the datastore cannot be read, is for another tokenizer, has only the
+            compact form, or another process is writing it.
+        OSError: If the shards cannot be written.
+    """
+    folder = Path(folder)
+    config = StoreConfig.read(folder)
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    if fingerprint != config.fingerprint:
+        raise DatastoreError(
+            f"{folder} was built with the tokenizer {config.tokenizer} (fingerprint "
+            f"{config.fingerprint}) and cannot be extended with {_tokenizer_name(tokenizer)} "
+            f"(fingerprint {fingerprint})"
+        )
+    if shard_tokens is None:
+        shard_tokens = int(config.source.get("shard_tokens", 32_000_000))
+    opened = open_source(more, tokenizer, config.vocab_size, column, pattern)
+    options = {
+        "corpus": opened.name,
+        "deduplicated": deduplicate,
+        "shard_tokens": shard_tokens,
+        "hf_refspec": __version__,
+        "column": column,
+        "pattern": pattern,
+    }
+    workers = make_engine(engine, tokenizer, config, num_proc)
+    with _only_writer(folder):
+        config = StoreConfig.read(folder)
+        if not config.shards:
+            raise DatastoreError(
+                f"{folder} has only the compact form; extend the datastore that it was made from"
+            )
+        try:
+            if not (resume and _is_extended(folder, config, options)):
+                new = _add_shards(folder, config, opened, workers, options, resume, progress)
+                _extended(config, new, opened.name, deduplicate).write(folder)
+            (folder / PROGRESS).unlink()
+        except BaseException:
+            if not resume:
+                _sweep(folder, StoreConfig.read(folder).files())
+                (folder / PROGRESS).unlink(missing_ok=True)
+            raise
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+    return folder
+
+
+def _extended(
+    config: StoreConfig, new: list[ShardEntry], corpus: str, deduplicated: bool
+) -> StoreConfig:
+    shards = [*config.shards, *new]
+    about = dict(config.source)
+    if corpus not in str(about.get("corpus", "")):
+        about["corpus"] = f"{about['corpus']}, {corpus}" if about.get("corpus") else corpus
+    about["deduplicated"] = bool(about.get("deduplicated")) and deduplicated
+    about["documents"] = sum(shard.documents for shard in shards)
+    return replace(config, source=about, shards=shards)
+
+
+def _is_extended(folder: Path, config: StoreConfig, options: dict[str, Any]) -> bool:
+    """Tells whether this extension was killed when all but its progress.json was done."""
+    progress = _Progress.read(folder)
+    if progress is None or not progress.shards or progress.shards[-1] not in config.shards:
+        return False
+    return options.items() <= progress.options.items()
+
+
+def _check_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(
+            f"{path} exists already; choose another path, delete it, or extend the datastore in it"
+        )
+
+
+def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
+    name = str(tokenizer.name_or_path or "")
+    # Where it lies on this machine is of no use to others.
+    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DatastoreError(
+            f"{folder} is being written by another process; wait for it or choose another path"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Engine(Protocol):
+    """Where the work is done."""
+
+    def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
+        """Tokenises the documents of a source but the first `skip`, in order."""
+
+    def sort(self, tokens: np.ndarray) -> np.ndarray:
+        """Makes the suffix array of a shard."""
+
+    def close(self) -> None:
+        """Ends what it has started."""
+
+
+def make_engine(
+    name: str, tokenizer: PreTrainedTokenizerBase, config: StoreConfig, num_proc: int | None
+) -> Engine:
+    """Makes the engine of that name; nothing is started yet."""
+    if num_proc is not None and num_proc < 1:
+        raise ValueError(f"num_proc must be at least 1, but is {num_proc}")
+    setup = (tokenizer.backend_tokenizer.to_str(), config.token_dtype, config.separator)
+    if name == "local":
+        return LocalEngine(*setup, num_proc)
+    if name == "ray":
+        from .ray_engine import RayEngine
+
+        return RayEngine(*setup, config.vocab_size, num_proc)
+    raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+
+
+class LocalEngine:
+    """Tokenises in processes of this machine.
+
+    They are programs of their own, not forks of this process nor copies of it: they neither inherit
+    its threads nor run its main module again, and need a tenth of its memory. They end when their
+    input ends, also if this process is killed.
+
+    Args:
+        content (`str`): The tokenizer's tokenizer.json.
+        dtype (`np.dtype`), separator (`int`): Of the datastore.
+        num_proc (`int`, *optional*): How many. With 1 this process itself tokenises.
+    """
+
+    def __init__(self, content: str, dtype: np.dtype, separator: int, num_proc: int | None) -> None:
+        self.setup = (content, dtype, separator)
+        self.num_proc = num_proc or usable_cores()
+        self._idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
+        self._processes: list[subprocess.Popen] = []
+
+    def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
+        work = batches(after(source.documents, skip))
+        if self.num_proc == 1:
+            content, dtype, separator = self.setup
+            tokenizer = load_tokenizer(content)
+            for batch in work:
+                yield encode(tokenizer, batch, dtype, separator)
+            return
+        threads = ThreadPoolExecutor(self.num_proc)
+        try:
+            in_flight: deque[Future[TokenBatch]] = deque()
+            for batch in work:
+                in_flight.append(threads.submit(self._encode, batch))
+                if len(in_flight) > 2 * self.num_proc:
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
+        finally:
+            self.close()  # Else the threads would finish what nobody wants any more.
+            threads.shutdown(cancel_futures=True)
+
+    def sort(self, tokens: np.ndarray) -> np.ndarray:
+        return build_suffix_array(tokens)  # without the interpreter's lock
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.wait()
+        self._processes.clear()
+
+    def _encode(self, batch: list[Document]) -> TokenBatch:
+        messages: list[Any] = [batch]
+        try:
+            process = self._idle.get_nowait()
+        except queue.Empty:
+            process = self._start()
+            messages = [self.setup, batch]
+        assert process.stdin and process.stdout
+        try:
+            for message in messages:
+                pickle.dump(message, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            answer = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            raise RuntimeError(
+                f"a process that tokenises ended with status {process.wait()}; if memory was "
+                f"short, take fewer: num_proc={max(1, self.num_proc // 2)}"
+            ) from None
+        self._idle.put(process)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _start(self) -> subprocess.Popen:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, source_module.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._processes.append(process)
+        return process
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass
+class _Progress:
+    """How far a build is, as progress.json says it.
+
+    Attributes:
+        options (`dict`): What it was started with.
+        documents (`int`): Documents of the source that are done with.
+        entries (`int`): Entries of the next one that the shards have.
+        shards (`list[ShardEntry]`): Those that are whole.
+    """
+
+    options: dict[str, Any]
+    documents: int = 0
+    entries: int = 0
+    shards: list[ShardEntry] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        new = folder / f".{PROGRESS}.new"
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / PROGRESS)
+        sync_folder(folder)
+
+    @classmethod
+    def read(cls, folder: Path) -> _Progress | None:
+        """What progress.json says, `None` if there is none.
+
+        Raises:
+            DatastoreError: If the shards that it names are not there.
+        """
+        try:
+            content = json.loads((folder / PROGRESS).read_bytes())
+            content["shards"] = [
+                ShardEntry(
+                    tokens=shard["tokens"],
+                    documents=shard["documents"],
+                    tokens_file=FileEntry(**shard["tokens_file"]),
+                    suffixes_file=FileEntry(**shard["suffixes_file"]),
+                )
+                for shard in content["shards"]
+            ]
+            progress = cls(**content)
+            for file in progress.files():
+                if (folder / file.name).stat().st_size != file.size:
+                    raise ValueError(f"{file.name} has another size")
+            return progress
+        except FileNotFoundError as error:
+            if error.filename == str(folder / PROGRESS):
+                return None
+            damage: Exception = error
+        except (ValueError, KeyError, TypeError) as error:
+            damage = error
+        raise DatastoreError(f"{folder} cannot be resumed ({damage}); start again without resume")
+
+    def files(self) -> list[FileEntry]:
+        return [file for shard in self.shards for file in (shard.tokens_file, shard.suffixes_file)]
+
+
+def _resumed(folder: Path, options: dict[str, Any]) -> _Progress:
+    """What an earlier build left, or the beginning."""
+    progress = _Progress.read(folder)
+    if progress is None:
+        return _Progress(options)
+    for name in {**progress.options, **options}:
+        before, now = progress.options.get(name), options.get(name)
+        if before != now:
+            raise DatastoreError(
+                f"{folder} was begun with {name} {before!r}, not {now!r}; resume with the same "
+                "options, or start again without resume"
+            )
+    return progress
+
+
+def _sweep(folder: Path, keep: list[FileEntry]) -> None:
+    """Deletes the files of shards that are not to be kept, and what was not written to its end."""
+    names = {file.name for file in keep}
+    for file in folder.iterdir():
+        if _OURS.fullmatch(file.name) and file.name not in names:
+            file.unlink()
+
+
+def _add_shards(
+    folder: Path,
+    config: StoreConfig,
+    source: Source,
+    engine: Engine,
+    options: dict[str, Any],
+    resume: bool,
+    show_progress: bool,
+) -> list[ShardEntry]:
+    """Writes a source's documents into new shards, which config.json does not name yet.
+
+    Returns:
+        `list[ShardEntry]`: The new shards, those of an earlier attempt among them.
+    """
+    shard_tokens = options["shard_tokens"]
+    if not isinstance(shard_tokens, int) or not 1 <= shard_tokens <= LARGEST_SHARD:
+        raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {shard_tokens!r}")
+    options = {**options, "tokenizer fingerprint": config.fingerprint}
+    options["shards before"] = len(config.shards)
+    progress = _resumed(folder, options) if resume else _Progress(options)
+    _sweep(folder, [*config.files(), *progress.files()])
+    progress.write(folder)
+    digests = None
+    if options["deduplicated"]:
+        digests = set(_stored_digests(folder, config, [*config.shards, *progress.shards]))
+    bars = _Bars(show_progress, source.total, progress)
+    try:
+        with ShardWriter(folder, config, shard_tokens, engine, progress, bars) as writer:
+            number, skip = progress.documents, progress.entries
+            for lengths, tokens in engine.tokenize(source, number):
+                start = 0
+                for length in lengths.tolist():
+                    document = tokens[start : start + length]
+                    start += length
+                    number += 1
+                    if skip >= max(length, 1):
+                        raise DatastoreError(_OTHER_SOURCE)
+                    if digests is not None and length:
+                        digest = _digest(document)
+                        if digest in digests and not skip:
+                            continue
+                        digests.add(digest)
+                    writer.add(document, skip, number)
+                    skip = 0
+                bars.documents.update(len(lengths))
+                bars.tokens.update(len(tokens))
+            if skip:
+                raise DatastoreError(_OTHER_SOURCE)
+    finally:
+        engine.close()
+        bars.close()
+    if not progress.shards:
+        kind = "that the datastore does not have" if config.shards else "with a token"
+        raise ValueError(f"source has no document {kind}")
+    return progress.shards
+
+
+_OTHER_SOURCE = "source has other documents than before; start again without resume"
+
+
+class ShardWriter:
+    """Packs documents into shards, each sorted and written in the background.
+
+    Args:
+        folder (`Path`): Where to.
+        config (`StoreConfig`): The types, and the shards that there are.
+        shard_tokens (`int`): Entries of a shard.
+        engine (`Engine`): Sorts.
+        progress (`_Progress`): Brought up to date with each shard.
+        bars (`_Bars`): Likewise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: StoreConfig,
+        shard_tokens: int,
+        engine: Engine,
+        progress: _Progress,
+        bars: _Bars,
+    ) -> None:
+        self.folder = folder
+        self.dtype = config.token_dtype
+        self.shard_tokens = shard_tokens
+        self.engine = engine
+        self.progress = progress
+        self.bars = bars
+        self._taken = {file.name for file in config.files()}
+        self._number = len(config.shards) + len(progress.shards)
+        self._done = (progress.documents, progress.entries)
+        self._background = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._begin()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        try:
+            if kind is None:
+                if self._filled:
+                    self._flush()
+                self._wait()
+        finally:
+            self._background.shutdown()
+
+    def add(self, document: np.ndarray, start: int, number: int) -> None:
+        """Adds a document from `start` on; `number` documents are done with after it."""
+        while start < len(document):
+            part = document[start : start + self.shard_tokens - self._filled]
+            self._tokens[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            start += len(part)
+            whole = start == len(document)
+            self._ended += whole
+            self._done = (number, 0) if whole else (number - 1, start)
+            if self._filled == self.shard_tokens:
+                self._flush()
+
+    def _begin(self) -> None:
+        self._tokens = np.empty(self.shard_tokens, self.dtype)
+        self._filled = self._ended = 0
+
+    def _flush(self) -> None:
+        self._wait()
+        tokens = self._tokens[: self._filled]
+        self._writing = self._background.submit(self._write, tokens, self._ended, self._done)
+        self._begin()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
+        suffixes = self.engine.sort(tokens)
+        self.bars.sorted.update()
+        self._number += 1
+        while f"tokens-{self._number:05d}.safetensors" in self._taken:
+            self._number += 1
+        try:
+            files = [
+                write_arrays(self.folder / f"{name}-{self._number:05d}.safetensors", {name: array})
+                for name, array in (("tokens", tokens), ("suffixes", suffixes))
+            ]
+        except SafetensorError as error:
+            raise OSError(f"cannot write into {self.folder}: {error}") from None
+        self.progress.shards.append(ShardEntry(len(tokens), documents, *files))
+        self.progress.documents, self.progress.entries = done
+        sync_folder(self.folder)
+        self.progress.write(self.folder)
+        self.bars.written.update()
+
+
+class _Bars:
+    """The progress bars."""
+
+    def __init__(self, show: bool, total: int | None, progress: _Progress) -> None:
+        shards = len(progress.shards)
+        tokens = sum(shard.tokens for shard in progress.shards)
+        off = not show
+        self.documents = tqdm(
+            desc="reading", unit=" documents", total=total, initial=progress.documents, disable=off
+        )
+        self.tokens = tqdm(
+            desc="tokenising", unit=" tokens", unit_scale=True, initial=tokens, disable=off
+        )
+        self.sorted = tqdm(desc="sorting", unit=" shards", initial=shards, disable=off)
+        self.written = tqdm(desc="writing", unit=" shards", initial=shards, disable=off)
+
+    def close(self) -> None:
+        for bar in (self.documents, self.tokens, self.sorted, self.written):
+            bar.close()
+
+
+def _digest(document: np.ndarray) -> bytes:
+    return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
+
+
+def _stored_digests(folder: Path, config: StoreConfig, shards: list[ShardEntry]) -> Iterator[bytes]:
+    """The digests of the documents that end in the shards."""
+    begun = np.empty(0, config.token_dtype)
+    for shard in shards:
+        expected: dict[str, tuple[np.dtype, int | None]]
+        expected = {"tokens": (config.token_dtype, shard.tokens)}
+        tokens = read_arrays(folder, shard.tokens_file, expected)["tokens"]
+        ends = np.flatnonzero(tokens == config.separator) + 1
+        documents = np.split(tokens, ends)
+        documents[0] = np.concatenate([begun, documents[0]])
+        begun = documents.pop()
+        yield from map(_digest, documents)

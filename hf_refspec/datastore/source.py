@@ -1,0 +1,439 @@
+"""What a datastore is built from: documents, read one after another, and their tokens.
+
+This file imports nothing of this package and, beside numpy, only what stands inside its functions:
+the processes that tokenise run it as a program, and are small and quick to start because of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("hf_refspec")
+
+Document = str | np.ndarray
+# The length of each document with its separator (0 for an empty one), and all of them in a row.
+TokenBatch = tuple[np.ndarray, np.ndarray]
+
+_BATCH_CHARACTERS = 1 << 18
+_BATCH_DOCUMENTS = 1 << 12
+# The tokenizer takes about 130 bytes for each character that it has at once.
+_LONGEST_PIECE = 1 << 20
+
+
+@dataclass
+class Source:
+    """Documents, and what is known about them.
+
+    Attributes:
+        documents (`Iterator[str | np.ndarray]`): Texts, or arrays of checked ids; read once.
+        name (`str`): For people.
+        license (`str`, *optional*): If the source names one.
+        total (`int`, *optional*): The number of documents, if it is known.
+        dataset (`DatasetDocuments`, *optional*): What the documents are read from, if others can
+            read it too.
+    """
+
+    documents: Iterator[Document]
+    name: str
+    license: str | None = None
+    total: int | None = None
+    dataset: DatasetDocuments | None = None
+
+
+def open_source(
+    source: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    column: str | None = None,
+    pattern: str = "*",
+) -> Source:
+    """Finds out what a source is; what it consists of is read later, as it is asked for.
+
+    Args:
+        source: A `datasets` dataset; a file, a folder or a list of them; or texts or lists of ids,
+            as a list or as an iterator.
+        tokenizer (`PreTrainedTokenizerBase`): Renders the chats of a dataset.
+        vocab_size (`int`): All ids must be below it.
+        column (`str`, *optional*): Of a dataset, with texts or chats.
+        pattern (`str`, *optional*, defaults to `"*"`): Which files of a folder.
+
+    Returns:
+        `Source`: Its documents raise a `ValueError` that names the one that is no document.
+
+    Raises:
+        ValueError: If it is none of these.
+        FileNotFoundError: If a file or folder of it does not exist.
+    """
+    kind = _dataset_kind(source)
+    if kind is None and column is not None:
+        raise ValueError(
+            f"column={column!r} is for datasets, but source is a {type(source).__name__}"
+        )
+    if kind in ("DatasetDict", "IterableDatasetDict"):
+        raise ValueError(
+            f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
+        )
+    if kind is not None:
+        dataset = DatasetDocuments(source, _find_column(source, column), tokenizer)
+        total = len(source) if kind == "Dataset" else None
+        documents = checked(dataset, vocab_size)
+        return Source(documents, _dataset_name(source), _license(source), total, dataset)
+    if isinstance(source, str | os.PathLike):
+        return _open_files([source], pattern)
+    if isinstance(source, list | tuple) and _are_paths(source):
+        return _open_files(source, pattern)
+    if isinstance(source, bytes | Mapping) or not isinstance(source, Iterable):
+        raise ValueError(
+            "source must be a dataset, a file or folder, or texts or lists of ids, "
+            f"but is a {type(source).__name__}"
+        )
+    total = len(source) if isinstance(source, list | tuple) else None
+    return Source(checked(source, vocab_size), "unnamed", total=total)
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Groups documents, so that each group is about the same work."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        full = len(batch) == _BATCH_DOCUMENTS or size + len(document) > _BATCH_CHARACTERS
+        if batch and full:
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document)
+    if batch:
+        yield batch
+
+
+def after(documents: Iterator[Document], count: int) -> Iterator[Document]:
+    """Drops the first `count` documents, which an earlier build has dealt with.
+
+    Raises:
+        ValueError: If there are not as many.
+    """
+    for _ in range(count):
+        if next(documents, None) is None:
+            raise ValueError("source has fewer documents than before; start again without resume")
+    return documents
+
+
+def load_tokenizer(content: str) -> Tokenizer:
+    """Makes the tokenizer of a tokenizer.json that never truncates and never pads."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(
+    tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
+) -> TokenBatch:
+    """Tokenises a batch of documents, each without special tokens of its own.
+
+    A text of more than a million characters is tokenised in pieces, for the tokenizer would need
+    much memory and time for it: where two of them meet the tokens can be others.
+
+    Args:
+        tokenizer (`tokenizers.Tokenizer`): As [`load_tokenizer`] makes it.
+        documents (`list[str | np.ndarray]`): Texts, or ids already.
+        dtype (`np.dtype`): The type of the tokens.
+        separator (`int`): Is set after each document that is not empty.
+
+    Returns:
+        `TokenBatch`: Their lengths, and all tokens.
+    """
+    lengths = np.zeros(len(documents), np.int64)
+    tokens = []
+    end = np.array([separator], dtype)
+    for number, document in enumerate(documents):
+        parts = []
+        if isinstance(document, str):
+            for piece in _pieces(document):
+                (encoding,) = tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+                parts.append(np.array(encoding.ids, dtype))
+        else:
+            parts.append(document.astype(dtype))
+        length = sum(map(len, parts))
+        if length:
+            lengths[number] = length + 1
+            tokens += [*parts, end]
+    return lengths, np.concatenate(tokens) if tokens else np.empty(0, dtype)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cuts a text that is too long to be tokenised at once, at the ends of lines if it has them."""
+    start = 0
+    while len(text) - start > _LONGEST_PIECE:
+        end = text.rfind("\n", start, start + _LONGEST_PIECE) + 1 or start + _LONGEST_PIECE
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+@dataclass
+class DatasetDocuments:
+    """A column of a dataset, as documents.
+
+    Attributes:
+        dataset (`Dataset` or `IterableDataset`): Of the library `datasets`.
+        column (`str`): With texts, chats or lists of ids.
+        tokenizer (`PreTrainedTokenizerBase`): Renders chats.
+    """
+
+    dataset: Any
+    column: str
+    tokenizer: PreTrainedTokenizerBase
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, row in enumerate(self.dataset.select_columns([self.column])):
+            document = row[self.column]
+            if isinstance(document, list) and document and isinstance(document[0], Mapping):
+                if not all("role" in message and "content" in message for message in document):
+                    raise ValueError(
+                        f"document {number} of the column {self.column!r} is not a chat: its "
+                        f"messages have {sorted(document[0])}, but need role and content"
+                    )
+                document = self.tokenizer.apply_chat_template(document, tokenize=False)
+            yield "" if document is None else document
+
+    def shards(self) -> list[DatasetDocuments]:
+        """Splits a streaming dataset into parts that can be read apart from each other.
+
+        Returns:
+            `list[DatasetDocuments]`: In order they are the same as the whole; empty if the dataset
+            cannot be split in such a way, for instance because it is shuffled.
+        """
+        if _dataset_kind(self.dataset) != "IterableDataset" or not _is_in_order(self.dataset):
+            return []
+        count = self.dataset.num_shards
+        return [
+            DatasetDocuments(self.dataset.shard(count, index), self.column, self.tokenizer)
+            for index in range(count)
+        ]
+
+
+def _is_in_order(dataset: Any) -> bool:
+    """Tells whether the shards of a streaming dataset are its rows in their order."""
+    # There is no public way to ask. What is not known by name is not split.
+    known = {
+        "ExamplesIterable",
+        "ArrowExamplesIterable",
+        "RebatchedArrowExamplesIterable",
+        "SelectColumnsIterable",
+        "FormattedExamplesIterable",
+        "MappedExamplesIterable",
+        "FilteredExamplesIterable",
+    }
+    step = getattr(dataset, "_ex_iterable", None)
+    while step is not None:
+        depends_on_others = getattr(step, "batched", False) or getattr(step, "with_indices", False)
+        if type(step).__name__ not in known or depends_on_others:
+            return False
+        step = getattr(step, "ex_iterable", None)
+    fresh = getattr(dataset, "_distributed", 0) is None
+    return fresh and getattr(dataset, "_starting_state_dict", 0) is None
+
+
+def _dataset_kind(source: Any) -> str | None:
+    """The name of the class of the library `datasets` that `source` is of, without importing it."""
+    for base in type(source).__mro__:
+        if base.__module__.partition(".")[0] == "datasets":
+            return next(
+                base.__name__
+                for base in type(source).__mro__
+                if base.__name__
+                in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+            )
+    return None
+
+
+def _find_column(dataset: Any, column: str | None) -> str:
+    names = dataset.column_names
+    if dataset.features is not None:
+        strings = [
+            name
+            for name, feature in dataset.features.items()
+            if getattr(feature, "dtype", None) in ("string", "large_string")
+        ]
+    else:  # Some streaming datasets know their columns only from their rows.
+        row: dict[str, Any] = next(iter(dataset), {})
+        names = list(row)
+        strings = [name for name, value in row.items() if isinstance(value, str)]
+    if not names and column is None:
+        return "text"  # It has no rows.
+    if column is not None:
+        if names and column not in names:
+            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+        return column
+    if "text" in names:
+        return "text"
+    if len(strings) == 1:
+        return strings[0]
+    for name in ("messages", "conversations", "chat"):
+        if name in names:
+            return name
+    raise ValueError(f"which column has the documents? Give column=, one of {names}")
+
+
+def _dataset_name(dataset: Any) -> str:
+    config = dataset.info.config_name
+    if config and config.startswith("default"):
+        config = None
+    split = None if dataset.split is None else str(dataset.split)
+    return " ".join(part for part in (dataset.info.dataset_name, config, split) if part) or (
+        "unnamed"
+    )
+
+
+def _license(dataset: Any) -> str | None:
+    license = dataset.info.license
+    return license if isinstance(license, str) and license else None
+
+
+def _are_paths(documents: list | tuple) -> bool:
+    """Tells a list of files from a list of texts."""
+    if any(isinstance(document, os.PathLike) for document in documents[:1]):
+        return True
+    if not documents or not isinstance(documents[0], str) or not _exists(documents[0]):
+        return False
+    # A text can be the name of a folder by chance, but hardly that of a file.
+    return os.path.isfile(documents[0]) or all(map(_exists, documents))
+
+
+def _exists(path: Any) -> bool:
+    try:
+        return path != "" and Path(path).exists()
+    except (OSError, ValueError, TypeError):  # too long a name, a null byte in it, no name
+        return False
+
+
+def _open_files(paths: Iterable[Any], pattern: str) -> Source:
+    files: list[Path] = []
+    names = []
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise ValueError(f"source is a list of files, but has a {type(path).__name__}")
+        if not _exists(path):
+            shown = str(path) if len(str(path)) < 100 else f"{str(path)[:100]}..."
+            raise FileNotFoundError(
+                f"source {shown!r} is neither a file nor a folder; a text goes into a list: [text]"
+            )
+        path = Path(path)
+        names.append(path.resolve().name)
+        if not path.is_dir():
+            files.append(path)
+            continue
+        below = [file.relative_to(path) for file in path.rglob(pattern)]
+        found = [
+            path / file
+            for file in sorted(below, key=lambda file: file.as_posix())
+            if not any(part.startswith(".") for part in file.parts) and (path / file).is_file()
+        ]
+        if not found:
+            raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
+        files += found
+    name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
+    return Source(_read_files(files), name or "unnamed", total=len(files))
+
+
+def _read_files(files: list[Path]) -> Iterator[str]:
+    damaged = []
+    for file in files:
+        content = file.read_bytes()
+        try:
+            yield content.decode("utf-8")
+        except UnicodeDecodeError:
+            damaged.append(file)
+            yield content.decode("utf-8", errors="replace")
+    if damaged:
+        logger.warning(
+            "%d of %d files are not valid UTF-8 (the first: %s); what is not was replaced",
+            len(damaged),
+            len(files),
+            damaged[0],
+        )
+
+
+def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
+    """Hands on documents that are texts or ids below `vocab_size`, and refuses all else."""
+    damaged = 0
+    for number, document in enumerate(documents):
+        if not isinstance(document, str):
+            yield _checked_ids(document, number, vocab_size)
+            continue
+        try:
+            document.encode("utf-8")
+        except UnicodeEncodeError:
+            damaged += 1
+            document = document.encode("utf-8", errors="replace").decode("utf-8")
+        yield document
+    if damaged:
+        logger.warning("%d texts are not valid Unicode; what is not was replaced", damaged)
+
+
+def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:
+    if isinstance(document, bytes | Mapping) or not hasattr(document, "__len__"):
+        raise ValueError(
+            f"document {number} must be a text or a list of ids, but is a {type(document).__name__}"
+        )
+    try:
+        ids = np.asarray(document)
+    except (ValueError, TypeError, OverflowError):
+        ids = np.empty(0, object)
+    if ids.shape == (0,) and ids.dtype != object:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"document {number} must be a text or one list of integers")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"document {number} has the id {low if low < 0 else high}, but the tokenizer's ids are "
+            f"from 0 to {vocab_size - 1}"
+        )
+    return ids.astype(np.min_scalar_type(vocab_size))
+
+
+def serve_encoder() -> None:
+    """Tokenises what comes on the standard input, until that ends; run by [`LocalEngine`].
+
+    First comes the content of tokenizer.json with the type of the tokens and the separator, then
+    batch after batch. The answer to each is a `TokenBatch`, or an exception.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The one who gives the work decides.
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr
+    content, dtype, separator = pickle.load(requests)
+    tokenizer = load_tokenizer(content)
+    while True:
+        try:
+            documents = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer: Any = encode(tokenizer, documents, dtype, separator)
+        except Exception as error:
+            answer = RuntimeError(f"the tokenizer failed: {error!r}")
+        pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # The folder of this file, whose names are not top-level modules.
+    serve_encoder()
