@@ -1,37 +1,22 @@
-"""Builds a datastore: documents are tokenised, packed into shards, sorted and written.
-
-One shard is filled while the one before is sorted and written; no more are ever in memory. What is
-whole is noted in progress.json, from where a build that was killed can go on.
-"""
+"""Builds a datastore: documents are tokenised, packed into shards, sorted and written."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import pickle
-import queue
 import re
 import shutil
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..index.suffix_array import build_suffix_array
 from ..version import __version__
-from . import source as source_module
 from .fingerprint import tokenizer_fingerprint, vocabulary_size
 from .format import (
     LARGEST_SHARD,
@@ -41,20 +26,13 @@ from .format import (
     StoreConfig,
     read_arrays,
     sync_folder,
-    write_arrays,
 )
-from .source import (
-    Document,
-    Source,
-    TokenBatch,
-    after,
-    batches,
-    encode,
-    load_tokenizer,
-    open_source,
-)
+from .local_engine import LocalEngine
+from .progress import PROGRESS, BuildProgress, resumed
+from .shard_writer import ProgressBars, ShardWriter
+from .source import Source, open_source
+from .tokenizing import TokenBatch
 
-PROGRESS = "progress.json"
 LOCK = ".lock"
 _OURS = re.compile(
     r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
@@ -243,7 +221,7 @@ def _extended(
 
 def _is_extended(folder: Path, config: StoreConfig, options: dict[str, Any]) -> bool:
     """Tells whether this extension was killed when all but its progress.json was done."""
-    progress = _Progress.read(folder)
+    progress = BuildProgress.read(folder)
     if progress is None or not progress.shards or progress.shards[-1] not in config.shards:
         return False
     return options.items() <= progress.options.items()
@@ -306,177 +284,6 @@ def make_engine(
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
 
 
-class LocalEngine:
-    """Tokenises in processes of this machine.
-
-    They are programs of their own, not forks of this process nor copies of it: they neither inherit
-    its threads nor run its main module again, and need a tenth of its memory. They end when their
-    input ends, also if this process is killed.
-
-    Args:
-        content (`str`): The tokenizer's tokenizer.json.
-        dtype (`np.dtype`), separator (`int`): Of the datastore.
-        num_proc (`int`, *optional*): How many. With 1 this process itself tokenises.
-    """
-
-    def __init__(self, content: str, dtype: np.dtype, separator: int, num_proc: int | None) -> None:
-        self.setup = (content, dtype, separator)
-        self.num_proc = num_proc or usable_cores()
-        self._idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen] = []
-
-    def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
-        work = batches(after(source.documents, skip))
-        if self.num_proc == 1:
-            content, dtype, separator = self.setup
-            tokenizer = load_tokenizer(content)
-            for batch in work:
-                yield encode(tokenizer, batch, dtype, separator)
-            return
-        threads = ThreadPoolExecutor(self.num_proc)
-        try:
-            in_flight: deque[Future[TokenBatch]] = deque()
-            for batch in work:
-                in_flight.append(threads.submit(self._encode, batch))
-                if len(in_flight) > 2 * self.num_proc:
-                    yield in_flight.popleft().result()
-            while in_flight:
-                yield in_flight.popleft().result()
-        finally:
-            self.close()  # Else the threads would finish what nobody wants any more.
-            threads.shutdown(cancel_futures=True)
-
-    def sort(self, tokens: np.ndarray) -> np.ndarray:
-        return build_suffix_array(tokens)  # without the interpreter's lock
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.terminate()
-            process.wait()
-        self._processes.clear()
-
-    def _encode(self, batch: list[Document]) -> TokenBatch:
-        messages: list[Any] = [batch]
-        try:
-            process = self._idle.get_nowait()
-        except queue.Empty:
-            process = self._start()
-            messages = [self.setup, batch]
-        assert process.stdin and process.stdout
-        try:
-            for message in messages:
-                pickle.dump(message, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            answer = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            raise RuntimeError(
-                f"a process that tokenises ended with status {process.wait()}; if memory was "
-                f"short, take fewer: num_proc={max(1, self.num_proc // 2)}"
-            ) from None
-        self._idle.put(process)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _start(self) -> subprocess.Popen:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": "1",
-        }
-        process = subprocess.Popen(
-            [sys.executable, source_module.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        self._processes.append(process)
-        return process
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@dataclass
-class _Progress:
-    """How far a build is, as progress.json says it.
-
-    Attributes:
-        options (`dict`): What it was started with.
-        documents (`int`): Documents of the source that are done with.
-        entries (`int`): Entries of the next one that the shards have.
-        shards (`list[ShardEntry]`): Those that are whole.
-    """
-
-    options: dict[str, Any]
-    documents: int = 0
-    entries: int = 0
-    shards: list[ShardEntry] = field(default_factory=list)
-
-    def write(self, folder: Path) -> None:
-        new = folder / f".{PROGRESS}.new"
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, folder / PROGRESS)
-        sync_folder(folder)
-
-    @classmethod
-    def read(cls, folder: Path) -> _Progress | None:
-        """What progress.json says, `None` if there is none.
-
-        Raises:
-            DatastoreError: If the shards that it names are not there.
-        """
-        try:
-            content = json.loads((folder / PROGRESS).read_bytes())
-            content["shards"] = [
-                ShardEntry(
-                    tokens=shard["tokens"],
-                    documents=shard["documents"],
-                    tokens_file=FileEntry(**shard["tokens_file"]),
-                    suffixes_file=FileEntry(**shard["suffixes_file"]),
-                )
-                for shard in content["shards"]
-            ]
-            progress = cls(**content)
-            for file in progress.files():
-                if (folder / file.name).stat().st_size != file.size:
-                    raise ValueError(f"{file.name} has another size")
-            return progress
-        except FileNotFoundError as error:
-            if error.filename == str(folder / PROGRESS):
-                return None
-            damage: Exception = error
-        except (ValueError, KeyError, TypeError) as error:
-            damage = error
-        raise DatastoreError(f"{folder} cannot be resumed ({damage}); start again without resume")
-
-    def files(self) -> list[FileEntry]:
-        return [file for shard in self.shards for file in (shard.tokens_file, shard.suffixes_file)]
-
-
-def _resumed(folder: Path, options: dict[str, Any]) -> _Progress:
-    """What an earlier build left, or the beginning."""
-    progress = _Progress.read(folder)
-    if progress is None:
-        return _Progress(options)
-    for name in {**progress.options, **options}:
-        before, now = progress.options.get(name), options.get(name)
-        if before != now:
-            raise DatastoreError(
-                f"{folder} was begun with {name} {before!r}, not {now!r}; resume with the same "
-                "options, or start again without resume"
-            )
-    return progress
-
-
 def _sweep(folder: Path, keep: list[FileEntry]) -> None:
     """Deletes the files of shards that are not to be kept, and what was not written to its end."""
     names = {file.name for file in keep}
@@ -504,15 +311,15 @@ def _add_shards(
         raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {shard_tokens!r}")
     options = {**options, "tokenizer fingerprint": config.fingerprint}
     options["shards before"] = len(config.shards)
-    progress = _resumed(folder, options) if resume else _Progress(options)
+    progress = resumed(folder, options) if resume else BuildProgress(options)
     _sweep(folder, [*config.files(), *progress.files()])
     progress.write(folder)
     digests = None
     if options["deduplicated"]:
         digests = set(_stored_digests(folder, config, [*config.shards, *progress.shards]))
-    bars = _Bars(show_progress, source.total, progress)
+    bars = ProgressBars(show_progress, source.total, progress)
     try:
-        with ShardWriter(folder, config, shard_tokens, engine, progress, bars) as writer:
+        with ShardWriter(folder, config, shard_tokens, engine.sort, progress, bars) as writer:
             number, skip = progress.documents, progress.entries
             for lengths, tokens in engine.tokenize(source, number):
                 start = 0
@@ -543,121 +350,6 @@ def _add_shards(
 
 
 _OTHER_SOURCE = "source has other documents than before; start again without resume"
-
-
-class ShardWriter:
-    """Packs documents into shards, each sorted and written in the background.
-
-    Args:
-        folder (`Path`): Where to.
-        config (`StoreConfig`): The types, and the shards that there are.
-        shard_tokens (`int`): Entries of a shard.
-        engine (`Engine`): Sorts.
-        progress (`_Progress`): Brought up to date with each shard.
-        bars (`_Bars`): Likewise.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        config: StoreConfig,
-        shard_tokens: int,
-        engine: Engine,
-        progress: _Progress,
-        bars: _Bars,
-    ) -> None:
-        self.folder = folder
-        self.dtype = config.token_dtype
-        self.shard_tokens = shard_tokens
-        self.engine = engine
-        self.progress = progress
-        self.bars = bars
-        self._taken = {file.name for file in config.files()}
-        self._number = len(config.shards) + len(progress.shards)
-        self._done = (progress.documents, progress.entries)
-        self._background = ThreadPoolExecutor(1)
-        self._writing: Future[None] | None = None
-        self._begin()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        try:
-            if kind is None:
-                if self._filled:
-                    self._flush()
-                self._wait()
-        finally:
-            self._background.shutdown()
-
-    def add(self, document: np.ndarray, start: int, number: int) -> None:
-        """Adds a document from `start` on; `number` documents are done with after it."""
-        while start < len(document):
-            part = document[start : start + self.shard_tokens - self._filled]
-            self._tokens[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            start += len(part)
-            whole = start == len(document)
-            self._ended += whole
-            self._done = (number, 0) if whole else (number - 1, start)
-            if self._filled == self.shard_tokens:
-                self._flush()
-
-    def _begin(self) -> None:
-        self._tokens = np.empty(self.shard_tokens, self.dtype)
-        self._filled = self._ended = 0
-
-    def _flush(self) -> None:
-        self._wait()
-        tokens = self._tokens[: self._filled]
-        self._writing = self._background.submit(self._write, tokens, self._ended, self._done)
-        self._begin()
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
-
-    def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
-        suffixes = self.engine.sort(tokens)
-        self.bars.sorted.update()
-        self._number += 1
-        while f"tokens-{self._number:05d}.safetensors" in self._taken:
-            self._number += 1
-        try:
-            files = [
-                write_arrays(self.folder / f"{name}-{self._number:05d}.safetensors", {name: array})
-                for name, array in (("tokens", tokens), ("suffixes", suffixes))
-            ]
-        except SafetensorError as error:
-            raise OSError(f"cannot write into {self.folder}: {error}") from None
-        self.progress.shards.append(ShardEntry(len(tokens), documents, *files))
-        self.progress.documents, self.progress.entries = done
-        sync_folder(self.folder)
-        self.progress.write(self.folder)
-        self.bars.written.update()
-
-
-class _Bars:
-    """The progress bars."""
-
-    def __init__(self, show: bool, total: int | None, progress: _Progress) -> None:
-        shards = len(progress.shards)
-        tokens = sum(shard.tokens for shard in progress.shards)
-        off = not show
-        self.documents = tqdm(
-            desc="reading", unit=" documents", total=total, initial=progress.documents, disable=off
-        )
-        self.tokens = tqdm(
-            desc="tokenising", unit=" tokens", unit_scale=True, initial=tokens, disable=off
-        )
-        self.sorted = tqdm(desc="sorting", unit=" shards", initial=shards, disable=off)
-        self.written = tqdm(desc="writing", unit=" shards", initial=shards, disable=off)
-
-    def close(self) -> None:
-        for bar in (self.documents, self.tokens, self.sorted, self.written):
-            bar.close()
 
 
 def _digest(document: np.ndarray) -> bytes:

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..index.suffix_array import build_suffix_array
-from .source import (
-    DatasetDocuments,
-    Document,
-    Source,
-    TokenBatch,
-    after,
-    batches,
-    checked,
-    encode,
-    load_tokenizer,
-)
+from .source import DatasetDocuments, Source, after, batches, checked
+from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..index import kernels
+from .calibration import Calibration
 from .drafter import Drafter
 from .tree import DraftTree
 
@@ -36,19 +37,26 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
+        self._calibrations = [Calibration() for _ in self.drafters]
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        for drafter in self.drafters:
+        self._vocab_size = vocab_size
+        self._trees: list[DraftTree] = []
+        for drafter, calibration in zip(self.drafters, self._calibrations, strict=True):
             drafter.begin(prompt_ids, vocab_size)
+            calibration.fade()
 
     def draft(self, budget: int) -> DraftTree:
-        return merged([drafter.draft(budget) for drafter in self.drafters], budget)
+        return self._merge([drafter.draft(budget) for drafter in self.drafters], budget)
 
     def draft_chain(self, budget: int) -> DraftTree:
         chains = [drafter.draft_chain(budget) for drafter in self.drafters]
-        return merged(chains, sum(map(len, chains))).best_chain().truncated(budget)
+        return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+        for tree, calibration in zip(self._trees, self._calibrations, strict=False):
+            calibration.record(tree, tokens)
+        self._trees = []
         # The logits are of the merged tree's nodes, which the sources do not know.
         for drafter in self.drafters:
             drafter.observe(tokens)
@@ -59,6 +67,16 @@ class Blend(Drafter):
     def end(self) -> None:
         for drafter in self.drafters:
             drafter.end()
+
+    def _merge(self, trees: list[DraftTree], budget: int) -> DraftTree:
+        """Merges what the sources drafted, each with its estimates corrected."""
+        for drafter, tree in zip(self.drafters, trees, strict=True):
+            if not isinstance(tree, DraftTree):
+                raise ValueError(f"{type(drafter).__name__} must draft a DraftTree, not {tree!r}")
+            tree.check(self._vocab_size)
+        self._trees = trees
+        pairs = zip(self._calibrations, trees, strict=True)
+        return merged([calibration.calibrated(tree) for calibration, tree in pairs], budget)
 
     @contextmanager
     def _owned(self) -> Iterator[None]:

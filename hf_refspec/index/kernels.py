@@ -210,6 +210,70 @@ def merge_trees(sizes, tokens, parents, probs, out_tokens, out_parents, out_prob
         size += 1
 
 
+@njit
+def _class_of(depth, share):
+    """The classes of a node's depth (1, 2, 3-4, 5-8, deeper) and of its conditional probability."""
+    depth_class = (
+        0 if depth == 1 else 1 if depth == 2 else 2 if depth <= 4 else 3 if depth <= 8 else 4
+    )
+    share_class = 0
+    for bound in (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9):
+        if share >= bound:
+            share_class += 1
+    return depth_class, share_class
+
+
+@njit
+def _share(parents, probs, node):
+    """The probability of a node once its parent is accepted."""
+    before = probs[parents[node]] if parents[node] >= 0 else 1.0
+    return probs[node] / before if before > 0 else 0.0
+
+
+@kernel("void(int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float32[::1])")
+def calibrate(parents, probs, expected, accepted, prior, calibrated):
+    """Corrects a tree's estimates by what became of earlier ones, see `Calibration`."""
+    depths = np.empty(len(parents), dtype=np.int32)
+    for node in range(len(parents)):
+        parent = parents[node]
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+        share = _share(parents, probs, node)
+        i, j = _class_of(depths[node], share)
+        share *= (accepted[i, j] + prior) / (expected[i, j] + prior)
+        before = calibrated[parent] if parent >= 0 else np.float32(1.0)
+        calibrated[node] = min(before * share, before)
+
+
+@kernel(
+    "void(int64[::1], int32[::1], float32[::1], int64[::1], float64, float64[:, ::1],"
+    "float64[:, ::1])"
+)
+def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
+    """Adds a draft's nodes to the counts of `Calibration`, those whose parent was right.
+
+    Args:
+        tokens, parents, probs: The tree.
+        emitted: The tokens that followed.
+        memory: A class that expects more is halved.
+        expected, accepted: The counts, changed in place.
+    """
+    depths = np.empty(len(parents), dtype=np.int32)
+    right = np.zeros(len(parents), dtype=np.bool_)
+    for node in range(len(parents)):
+        parent = parents[node]
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+        if depths[node] > len(emitted) or (parent >= 0 and not right[parent]):
+            continue
+        right[node] = tokens[node] == emitted[depths[node] - 1]
+        share = _share(parents, probs, node)
+        i, j = _class_of(depths[node], share)
+        expected[i, j] += share
+        accepted[i, j] += right[node]
+        if expected[i, j] > memory:
+            expected[i, j] *= 0.5
+            accepted[i, j] *= 0.5
+
+
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")
 def link_tokens(tokens, start, previous, latest):
     """Links the tokens from `start` on into the chains of a `TokenBuffer`."""

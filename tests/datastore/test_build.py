@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pickle
 import random
 import resource
 import shutil
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import datasets
@@ -21,11 +19,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.datastore import build
-from hf_refspec.datastore.build import build_store, extend_store, make_engine
+from hf_refspec.datastore.build import LOCK, build_store, extend_store
 from hf_refspec.datastore.fingerprint import tokenizer_fingerprint
 from hf_refspec.datastore.format import DatastoreError, StoreConfig, check_file, read_arrays
-from hf_refspec.datastore.source import open_source
+from hf_refspec.datastore.progress import PROGRESS
 from hf_refspec.index.suffix_array import build_suffix_array
 from hf_refspec.version import __version__
 
@@ -418,7 +415,7 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
     expected = [text for text in TEXTS if text]
     assert texts_of(tmp_path / "other", tokenizer) == expected
     assert texts_of(store, tokenizer) == expected * 2
-    assert not list(tmp_path.rglob(build.LOCK))
+    assert not list(tmp_path.rglob(LOCK))
 
 
 def test_an_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store):
@@ -459,7 +456,7 @@ def test_an_extension_killed_at_any_moment(tmp_path, tokenizer, store):
                 assert content.items() >= before.items()
             else:
                 assert content.items() >= wanted.items()
-                if not resume or build.PROGRESS not in content:
+                if not resume or PROGRESS not in content:
                     continue  # It was done, and would be done again.
             run()
             assert content_of(path) == wanted
@@ -498,39 +495,3 @@ def test_progress_bars(tmp_path, tokenizer, capfd):
     shown = capfd.readouterr().err
     assert all(name in shown for name in ("reading", "tokenising", "sorting", "writing"))
     assert "30/30" in shown
-
-
-def test_a_process_that_fails_is_not_waited_for(tmp_path, tokenizer):
-    engine = build.LocalEngine("no tokenizer", np.dtype(np.uint16), 65535, 2)
-    source = open_source(["a"], tokenizer, 259)
-    with pytest.raises(RuntimeError, match="a process that tokenises ended with status 1"):
-        list(engine.tokenize(source, 0))
-    engine.close()
-
-
-def test_processes_end_with_the_one_that_started_them(tmp_path, tokenizer):
-    config = StoreConfig("", "", 259)
-    note = tmp_path / "processes"
-
-    def run():
-        engine = make_engine("local", tokenizer, config, 2)
-        source = open_source((str(i) * 1000 for i in range(10**9)), tokenizer, 259)
-        tokens = engine.tokenize(source, 0)
-        next(tokens)
-        note.write_bytes(pickle.dumps([process.pid for process in engine._processes]))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def running(process: int) -> bool:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return state != "Z"
-
-    assert in_a_child(run) is None
-    processes = pickle.loads(note.read_bytes())
-    assert processes
-    end = time.monotonic() + 10
-    while any(map(running, processes)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(map(running, processes))

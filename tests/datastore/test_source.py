@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from hf_refspec.datastore import source as source_module
-from hf_refspec.datastore.source import batches, encode, load_tokenizer, open_source
+from hf_refspec.datastore.source import batches, open_source
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
 RENDERED = "user: hi\nbot: hello\n"
@@ -209,37 +207,3 @@ def test_batches_are_bounded_by_characters_and_number(monkeypatch):
     texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
     lengths = [[len(text) for text in batch] for batch in batches(texts)]
     assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]
-
-
-def test_a_long_text_is_cut_at_line_ends(tokenizer, monkeypatch):
-    monkeypatch.setattr(source_module, "_LONGEST_PIECE", 8)
-    text = "one\ntwo\nthree-four-five-six\n\nseven\n"
-    pieces = list(source_module._pieces(text))
-    assert "".join(pieces) == text and max(map(len, pieces)) <= 8
-    assert pieces[0] == "one\ntwo\n"
-    backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
-    lengths, tokens = encode(backend, ["", text], np.dtype(np.uint16), 65535)
-    assert lengths.tolist() == [0, len(text) + 1]
-    assert tokenizer.decode(tokens[:-1]) == text and tokens[-1] == 65535
-
-
-def test_the_tokenizers_own_truncation_and_special_tokens_do_not_count(tokenizer):
-    content = tokenizer.backend_tokenizer
-    content.enable_truncation(4)
-    content.enable_padding(length=9)
-    try:
-        backend = load_tokenizer(content.to_str())
-    finally:
-        content.no_truncation()
-        content.no_padding()
-    lengths, _ = encode(backend, ["eight chars", "a"], np.dtype(np.uint16), 65535)
-    assert lengths.tolist() == [12, 2]
-
-
-def test_datasets_and_torch_are_imported_only_by_those_who_use_them():
-    # As the processes that tokenise run it.
-    program = (
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='source'); "
-        "assert not {'datasets', 'torch', 'transformers'} & set(sys.modules), sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program, source_module.__file__], check=True)

@@ -31,7 +31,8 @@ kernels.warmup()  # here, where it is in no test's time
 VOCAB_SIZE = 5
 BUDGET = 8
 tokens = st.integers(0, VOCAB_SIZE - 1)
-types = st.sampled_from([np.dtype(np.uint16), np.dtype(np.uint32)])
+UINT16, UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
+types = st.sampled_from([UINT16, UINT32])
 contexts = st.lists(tokens, max_size=6)
 
 
@@ -53,7 +54,7 @@ def trees(draw):
 entries = st.dictionaries(st.lists(tokens, min_size=1, max_size=3).map(tuple), trees(), max_size=20)
 
 
-def table_of(entries, dtype=np.dtype(np.uint16), max_ngram=3, vocab_size=VOCAB_SIZE) -> NgramTable:
+def table_of(entries, dtype=UINT16, max_ngram=3, vocab_size=VOCAB_SIZE) -> NgramTable:
     orders = [[key for key in entries if len(key) == n] for n in range(1, max_ngram + 1)]
     ngrams = [np.array(keys, np.int32).reshape(-1, n) for n, keys in enumerate(orders, start=1)]
     trees = [entries[key] for keys in orders for key in keys]
@@ -130,9 +131,9 @@ def test_a_smaller_budget_keeps_the_first_nodes(tree, budget):
     assert_is(tree_of(table_of({(1,): tree}), [1], budget=budget), kept)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.uint16), np.dtype(np.uint32)], ids=str)
+@pytest.mark.parametrize("dtype", [UINT16, UINT32], ids=str)
 def test_the_largest_tree_and_the_largest_tokens_can_be_stored(dtype):
-    token = 2**16 - 2 if dtype == np.uint16 else 2**31 - 2
+    token = 2**16 - 2 if dtype == UINT16 else 2**31 - 2
     chain = DraftTree.chain([token] * LARGEST_TREE, np.linspace(1, 0.5, LARGEST_TREE))
     table = table_of({(token, token): chain}, dtype, vocab_size=token + 1)
     assert_is(tree_of(table, [token, token], budget=1000), chain)
@@ -202,7 +203,7 @@ def test_no_slot_free_is_no_wrong_entry(entries, context, min_match, dtype):
     assert_is(tree, look_up_slowly(entries, context, min_match))
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.uint16), np.dtype(np.uint32)], ids=str)
+@pytest.mark.parametrize("dtype", [UINT16, UINT32], ids=str)
 def test_ngrams_that_belong_into_one_slot_are_kept_apart(dtype):
     slot_count = 16
     first = slot_of((0,), slot_count)

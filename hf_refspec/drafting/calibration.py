@@ -1,0 +1,55 @@
+"""Estimates of acceptance, corrected by what was accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..index.kernels import calibrate, record_outcome
+from .tree import DraftTree
+
+# A node is judged among nodes of a similar depth whose parent promised it a similar share.
+DEPTHS, SHARES = 5, 8
+# What it takes to believe a correction: so many expected acceptances halve the trust in a source
+# of which nothing is accepted.
+PRIOR = 4.0
+# Older observations count half each time so many acceptances have been expected since.
+MEMORY = 48.0
+
+
+class Calibration:
+    """How often the nodes of one source were accepted, beside how often it had estimated.
+
+    For each class of depth and of conditional probability (of a node, once its parent is accepted)
+    it keeps the sum of the estimates and the number of acceptances among the nodes whose fate is
+    known. A new estimate is multiplied by their ratio, that of nothing observed being 1.
+    """
+
+    def __init__(self) -> None:
+        self._expected = np.zeros((DEPTHS, SHARES), dtype=np.float64)
+        self._accepted = np.zeros((DEPTHS, SHARES), dtype=np.float64)
+
+    def calibrated(self, tree: DraftTree) -> DraftTree:
+        """The same tree with corrected probabilities.
+
+        Args:
+            tree ([`DraftTree`]): With the source's own estimates.
+        """
+        probs = np.empty(len(tree), dtype=np.float32)
+        calibrate(tree.parents, tree.probs, self._expected, self._accepted, PRIOR, probs)
+        return DraftTree(tree.tokens, tree.parents, probs)
+
+    def record(self, tree: DraftTree, tokens: np.ndarray) -> None:
+        """Learns from what came after a draft.
+
+        Args:
+            tree ([`DraftTree`]): With the source's own estimates, as it was drafted.
+            tokens (`np.ndarray`, int64 of shape `(m,)`): The tokens that followed.
+        """
+        record_outcome(
+            tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
+        )
+
+    def fade(self) -> None:
+        """Counts all observations half: another text begins."""
+        self._expected *= 0.5
+        self._accepted *= 0.5
