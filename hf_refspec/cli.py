@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--reference", nargs="+", type=Path, default=[], metavar="FILE", help="texts to copy from"
     )
-    generate.add_argument("--max-draft-tokens", type=int, metavar="N")
+    generate.add_argument("--max-draft-tokens", type=_draft_tokens, default="auto", metavar="N")
     generate.add_argument("--max-new-tokens", type=_positive, default=256, metavar="N")
     generate.set_defaults(command=_generate)
 
@@ -109,6 +109,10 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--deduplicate", action="store_true", help="drop repeated documents")
     command.add_argument("--resume", action="store_true", help="go on with a build that was killed")
     command.add_argument("--engine", choices=("local", "ray"), default="local")
+
+
+def _draft_tokens(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _positive(text: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,13 +24,15 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .acceptance import TargetText
+from .batch_decoding import speculate_batch
+from .drafting.budget import Budget, make_budget
 from .drafting.candidates import CandidateChain
-from .drafting.drafter import Drafter
+from .drafting.drafter import Drafter, checked_draft
 from .drafting.reference_copy import ReferenceCopy
 from .drafting.tree import DraftTree
-from .positions import furthest_position
+from .positions import depth_limit
 from .probe import select_verification
-from .validation import check_model, check_options, check_request
+from .validation import check_batch, check_model, check_options, check_request
 from .verification import Verification
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def speculate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     candidate_generator: CandidateGenerator | None = None,
-    max_draft_tokens: int | None = None,
+    max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
@@ -60,15 +62,16 @@ def speculate(
     Args:
         candidate_generator ([`Drafter`] or `CandidateGenerator`, *optional*): What drafts; a
             transformers `CandidateGenerator` is verified as a chain. [`ReferenceCopy`] by default.
-        max_draft_tokens (`int`, *optional*): The most draft nodes in one forward pass, 0 for plain
-            decoding. By default 8 on a CPU and 32 elsewhere, where more tokens in a pass cost
-            little; a `CandidateGenerator`'s own length.
+        max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
+            in one forward pass (of each row), 0 for plain decoding. `"auto"` verifies as many as
+            pay for themselves, see [`~drafting.budget.AutoBudget`]; a `CandidateGenerator` decides
+            itself.
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
             it exact, else the chain; where neither is exact it decodes plainly, with a warning.
 
     Returns:
-        What `generate` returns: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
+        What `generate` returns: ids `(rows, length)`, or a `GenerateDecoderOnlyOutput`.
 
     Raises:
         TypeError: If an option has the wrong type.
@@ -83,14 +86,25 @@ def speculate(
     if not isinstance(candidate_generator, Drafter):
         candidate_generator = CandidateChain(candidate_generator)
         verification = "chain" if verification == "auto" else verification
-    if max_draft_tokens is None:
-        max_draft_tokens = candidate_generator.default_budget(model.device)
 
+    if len(input_ids) > 1:
+        check_batch(input_ids, generation_config, streamer)
+        return speculate_batch(
+            candidate_generator,
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            max_draft_tokens,
+            verification,
+            model_kwargs,
+        )
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     prompt_ids = input_ids[0].numpy(force=True).astype(np.int64)
     with candidate_generator.session(prompt_ids, vocab_size):
         verifier = select_verification(
-            model, verification, generation_config, model_kwargs, drafts=max_draft_tokens > 0
+            model, verification, generation_config, model_kwargs, drafts=max_draft_tokens != 0
         )
         if streamer is not None:
             streamer.put(input_ids.cpu())
@@ -108,17 +122,19 @@ def speculate(
         text = TargetText(
             input_ids, logits_processor, stopping_criteria, generation_config, streamer
         )
-        _decode(text, candidate_generator, verifier, max_draft_tokens, vocab_size)
+        budget = make_budget(max_draft_tokens, candidate_generator, model, type(verifier).__name__)
+        _decode(text, candidate_generator, verifier, budget, vocab_size)
     if streamer is not None:
         streamer.end()
     return _output(text, verifier, generation_config)
 
 
 def _decode(
-    text: TargetText, drafter: Drafter, verifier: Verification, budget: int, vocab_size: int
+    text: TargetText, drafter: Drafter, verifier: Verification, budget: Budget, vocab_size: int
 ) -> None:
     """The loop. One pass yields the accepted draft tokens and one more, the target's own."""
     stats = drafter.stats
+    config = verifier.model.config.get_text_config(decoder=True)
     began = perf_counter()
     logits = verifier.prefill(text.ids)  # (1, vocab_size)
     tokens = _accept(text, verifier, logits, DraftTree.empty())
@@ -127,12 +143,15 @@ def _decode(
     prefilled = committed = perf_counter()
 
     while not text.finished:
-        draft = _draft(drafter, verifier, budget, _depth_limit(text, verifier), vocab_size)
+        deepest = depth_limit(config, verifier.last_position, len(text), text.max_length)
+        draft = _draft(drafter, verifier, budget.most, deepest, vocab_size)
+        draft = budget.trim(draft)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
         tokens = _accept(text, verifier, logits, draft)
         verified = perf_counter()
         verifier.commit(draft, text.path)
+        budget.record(draft, np.array(tokens), verified - drafted)
         drafter.observe(np.array(tokens), logits)
 
         stats.record_pass(drafted=len(draft), accepted=len(text.path))
@@ -144,18 +163,12 @@ def _decode(
 
 
 def _draft(
-    drafter: Drafter, verifier: Verification, budget: int, depth_limit: int, vocab_size: int
+    drafter: Drafter, verifier: Verification, budget: int, deepest: int, vocab_size: int
 ) -> DraftTree:
-    if budget == 0 or depth_limit <= 0 or verifier.restarted:
+    if budget == 0 or deepest <= 0 or verifier.restarted:
         return DraftTree.empty()
-    draft = drafter.draft(budget) if verifier.takes_trees else drafter.draft_chain(budget)
-    if not isinstance(draft, DraftTree) or len(draft) > budget:
-        raise ValueError(
-            f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
-            f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
-        )
-    draft.check(vocab_size)
-    return draft.truncated(depth_limit)
+    draft = checked_draft(drafter, budget, vocab_size, chain=not verifier.takes_trees)
+    return draft.truncated(deepest)
 
 
 def _accept(
@@ -166,19 +179,6 @@ def _accept(
     except BaseException:  # a streamer, processor or criterion that cancels the call
         verifier.abandon(draft, text.path)
         raise
-
-
-def _depth_limit(text: TargetText, verifier: Verification) -> int:
-    """How deep a draft may go: not past `max_length`, where one token is the target's own, nor to
-    positions where plain decoding would be another computation."""
-    limits = [np.iinfo(np.int32).max]
-    if text.max_length is not None:
-        limits.append(text.max_length - len(text) - 1)
-    config = verifier.model.config.get_text_config(decoder=True)
-    furthest = furthest_position(config, verifier.last_position)
-    if furthest is not None:
-        limits.append(furthest - verifier.last_position)
-    return min(limits)
 
 
 def _output(

@@ -4,7 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedConfig
+
+
+def depth_limit(
+    config: PreTrainedConfig, last_position: int, length: int, max_length: int | None
+) -> int:
+    """How deep a draft may go: not past `max_length`, where one token is the target's own, nor to
+    positions where plain decoding would be another computation.
+
+    Args:
+        config (`PreTrainedConfig`): The target model's, of its decoder.
+        last_position (`int`): That of the last token of the text.
+        length (`int`): The length of the text.
+        max_length (`int`, *optional*): The most that it may have.
+    """
+    limits = [np.iinfo(np.int32).max]
+    if max_length is not None:
+        limits.append(max_length - length - 1)
+    furthest = furthest_position(config, last_position)
+    if furthest is not None:
+        limits.append(furthest - last_position)
+    return min(limits)
 
 
 def furthest_position(config: PreTrainedConfig, last_position: int) -> int | None:

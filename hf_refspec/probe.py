@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from .batch_verification import BatchVerification
 from .drafting.tree import ROOT, DraftTree
 from .verification import (
     CACHE_NAMES,
@@ -28,6 +29,9 @@ from .verification import (
 logger = logging.getLogger("hf_refspec")
 
 _WAYS: tuple[type[Verification], ...] = (TreeVerification, ChainVerification, RecurrentVerification)
+# What the second row of a batch says, behind padding.
+_PADDING = 3
+_OTHER_TEXT = [8, 3, 7, 2, 6, 1, 14, 15, 4]
 _probed: WeakKeyDictionary[PreTrainedModel, dict[tuple, bool]] = WeakKeyDictionary()
 
 # Ids that every vocabulary has. The distractors are siblings of the path's tokens, and differ.
@@ -75,7 +79,32 @@ def select_verification(
     return None
 
 
-def is_exact(way: type[Verification], model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+def check_batches(model: PreTrainedModel, rows: int, model_kwargs: dict[str, Any]) -> None:
+    """Refuses models that cannot verify rows of different lengths.
+
+    A chain needs no less than a tree here: a row's holes are masked and its tokens have positions
+    of their own either way.
+
+    Raises:
+        ValueError: If the probe does not find it exact on this model.
+    """
+    if BatchVerification.supports(model, model_kwargs) and is_exact(
+        BatchVerification, model, model_kwargs
+    ):
+        return
+    raise ValueError(
+        f"`candidate_generator` cannot be combined with `input_ids` with {rows} rows on "
+        f"{type(model).__name__}: rows accept different numbers of tokens, and with this model, "
+        "cache and attention implementation not every row would get what it gets plainly. Pass "
+        "one prompt at a time."
+    )
+
+
+def is_exact(
+    way: type[Verification] | type[BatchVerification],
+    model: PreTrainedModel,
+    model_kwargs: dict[str, Any],
+) -> bool:
     """Whether verified drafts give the logits of plain decoding; probed once."""
     if _is_random(model):
         return False
@@ -83,7 +112,11 @@ def is_exact(way: type[Verification], model: PreTrainedModel, model_kwargs: dict
     results = _probed.setdefault(model, {})
     if key not in results:
         try:
-            results[key] = _probe(way, model, model_kwargs)
+            results[key] = (
+                _probe_batch(model, model_kwargs)
+                if issubclass(way, BatchVerification)
+                else _probe(way, model, model_kwargs)
+            )
         except torch.OutOfMemoryError:
             raise  # says nothing about the model
         except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -108,9 +141,7 @@ def _probe(way: type[Verification], model: PreTrainedModel, model_kwargs: dict[s
     whatever the dtype; and the logits must be those of the same tokens one after another, as nearly
     as these are when they come in one pass without a cache, which is right and rounds differently.
     """
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    if vocab_size < _VOCABULARY:
-        raise ValueError(f"a vocabulary of {vocab_size} is too small to probe")
+    _check_vocabulary(model)
     text = torch.tensor([_PROMPT + _PATH], device=model.device)
     reference = _one_after_another(way, model, model_kwargs, text)  # (5, vocab_size)
     at_once = model(text, use_cache=False).logits[0, -len(reference) :]
@@ -127,6 +158,62 @@ def _probe(way: type[Verification], model: PreTrainedModel, model_kwargs: dict[s
         draft, path = _draft(way, _OTHER_DISTRACTORS)
         leak = _difference(_verified(way, model, model_kwargs, text, draft, path)[0], verified)
 
+    return _is_within_rounding(way, model, error, rounding, leak)
+
+
+def _probe_batch(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """The same for two rows, the second behind padding: they accept different numbers of tokens,
+    and go on with different drafts at different positions, with holes in the second."""
+    _check_vocabulary(model)
+    text = torch.tensor(
+        [_PROMPT + _PATH, [0] * _PADDING + _OTHER_TEXT], device=model.device
+    )  # (2, 12)
+    mask = torch.ones_like(text)
+    mask[1, :_PADDING] = 0
+    reference = _rows_one_after_another(model, model_kwargs, text, mask)  # (2, 5, vocab_size)
+    at_once = model(
+        text,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
+        use_cache=False,
+    ).logits[:, len(_PROMPT) - 1 :]
+
+    verified = _rows_verified(model, model_kwargs, text, mask, _DISTRACTORS)
+    other = _rows_verified(model, model_kwargs, text, mask, _OTHER_DISTRACTORS)
+    vocab_size = reference.shape[-1]
+    # What the first pass said of both rows, and the second of the rest: (5 + 1 + 5 + 3, vocab_size)
+    expected = torch.cat([reference[0], reference[1], reference[0, -1:], reference[1, -3:]])
+    return _is_within_rounding(
+        BatchVerification,
+        model,
+        error=_difference(verified, expected),
+        rounding=_difference(at_once.reshape(-1, vocab_size), reference.reshape(-1, vocab_size)),
+        leak=_difference(other, verified),
+    )
+
+
+def _check_vocabulary(model: PreTrainedModel) -> None:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    if vocab_size < _VOCABULARY:
+        raise ValueError(f"a vocabulary of {vocab_size} is too small to probe")
+
+
+def _is_within_rounding(
+    way: type[Verification] | type[BatchVerification],
+    model: PreTrainedModel,
+    error: float,
+    rounding: float,
+    leak: float,
+) -> bool:
+    """Whether a way is exact.
+
+    Args:
+        way (`type`): It, for the log.
+        model (`PreTrainedModel`): The target model.
+        error (`float`): How far its logits are off.
+        rounding (`float`): How far those of the same tokens in one pass without a cache are off.
+        leak (`float`): How much the other branches matter.
+    """
     eps = torch.finfo(model.dtype).eps
     layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
     exact = (
@@ -162,6 +249,53 @@ def _one_after_another(
     return torch.cat(rows)
 
 
+def _rows_one_after_another(
+    model: PreTrainedModel, model_kwargs: dict[str, Any], text: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The logits after the prompts and after each token of the paths, by the plain steps of batched
+    decoding, `(2, 5, vocab_size)`."""
+    length = len(_PROMPT) - 1
+    kwargs = _fresh_batch_kwargs(model, model_kwargs, mask[:, :length])
+    outputs = model._prefill(text[:, :length], GenerationConfig(), kwargs)
+    steps = []
+    for length in range(len(_PROMPT), text.shape[1] + 1):
+        kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
+        model_inputs = model.prepare_inputs_for_generation(
+            text[:, :length], next_sequence_length=1, **kwargs
+        )
+        outputs = model(**model_inputs, return_dict=True)
+        steps.append(outputs.logits[:, -1])
+    return torch.stack(steps, dim=1)
+
+
+def _rows_verified(
+    model: PreTrainedModel,
+    model_kwargs: dict[str, Any],
+    text: torch.Tensor,
+    mask: torch.Tensor,
+    distractors: list[int],
+) -> torch.Tensor:
+    """The logits of a pass over a tree for each row, of which the first keeps three nodes of the
+    path and the second keeps one; and of a pass over what is left, which for the first row is no
+    draft. `(14, vocab_size)`."""
+    length = len(_PROMPT) - 1
+    kwargs = _fresh_batch_kwargs(model, model_kwargs, mask[:, :length])
+    verification = BatchVerification(model, GenerationConfig(), kwargs)
+    verification.prefill(text[:, :length])
+    drafts, paths = zip(
+        *(_tree(row, distractors) for row in text[:, length + 1 :].tolist()), strict=True
+    )
+    first = verification.verify(text[:, length].numpy(force=True), list(drafts))
+    verification.commit([paths[0][:3], paths[1][:1]])
+    rest = text[1, length + 2 :].tolist()
+    last_tokens = np.array([_PATH[-1], rest[0]])
+    second = verification.verify(last_tokens, [DraftTree.empty(), DraftTree.chain(rest[1:])])
+    of_paths = [
+        logits[[0, *(1 + node for node in path)]] for logits, path in zip(first, paths, strict=True)
+    ]
+    return torch.cat([*of_paths, second[0, :1], second[1, : len(rest)]])
+
+
 def _verified(
     way: type[Verification],
     model: PreTrainedModel,
@@ -194,13 +328,18 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _draft(way: type[Verification], distractors: list[int]) -> tuple[DraftTree, list[int]]:
-    """The path as a chain; or a tree with all distractors before the path's first node and one
-    before each next node. And the path's nodes."""
+    """The path as a chain or in a tree. And the path's nodes."""
     if not way.takes_trees:
         return DraftTree.chain(_PATH), list(range(len(_PATH)))
+    return _tree(_PATH, distractors)
+
+
+def _tree(path_tokens: list[int], distractors: list[int]) -> tuple[DraftTree, list[int]]:
+    """A tree with all distractors before the path's first node and one before each next node. And
+    the path's nodes."""
     tokens, parents, path = list(distractors), [ROOT] * len(distractors), []
     parent = ROOT
-    for depth, token in enumerate(_PATH):
+    for depth, token in enumerate(path_tokens):
         if depth > 0:
             tokens.append(distractors[depth])
             parents.append(parent)
@@ -221,3 +360,12 @@ def _fresh_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[
     if model_kwargs.get("position_ids") is not None:
         kwargs["position_ids"] = torch.arange(len(_PROMPT) - 1, device=model.device)[None]
     return kwargs
+
+
+def _fresh_batch_kwargs(
+    model: PreTrainedModel, model_kwargs: dict[str, Any], mask: torch.Tensor
+) -> dict[str, Any]:
+    """The same for the probe's rows, of which `mask` `(2, length)` tells the padding."""
+    position_ids = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+    kwargs = _fresh_kwargs(model, model_kwargs)
+    return {**kwargs, "attention_mask": mask, "position_ids": position_ids}

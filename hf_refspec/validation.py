@@ -85,10 +85,10 @@ def check_options(
             "the target model's hidden states. Only generators that draft from token ids are "
             "supported."
         )
-    if max_draft_tokens is not None:
+    if max_draft_tokens != "auto":
         if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
             raise TypeError(
-                f"`max_draft_tokens` must be an int (draft nodes a step), but is "
+                f'`max_draft_tokens` must be an int (draft nodes a step) or "auto", but is '
                 f"{max_draft_tokens!r}."
             )
         if max_draft_tokens < 0:
@@ -111,17 +111,12 @@ def check_request(
         ValueError: If an argument asks for such a thing; the message names it.
     """
     config = generation_config
-    # First what the user's own words were: the rows of beams and copies are a batch by now.
+    # First what the user's own words were: beams are a batch by now.
     refusals = [
         (
             config.num_beams > 1,
             f"`num_beams={config.num_beams}`: beam search keeps several texts, a draft continues "
             "one. Pass `num_beams=1`",
-        ),
-        (
-            config.num_return_sequences > 1,
-            f"`num_return_sequences={config.num_return_sequences}`: call `generate` once for each "
-            "sequence",
         ),
         (
             config.prompt_lookup_num_tokens is not None,
@@ -137,10 +132,6 @@ def check_request(
         (
             model_kwargs.get("inputs_embeds") is not None,
             "`inputs_embeds`: drafts are looked up by token id. Pass `input_ids`",
-        ),
-        (
-            input_ids.shape[0] > 1,
-            f"`input_ids` with {input_ids.shape[0]} rows: pass one prompt at a time",
         ),
         (input_ids.shape[1] == 0, "`input_ids` with no token: pass a prompt"),
         (
@@ -160,6 +151,34 @@ def check_request(
     for refused, why in refusals:
         if refused:
             raise ValueError(f"`candidate_generator` cannot be combined with {why}.")
+
+
+def check_batch(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, streamer: Any
+) -> None:
+    """Refuses what cannot be lossless with several rows, see [`check_request`].
+
+    Raises:
+        ValueError: If an argument asks for such a thing; the message names it.
+    """
+    recorded = generation_config.return_dict_in_generate
+    refusals = [
+        (streamer is not None, "`streamer`: rows get their tokens at different times"),
+        (
+            bool(recorded and generation_config.output_scores),
+            "`output_scores=True`: plain decoding goes on to score rows that have ended",
+        ),
+        (
+            bool(recorded and generation_config.output_logits),
+            "`output_logits=True`: plain decoding goes on to score rows that have ended",
+        ),
+    ]
+    for refused, why in refusals:
+        if refused:
+            raise ValueError(
+                f"`candidate_generator` and `input_ids` with {len(input_ids)} rows cannot be "
+                f"combined with {why}. Pass one prompt at a time, or leave it out."
+            )
 
 
 def _cache_refusals(

@@ -234,14 +234,7 @@ class TreeVerification(Verification):
         else:
             past = padding_mask[:, :cached].to(device, torch.bool).expand(size, cached)
         tree = torch.from_numpy(visible).to(device, non_blocking=True)
-        mask = torch.cat([past, tree], dim=-1)[None, None]
-        if self.model.config._attn_implementation == "sdpa":
-            return mask
-        # Eager attention adds its mask to the scores.
-        dtype = self.model.dtype
-        return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill_(
-            ~mask, torch.finfo(dtype).min
-        )
+        return attention_bias(self.model, torch.cat([past, tree], dim=-1)[None, None])
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
         accepted, rejected = len(path), len(draft) - len(path)
@@ -324,6 +317,15 @@ class RecurrentVerification(Verification):
         names = ("attention_mask", "position_ids", "token_type_ids")
         kwargs = {name: self.model_kwargs.get(name) for name in names}
         return {name: value[..., :-1] for name, value in kwargs.items() if value is not None}
+
+
+def attention_bias(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
+    """A 4D mask, true where a query sees a key, as the model's attention takes it: eager attention
+    adds it to the scores."""
+    if model.config._attn_implementation == "sdpa":
+        return mask
+    bias = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
+    return bias.masked_fill_(~mask, torch.finfo(model.dtype).min)
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:

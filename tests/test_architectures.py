@@ -84,8 +84,8 @@ def test_the_returned_cache_goes_on_as_plain_decoding_does(architecture, models_
     model = models_by_type(architecture.model_type)
     options = {"return_dict_in_generate": True, "new_tokens": 20}
     plain = generate(model, "greedy", **options)
-    drafter = Prophet(plain.sequences, accuracy=0.7)
-    drafted = generate(model, "greedy", candidate_generator=drafter, **options)
+    options |= {"candidate_generator": Prophet(plain.sequences, 0.7), "max_draft_tokens": 8}
+    drafted = generate(model, "greedy", **options)
     assert drafted.sequences.tolist() == plain.sequences.tolist()
     if architecture.model_type == "mamba2":  # plain decoding cannot go on from such a cache
         for one, other in zip(
@@ -110,9 +110,8 @@ def test_a_padded_prompt_gives_the_same_ids(model_type, models_by_type):
     mask = (prompt != 0).long()
     plain = generate(model, "greedy", prompt, attention_mask=mask)
     for drafter in (Prophet(plain, accuracy=0.8), rs.ReferenceCopy()):
-        drafted = generate(
-            model, "greedy", prompt, attention_mask=mask, candidate_generator=drafter
-        )
+        options = {"candidate_generator": drafter, "max_draft_tokens": 8}
+        drafted = generate(model, "greedy", prompt, attention_mask=mask, **options)
         assert drafted.tolist() == plain.tolist()
 
 
@@ -125,7 +124,7 @@ def test_eager_attention_and_sdpa_both_give_the_same_ids(model_type, attention, 
     try:
         plain = generate(model, "greedy")
         drafter = Prophet(plain, accuracy=0.8)
-        drafted = generate(model, "greedy", candidate_generator=drafter)
+        drafted = generate(model, "greedy", candidate_generator=drafter, max_draft_tokens=8)
         assert drafted.tolist() == plain.tolist()
         assert drafter.stats.mat > 1.5
     finally:
@@ -139,7 +138,7 @@ def test_bfloat16_differs_only_at_near_ties(model_type, models_by_type):
     options = {"return_dict_in_generate": True, "output_logits": True}
     plain = generate(model, "greedy", **options)
     drafter = Prophet(plain.sequences, accuracy=0.8)
-    ids = generate(model, "greedy", candidate_generator=drafter)[0].tolist()
+    ids = generate(model, "greedy", candidate_generator=drafter, max_draft_tokens=8)[0].tolist()
     for position, (mine, theirs) in enumerate(zip(ids, plain.sequences[0].tolist(), strict=True)):
         if mine != theirs:
             logits = plain.logits[position - PROMPT.shape[1]][0]

@@ -82,7 +82,7 @@ def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer)
     config = GenerationConfig(max_new_tokens=40, stop_strings=["):"], pad_token_id=0)
     plain = byte_llama.generate(**inputs, generation_config=config, **options)
     assert tokenizer.decode(plain[0]).endswith("height):")
-    options["candidate_generator"] = Prophet(target, accuracy=1.0)
+    options |= {"candidate_generator": Prophet(target, accuracy=1.0), "max_draft_tokens": 8}
     drafted = byte_llama.generate(**inputs, generation_config=config, **options)
     assert drafted.tolist() == plain.tolist()
     byte_llama.generation_config.stop_strings = ["):"]
@@ -109,7 +109,11 @@ def test_a_lora_model(fresh_llama):
     plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
     drafter = Prophet(plain, accuracy=0.9)
     drafted = model.generate(
-        input_ids=PROMPT, candidate_generator=drafter, eos_token_id=None, **OPTIONS
+        input_ids=PROMPT,
+        candidate_generator=drafter,
+        max_draft_tokens=8,
+        eos_token_id=None,
+        **OPTIONS,
     )
     assert drafted.tolist() == plain.tolist()
     assert drafter.stats.mat > 2
@@ -123,7 +127,11 @@ def test_a_prefix_tuned_model(fresh_llama):
     plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
     drafter = Prophet(plain, accuracy=0.9)
     drafted = model.generate(
-        input_ids=PROMPT, candidate_generator=drafter, eos_token_id=None, **OPTIONS
+        input_ids=PROMPT,
+        candidate_generator=drafter,
+        max_draft_tokens=8,
+        eos_token_id=None,
+        **OPTIONS,
     )
     assert drafted.tolist() == plain.tolist()
 
@@ -147,6 +155,7 @@ def test_a_model_that_accelerate_has_spread(fresh_llama, tmp_path, verification)
     drafted = model.generate(
         PROMPT,
         candidate_generator=drafter,
+        max_draft_tokens=8,
         verification=verification,
         eos_token_id=None,
         **OPTIONS,

@@ -66,9 +66,8 @@ def test_no_draft_changes_sampled_ids_or_uses_up_other_random_numbers(
     plain = llama.generate(PROMPT, **options)
     state = torch.get_rng_state()
     torch.manual_seed(sampling_seed)
-    drafted = llama.generate(
-        PROMPT, candidate_generator=Prophet(plain, accuracy, seed=seed), **options
-    )
+    drafter = Prophet(plain, accuracy, seed=seed)
+    drafted = llama.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
     assert drafted.tolist() == plain.tolist()
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -97,6 +96,7 @@ def test_logits_processors_see_each_prefix_once_in_order(llama, do_sample):
             eos_token_id=None,
             logits_processor=LogitsProcessorList([recorder]),
             candidate_generator=drafter,
+            max_draft_tokens=8,
         )
         seen.append(recorder.seen)
     assert seen[0] == seen[1]
@@ -126,6 +126,7 @@ def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_
         eos_token_id=None,
         stopping_criteria=StoppingCriteriaList([criterion]),
         candidate_generator=drafter,
+        max_draft_tokens=8,
         return_dict_in_generate=True,
     )
     length = PROMPT.shape[1] + calls
@@ -140,7 +141,7 @@ def test_an_end_of_text_inside_a_draft_ends_the_text(llama, plain_ids, position)
     options = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": int(plain_ids[position])}
     plain = llama.generate(PROMPT, **options)
     drafter = Prophet(plain_ids, accuracy=1.0)
-    drafted = llama.generate(PROMPT, candidate_generator=drafter, **options)
+    drafted = llama.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
     assert drafted.tolist() == plain.tolist()
 
 
@@ -153,6 +154,7 @@ def test_max_new_tokens_is_never_overrun(llama, plain_ids, new_tokens):
         do_sample=False,
         eos_token_id=None,
         candidate_generator=drafter,
+        max_draft_tokens=8,
     )
     assert drafted[0].tolist() == plain_ids[: PROMPT.shape[1] + new_tokens].tolist()
 
@@ -163,12 +165,14 @@ def test_drafts_stay_within_learned_positions(models_by_type):
     prompt = torch.randint(3, 97, (1, 490), generator=torch.Generator().manual_seed(0))
     options = {"max_length": 512, "do_sample": False, "eos_token_id": None}
     plain = model.generate(prompt, **options)
-    drafted = model.generate(prompt, candidate_generator=Prophet(plain, 1.0), **options)
+    drafting = {"candidate_generator": Prophet(plain, 1.0), "max_draft_tokens": 8}
+    drafted = model.generate(prompt, **drafting, **options)
     assert drafted.tolist() == plain.tolist()
     # An end of text keeps plain decoding within the table although max_length does not.
     options = {"max_length": 600, "do_sample": False, "eos_token_id": int(plain[0, 510])}
     plain = model.generate(prompt, **options)
-    drafted = model.generate(prompt, candidate_generator=Noise(), **options)
+    drafting["candidate_generator"] = Noise()
+    drafted = model.generate(prompt, **drafting, **options)
     assert drafted.tolist() == plain.tolist()
 
 
@@ -226,8 +230,8 @@ def test_streamers_get_what_plain_decoding_gives_them(llama, plain_ids):
     streamers = ListStreamer(), ListStreamer()
     options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
     llama.generate(PROMPT, streamer=streamers[0], **options)
-    drafter = Prophet(plain_ids, accuracy=0.8)
-    llama.generate(PROMPT, streamer=streamers[1], candidate_generator=drafter, **options)
+    options |= {"candidate_generator": Prophet(plain_ids, accuracy=0.8), "max_draft_tokens": 8}
+    llama.generate(PROMPT, streamer=streamers[1], **options)
     assert streamers[0].puts == streamers[1].puts
     assert streamers[0].ended == streamers[1].ended == 1
 
@@ -244,9 +248,8 @@ def test_scores_and_logits_match(llama, plain_ids, verification):
     }
     plain = llama.generate(PROMPT, **options)
     drafter = Prophet(plain.sequences, accuracy=0.8)
-    drafted = llama.generate(
-        PROMPT, candidate_generator=drafter, verification=verification, **options
-    )
+    options |= {"max_draft_tokens": 8, "verification": verification}
+    drafted = llama.generate(PROMPT, candidate_generator=drafter, **options)
     assert drafted.sequences.tolist() == plain.sequences.tolist()
     for name in ("scores", "logits"):
         mine, theirs = getattr(drafted, name), getattr(plain, name)
@@ -271,7 +274,7 @@ def test_a_given_cache_is_gone_on_with_and_holds_all_but_the_last_token(
         for _turn in range(3):
             if drafts:
                 options["candidate_generator"] = Prophet(texts[0], accuracy=0.8)
-                options["verification"] = verification
+                options |= {"verification": verification, "max_draft_tokens": 8}
             ids = model.generate(ids, past_key_values=cache, **options)
             assert cache.get_seq_length() == ids.shape[1] - 1
             ids = torch.cat([ids, PROMPT[:, :4]], dim=-1)
@@ -284,7 +287,8 @@ def test_cached_keys_and_values_equal_plain_decodings(llama, plain_ids):
     caches = []
     for drafter in (None, Prophet(plain_ids, accuracy=0.9, branches=4)):
         cache = DynamicCache(config=llama.config)
-        llama.generate(PROMPT, past_key_values=cache, candidate_generator=drafter, **options)
+        options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+        llama.generate(PROMPT, past_key_values=cache, **options)
         caches.append(cache)
     for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
         torch.testing.assert_close(one.keys, other.keys)
@@ -309,7 +313,12 @@ def test_a_zero_budget_decodes_plainly(llama, plain_ids):
 def test_stats_add_up(llama, plain_ids):
     drafter = Prophet(plain_ids, accuracy=0.7)
     llama.generate(
-        PROMPT, max_new_tokens=40, do_sample=False, eos_token_id=None, candidate_generator=drafter
+        PROMPT,
+        max_new_tokens=40,
+        do_sample=False,
+        eos_token_id=None,
+        candidate_generator=drafter,
+        max_draft_tokens=8,
     )
     stats = drafter.stats
     assert stats.tokens == 40 == stats.accepted + stats.forward_passes
@@ -349,6 +358,7 @@ def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_typ
             past_key_values=cache,
             streamer=CancellingStreamer(tokens),
             candidate_generator=drafter,
+            max_draft_tokens=8,
             **options,
         )
     length = PROMPT.shape[1] + tokens + 1  # the last one was chosen and not streamed
@@ -362,7 +372,8 @@ def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_typ
 def test_the_shortest_of_two_maximal_lengths_holds(llama, plain_ids):
     criteria = StoppingCriteriaList([MaxLengthCriteria(14), MaxLengthCriteria(20)])
     options = {"stopping_criteria": criteria, "do_sample": False, "eos_token_id": None}
-    drafted = llama.generate(PROMPT, candidate_generator=Prophet(plain_ids, 1.0), **options)
+    drafting = {"candidate_generator": Prophet(plain_ids, 1.0), "max_draft_tokens": 8}
+    drafted = llama.generate(PROMPT, **drafting, **options)
     assert drafted.tolist() == llama.generate(PROMPT, **options).tolist()
 
 
@@ -379,7 +390,9 @@ class Nothing(rs.Drafter):
 @pytest.mark.parametrize("drafter", [TooMuch(), Nothing()])
 def test_a_drafter_that_does_not_keep_to_its_budget_is_named(llama, drafter):
     with pytest.raises(ValueError, match=f"{type(drafter).__name__} was asked for .* at most 8"):
-        llama.generate(PROMPT, max_new_tokens=10, candidate_generator=drafter)
+        llama.generate(
+            PROMPT, max_new_tokens=10, candidate_generator=drafter, max_draft_tokens=8
+        )
 
 
 class BadTree(rs.Drafter):

@@ -92,7 +92,7 @@ def test_arguments_may_be_positional(llama):
 def test_the_explicit_door_works_with_and_without_the_hook(llama, uninstalled):
     plain = llama.generate(PROMPT, **OPTIONS)
     drafter = Prophet(plain, accuracy=0.9)
-    door = {"custom_generate": rs.speculate, **OPTIONS}
+    door = {"custom_generate": rs.speculate, "max_draft_tokens": 8, **OPTIONS}
     assert llama.generate(PROMPT, candidate_generator=drafter, **door).tolist() == plain.tolist()
     assert drafter.stats.mat > 1.5
     rs.install()

@@ -38,11 +38,14 @@ class FromHiddenStates(CandidateGenerator):
 REFUSED = {
     "an unknown verification": ({"verification": "trees"}, "`verification`.*'trees'"),
     "a negative budget": ({"max_draft_tokens": -1}, "`max_draft_tokens`.*-1"),
-    "two rows": ({"inputs": PROMPT.repeat(2, 1)}, "`input_ids` with 2 rows"),
+    "a streamer of two rows": (
+        {"inputs": PROMPT.repeat(2, 1)},
+        "`input_ids` with 2 rows cannot be combined with `streamer`",
+    ),
     "beam search": ({"num_beams": 3}, "`num_beams=3`"),
-    "several sequences": (
+    "a streamer of several sequences": (
         {"num_return_sequences": 2, "do_sample": True},
-        "`num_return_sequences=2`",
+        "`input_ids` with 2 rows cannot be combined with `streamer`",
     ),
     "a static cache by name": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "no cache": ({"use_cache": False}, "`use_cache=False`"),

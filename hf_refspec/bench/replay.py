@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from transformers import (
@@ -73,7 +74,7 @@ def replay(
     answers: Iterable[RecordedAnswer],
     drafter: CandidateGenerator,
     model: PreTrainedModel,
-    max_draft_tokens: int | None = None,
+    max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",
 ) -> SpeculationStats:
     """Replays recorded answers with a drafter.
@@ -82,7 +83,7 @@ def replay(
         answers (iterable of [`RecordedAnswer`]): In order; a drafter that remembers may use it.
         drafter (`CandidateGenerator`): A [`Drafter`], or any transformers `CandidateGenerator`.
         model (`PreTrainedModel`): [`stand_in_model`] with the answers' vocabulary, or larger.
-        max_draft_tokens (`int`, *optional*): As in `generate`.
+        max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As in `generate`.
         verification (`str`, *optional*, defaults to `"auto"`): As in `generate`.
 
     Returns:

@@ -7,23 +7,23 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 from ..version import __version__
 from .fingerprint import tokenizer_fingerprint, vocabulary_size
 from .format import (
     LARGEST_SHARD,
+    LOCK,
     DatastoreError,
     FileEntry,
     ShardEntry,
     StoreConfig,
+    only_writer,
     read_arrays,
     sync_folder,
 )
@@ -33,9 +33,9 @@ from .shard_writer import ProgressBars, ShardWriter
 from .source import Source, open_source
 from .tokenizing import TokenBatch
 
-LOCK = ".lock"
 _OURS = re.compile(
     r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
+    r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?"
 )
 
 
@@ -108,7 +108,7 @@ def build_store(
     workers = make_engine(engine, tokenizer, config, num_proc)
     partial = path.with_name(f"{path.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    with _only_writer(partial):
+    with only_writer(partial):
         try:
             _check_free(path)
             shards = _add_shards(partial, config, opened, workers, options, resume, progress)
@@ -175,7 +175,7 @@ def extend_store(
             f"(fingerprint {fingerprint})"
         )
     if shard_tokens is None:
-        shard_tokens = int(config.source.get("shard_tokens", 32_000_000))
+        shard_tokens = config.source.get("shard_tokens", 32_000_000)
     opened = open_source(more, tokenizer, config.vocab_size, column, pattern)
     options = {
         "corpus": opened.name,
@@ -186,7 +186,7 @@ def extend_store(
         "pattern": pattern,
     }
     workers = make_engine(engine, tokenizer, config, num_proc)
-    with _only_writer(folder):
+    with only_writer(folder):
         config = StoreConfig.read(folder)
         if not config.shards:
             raise DatastoreError(
@@ -202,8 +202,6 @@ def extend_store(
                 _sweep(folder, StoreConfig.read(folder).files())
                 (folder / PROGRESS).unlink(missing_ok=True)
             raise
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
     return folder
 
 
@@ -238,21 +236,6 @@ def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
     name = str(tokenizer.name_or_path or "")
     # Where it lies on this machine is of no use to others.
     return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise DatastoreError(
-            f"{folder} is being written by another process; wait for it or choose another path"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Engine(Protocol):

@@ -26,11 +26,13 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
+LOCK = ".lock"
 FILE_NAME = re.compile(r"(tokens|suffixes)-[0-9]{5,}\.safetensors|ngrams-[0-9a-f]{12}\.safetensors")
 # No real config or header comes near it; what is larger is not read.
 _LARGEST_CONFIG = 1 << 23
@@ -408,6 +410,27 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keeps others from writing into a folder.
+
+    Raises:
+        DatastoreError: If another process is writing into it.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DatastoreError(
+            f"{folder} is being written by another process; wait for it or choose another path"
+        ) from None
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
 def sync_folder(folder: Path) -> None:

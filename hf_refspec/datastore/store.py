@@ -26,6 +26,7 @@ from .format import (
     check_file,
     find_file,
     new_folder,
+    only_writer,
     read_arrays,
     write_arrays,
 )
@@ -326,11 +327,12 @@ class Datastore:
         counts, table = compact_form(
             self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
         )
-        # As it is by now: it may have been compacted or extended since this one was opened.
-        config = StoreConfig.read(self.path)
-        if config.shards[: len(self.config.shards)] != self.config.shards:
-            raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
-        _add_ngrams(self.path, config, table, counts, self.tokens)
+        with only_writer(self.path):
+            # As it is by now: it may have been compacted or extended since this one was opened.
+            config = StoreConfig.read(self.path)
+            if config.shards[: len(self.config.shards)] != self.config.shards:
+                raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
+            _add_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
 
     def _open_shards(self) -> list[IndexedText]:

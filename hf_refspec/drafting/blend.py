@@ -61,9 +61,6 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.observe(tokens)
 
-    def default_budget(self, device: torch.device) -> int:
-        return min(drafter.default_budget(device) for drafter in self.drafters)
-
     def end(self) -> None:
         for drafter in self.drafters:
             drafter.end()

@@ -20,15 +20,14 @@ class CandidateChain(Drafter):
         generator (`CandidateGenerator`): Asked once a step; it decides how long its drafts are.
     """
 
+    decides_length = True
+
     def __init__(self, generator: CandidateGenerator) -> None:
         self.generator = generator
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._ids = torch.from_numpy(prompt_ids)[None]
         self._drafted: int | None = None
-
-    def default_budget(self, device: torch.device) -> int:
-        return np.iinfo(np.int32).max
 
     def draft(self, budget: int) -> DraftTree:
         candidate_ids, _ = self.generator.get_candidates(self._ids)

@@ -49,9 +49,9 @@ class DatastoreDrafts(Drafter):
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
-        ValueError: if a number is less than 1, `max_match` less than `min_match`, or there is no
-            such `mode` (in this form). `begin` raises it if the datastore's tokens are outside of
-            the target's vocabulary.
+        ValueError: if a number is less than 1, `max_match` (or the longest n-gram of a compact
+            form) less than `min_match`, or there is no such `mode` (in this form). `begin` raises it
+            if the datastore's tokens are outside of the target's vocabulary.
     """
 
     def __init__(
@@ -80,6 +80,11 @@ class DatastoreDrafts(Drafter):
         check_count("continuation_length", continuation_length)
         if max_match < min_match:
             raise ValueError(f"max_match is {max_match}, less than min_match, {min_match}")
+        if store.ngrams is not None and store.ngrams.max_ngram < min_match:
+            raise ValueError(
+                f"min_match is {min_match}, but the n-grams of this compact form have at most "
+                f"{store.ngrams.max_ngram} tokens"
+            )
         self.store = store
         self.max_match = max_match
         self.min_match = min_match
@@ -95,7 +100,8 @@ class DatastoreDrafts(Drafter):
                 f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
                 f"({self.store.config.tokenizer}), see Datastore.retokenize"
             )
-        self._context = prompt_ids[-self.max_match :].astype(np.int32)
+        self._context = prompt_ids[:0].astype(np.int32)
+        self.observe(prompt_ids)
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
@@ -104,7 +110,11 @@ class DatastoreDrafts(Drafter):
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
         context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
-        self._context = context[-self.max_match :]
+        # No match reaches across a token that the datastore cannot have: one that the model has
+        # beyond its tokenizer's.
+        foreign = np.flatnonzero(context >= self.store.config.vocab_size)
+        start = max(len(context) - self.max_match, foreign[-1] + 1 if len(foreign) else 0)
+        self._context = context[start:]
 
     def _look_up(self, budget: int) -> DraftTree:
         """The tree that is stored for the longest known n-gram (CREST)."""

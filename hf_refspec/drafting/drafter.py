@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .calibration import Calibration
 from .stats import SpeculationStats
 from .tree import DraftTree
 
@@ -23,16 +25,22 @@ class Drafter(CandidateGenerator):
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`, and a subclass implements
     `draft` and what it needs of the others. A drafter serves one call at a time; make one per
-    thread. It can be pickled and copied between calls.
+    thread. In a call with several rows each row has a `fork` of its own. It can be pickled and
+    copied between calls.
 
     Attributes:
         stats (`SpeculationStats`): Of the last call.
         assisted_draft_tokens (`int`): The longest draft inside transformers' own assisted
             decoding, which sets no budget (10, as its prompt look-up has).
+        decides_length (`bool`): Whether a draft is verified as it is where the call names no
+            number of draft nodes; otherwise only what pays is.
+        calibration ([`Calibration`]): What became of its estimates so far.
     """
 
     assisted_draft_tokens: int = 10
+    decides_length: bool = False
     stats: SpeculationStats
+    calibration: Calibration
     _in_use: threading.Lock
     _seen_ids: np.ndarray
 
@@ -40,6 +48,7 @@ class Drafter(CandidateGenerator):
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
         drafter.stats = SpeculationStats()
+        drafter.calibration = Calibration()
         drafter._in_use = threading.Lock()
         drafter._seen_ids = np.empty(0, dtype=np.int64)
         return drafter
@@ -64,7 +73,9 @@ class Drafter(CandidateGenerator):
 
         Override it where a chain that is grown as one is better than a tree's best path.
         """
-        return self.draft(budget).best_chain()
+        tree = self.draft(budget)
+        tree.check(_ANY_VOCABULARY)  # before anything follows its parents
+        return tree.best_chain()
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
         """Is told what the target model said.
@@ -75,10 +86,6 @@ class Drafter(CandidateGenerator):
             logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw
                 logits after the text so far and after each of the last draft's T nodes.
         """
-
-    def default_budget(self, device: torch.device) -> int:
-        """Draft nodes in one forward pass on that device where the call names no number."""
-        return 8 if device.type == "cpu" else 32
 
     def __or__(self, other: Drafter) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]."""
@@ -96,14 +103,46 @@ class Drafter(CandidateGenerator):
         Raises:
             RuntimeError: if another call is using this drafter.
         """
-        with self._owned():
-            self.stats = SpeculationStats()
-            self._seen_ids = np.empty(0, dtype=np.int64)
-            try:
-                self.begin(prompt_ids, vocab_size)
-                yield
-            finally:
-                self.end()
+        with self._owned(), self._begun(prompt_ids, vocab_size):
+            yield
+
+    @contextmanager
+    def batch_session(
+        self, prompts: Sequence[np.ndarray], vocab_size: int
+    ) -> Iterator[list[Drafter]]:
+        """One call over several rows: this drafter drafts for the first, a fork for each other.
+
+        Args:
+            prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
+            vocab_size (`int`): The target model's.
+
+        Raises:
+            RuntimeError: if another call is using this drafter.
+        """
+        with self._owned(), ExitStack() as rows:
+            drafters = [self, *(self.fork() for _ in prompts[1:])]
+            for drafter, prompt_ids in zip(drafters, prompts, strict=True):
+                rows.enter_context(drafter._begun(prompt_ids, vocab_size))
+            yield drafters
+
+    def fork(self) -> Drafter:
+        """A drafter of its own for another row of the same call, asked for before `begin`.
+
+        By default a deep copy. Override it where something large, or something that all rows should
+        add to, is better shared.
+        """
+        return copy.deepcopy(self)
+
+    @contextmanager
+    def _begun(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
+        self.stats = SpeculationStats()
+        self.calibration.fade()
+        self._seen_ids = np.empty(0, dtype=np.int64)
+        try:
+            self.begin(prompt_ids, vocab_size)
+            yield
+        finally:
+            self.end()
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
@@ -160,6 +199,22 @@ class Drafter(CandidateGenerator):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_in_use"}
+
+
+def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -> DraftTree:
+    """What `drafter` drafts, a tree or a chain.
+
+    Raises:
+        ValueError: If it is no tree of at most `budget` nodes, or a bad one.
+    """
+    draft = drafter.draft_chain(budget) if chain else drafter.draft(budget)
+    if not isinstance(draft, DraftTree) or len(draft) > budget:
+        raise ValueError(
+            f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
+            f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
+        )
+    draft.check(vocab_size)
+    return draft
 
 
 def check_count(name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 
 @dataclass
 class SpeculationStats:
-    """Counts and times of one call of `generate`.
+    """Counts and times of one call of `generate`, over all of its rows.
 
     Attributes:
         forward_passes (`int`): Forward passes of the target model, the prefill (which yields the
@@ -18,7 +19,8 @@ class SpeculationStats:
         tokens (`int`): New tokens.
         drafted (`int`): Draft tokens that were verified.
         accepted (`int`): Draft tokens that were accepted.
-        accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens.
+        accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens; a
+            pass over several rows counts once for each.
         prefill_seconds (`float`): The first forward pass, over the prompt.
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill.
@@ -37,8 +39,10 @@ class SpeculationStats:
 
     @property
     def mat(self) -> float:
-        """MAT, the mean accepted tokens: new tokens per forward pass; plain decoding has 1.0."""
-        return self.tokens / self.forward_passes if self.forward_passes else 0.0
+        """MAT, the mean accepted tokens: new tokens of a row per forward pass; plain decoding has
+        1.0."""
+        passes = sum(self.accepted_lengths)
+        return self.tokens / passes if passes else 0.0
 
     def record_pass(self, drafted: int, accepted: int) -> None:
         """Counts one forward pass.
@@ -47,7 +51,16 @@ class SpeculationStats:
             drafted (`int`): Draft tokens in it.
             accepted (`int`): How many of them were accepted. The pass gave one token more.
         """
+        self.record_rows([(drafted, accepted)])
+
+    def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
+        """Counts one forward pass over several rows: of each, the draft tokens in it and how many
+        of them were accepted."""
         self.forward_passes += 1
+        for drafted, accepted in rows:
+            self._record_row(drafted, accepted)
+
+    def _record_row(self, drafted: int, accepted: int) -> None:
         self.tokens += accepted + 1
         self.drafted += drafted
         self.accepted += accepted

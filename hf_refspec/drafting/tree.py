@@ -100,7 +100,14 @@ class DraftTree:
         """The tree without its nodes deeper than `max_depth`."""
         if max_depth >= len(self):
             return self
-        kept = self.depths() <= max_depth
+        return self.part(self.depths() <= max_depth)
+
+    def part(self, kept: np.ndarray) -> DraftTree:
+        """The tree of some of the nodes.
+
+        Args:
+            kept (`np.ndarray`, bool of shape `(T,)`): Which; with each its ancestors.
+        """
         new_index = np.cumsum(kept, dtype=np.int32) - 1
         parents = np.where(self.parents < 0, np.int32(ROOT), new_index[self.parents])
         return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])

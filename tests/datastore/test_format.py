@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import resource
 import struct
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -534,25 +533,16 @@ def test_a_full_disk_is_an_oserror_and_leaves_what_was_there(tmp_path, what):
     CONFIG.write(tmp_path)
     entry = four_tokens(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    code = f"""
-import resource, signal, sys
-from pathlib import Path
-import numpy as np
-from hf_refspec.datastore.format import StoreConfig, write_arrays
-folder = Path({str(tmp_path)!r})
-config = StoreConfig.read(folder)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-try:
-    if {what!r} == "arrays":
-        write_arrays(folder / {entry.name!r}, {{"tokens": np.zeros(9999, np.uint16)}})
-    else:
-        config.write(folder)
-except OSError as error:
-    assert "File too large" in str(error), error
-    sys.exit(7)
-"""
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 7
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, most))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            if what == "arrays":
+                write_arrays(tmp_path / entry.name, {"tokens": np.zeros(9999, np.uint16)})
+            else:
+                CONFIG.write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 

@@ -1,0 +1,227 @@
+"""The decoding loop for several rows at once: batches, and several sequences of one prompt.
+
+The same as in `decoding.py`, a row at a time in all but the forward pass: each row has its own
+text, logits processors, stopping criteria and drafter, accepts as many tokens as the target model
+agrees with, and stands wherever that has brought it. Greedy ids are those of plain batched
+`generate`. Sampled tokens come from the same distributions, but the random numbers go to other rows
+than there, since rows do not advance together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from .acceptance import TargetText
+from .batch_budget import BatchBudget, make_batch_budget
+from .batch_verification import BatchVerification
+from .drafting.drafter import Drafter, checked_draft
+from .drafting.tree import DraftTree
+from .positions import depth_limit
+from .probe import check_batches
+from .row_processors import criteria_of_rows, processors_of_rows
+
+
+@dataclass
+class Row:
+    """One text of the batch.
+
+    Attributes:
+        text ([`TargetText`]): Its prompt, padded as it came, and what was emitted.
+        drafter ([`Drafter`]): Drafts for it alone.
+        last_token (`int`): The one that the next forward pass begins with.
+        stopped_at (`int`, *optional*): Its length when a stopping criterion first stopped it.
+    """
+
+    text: TargetText
+    drafter: Drafter
+    last_token: int = -1
+    stopped_at: int | None = None
+
+    def accept(self, logits: torch.Tensor, draft: DraftTree) -> np.ndarray:
+        """Emits what the target model says, see [`TargetText.accept`], int64 of shape `(m,)`."""
+        tokens = self.text.accept(logits, draft)
+        self.last_token = tokens[-1]
+        if self.stopped_at is None and self.text.finished:
+            self.stopped_at = len(self.text)
+        return np.array(tokens)
+
+    def may_go_on(self, pads: bool) -> bool:
+        """Whether it may need more tokens, now or when others have become longer."""
+        if self.stopped_at is None:
+            return True
+        return not pads and len(self.text) != self.text.max_length
+
+
+def speculate_batch(
+    drafter: Drafter,
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    max_draft_tokens: int | str,
+    verification: str,
+    model_kwargs: dict[str, Any],
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """[`speculate`] for `input_ids` with several rows; `max_draft_tokens` are those of a row.
+
+    Returns:
+        What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
+        or a `GenerateDecoderOnlyOutput`.
+
+    Raises:
+        ValueError: If the model cannot verify rows of different lengths, or a logits processor or
+            stopping criterion cannot be asked about a row alone.
+        RuntimeError: If another call is using this drafter.
+    """
+    count = len(input_ids)
+    check_batches(model, count, model_kwargs)
+    processors = processors_of_rows(logits_processor, count)
+    criteria = criteria_of_rows(stopping_criteria, count)
+    texts = [
+        TargetText(input_ids[i : i + 1], processors[i], criteria[i], generation_config)
+        for i in range(count)
+    ]
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    verifier = BatchVerification(model, generation_config, model_kwargs)
+    # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
+    # Otherwise (stop strings alone) it goes on until all have ended.
+    pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    returned = generation_config.return_dict_in_generate
+    keeps_cache = returned or getattr(verifier.cache, "_is_user_defined", False)
+
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    with drafter.batch_session(prompts, vocab_size) as drafters:
+        rows = [Row(text, drafter) for text, drafter in zip(texts, drafters, strict=True)]
+        try:
+            _decode(
+                rows,
+                input_ids,
+                verifier,
+                make_batch_budget(max_draft_tokens, drafter, model),
+                chains=verification == "chain",
+                pads=pads,
+                keeps_cache=keeps_cache,
+            )
+            output_ids = _padded(rows, input_ids, generation_config._pad_token_tensor)
+            if keeps_cache:
+                verifier.finish(output_ids[:, input_ids.shape[1] :])
+        except BaseException:  # a drafter, processor or criterion that cancels the call
+            verifier.abandon()
+            raise
+    if not returned:
+        return output_ids
+    return GenerateDecoderOnlyOutput(sequences=output_ids, past_key_values=verifier.cache)
+
+
+def _decode(
+    rows: list[Row],
+    input_ids: torch.Tensor,
+    verifier: BatchVerification,
+    budget: BatchBudget,
+    chains: bool,
+    pads: bool,
+    keeps_cache: bool,
+) -> None:
+    """The loop. A pass yields the accepted draft tokens and one more for each row that goes on."""
+    stats = rows[0].drafter.stats  # the given drafter's: it drafts for the first row
+    began = perf_counter()
+    prompt_logits = verifier.prefill(input_ids)  # (R, vocab_size)
+    for row, logits in zip(rows, prompt_logits.split(1), strict=True):
+        row.drafter.observe(row.accept(logits, DraftTree.empty()), logits)
+    stats.record_rows([(0, 0)] * len(rows))
+    prefilled = committed = perf_counter()
+
+    all_rows = rows
+    while True:
+        # Where ended rows are not padded they go on until they are as long as the longest.
+        longest = 0 if pads else _longest(all_rows)
+        if not keeps_cache:
+            kept = [i for i, row in enumerate(rows) if row.may_go_on(pads)]
+            if 0 < len(kept) < len(rows):
+                verifier.select(kept)
+                rows = [rows[i] for i in kept]
+        going = [row.stopped_at is None or len(row.text) < longest for row in rows]
+        if not any(going):
+            break
+        drafts = [
+            _draft(row, verifier, int(last_position), budget.most, chains)
+            if goes_on
+            else DraftTree.empty()
+            for row, goes_on, last_position in zip(
+                rows, going, verifier.last_positions, strict=True
+            )
+        ]
+        drafts = budget.trim([row.drafter for row in rows], drafts)
+        drafted = perf_counter()
+        last_tokens = np.array([row.last_token for row in rows])
+        all_logits = verifier.verify(last_tokens, drafts)  # (R, 1 + T, vocab_size)
+        new_tokens, paths = [], []
+        for row, goes_on, logits, draft in zip(rows, going, all_logits, drafts, strict=True):
+            new_tokens.append(row.accept(logits[: 1 + len(draft)], draft) if goes_on else None)
+            paths.append(row.text.path if goes_on else None)
+        verified = perf_counter()
+        budget.record(new_tokens, all_logits.shape[1], verified - drafted)
+        verifier.commit(paths)
+        for row, logits, draft, tokens in zip(rows, all_logits, drafts, new_tokens, strict=True):
+            if tokens is not None:
+                row.drafter.observe(tokens, logits[: 1 + len(draft)])
+
+        stats.record_rows(
+            (len(draft), len(path))
+            for draft, path in zip(drafts, paths, strict=True)
+            if path is not None
+        )
+        stats.drafting_seconds += drafted - committed
+        stats.verifying_seconds += verified - drafted
+        committed = perf_counter()
+        stats.other_seconds += committed - verified
+    stats.prefill_seconds = prefilled - began
+
+
+def _longest(rows: list[Row]) -> int:
+    """How long the output will at least be: plain decoding ends where the last row is stopped."""
+    return max(row.stopped_at or len(row.text) for row in rows)
+
+
+def _draft(
+    row: Row, verifier: BatchVerification, last_position: int, budget: int, chain: bool
+) -> DraftTree:
+    config = verifier.model.config.get_text_config(decoder=True)
+    limit = depth_limit(config, last_position, len(row.text), row.text.max_length)
+    if budget == 0 or limit <= 0:
+        return DraftTree.empty()
+    return checked_draft(row.drafter, budget, config.vocab_size, chain).truncated(limit)
+
+
+def _prompts(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[np.ndarray]:
+    """The prompt of each row without its padding, int64 of shape `(n,)`."""
+    ids = input_ids.numpy(force=True).astype(np.int64)
+    if mask is None:
+        return list(ids)
+    # The mask also describes what a given cache holds and the ids lack.
+    kept = mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
+    return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]
+
+
+def _padded(
+    rows: list[Row], input_ids: torch.Tensor, pad_token: torch.Tensor | None
+) -> torch.Tensor:
+    """All texts, `(R, length)`: shorter ones padded, what lies past the end of the last dropped."""
+    length = _longest(rows)
+    ids = input_ids.new_full((len(rows), length), 0 if pad_token is None else int(pad_token))
+    for i, row in enumerate(rows):
+        ids[i, : len(row.text)] = row.text.ids[0, :length]
+    return ids

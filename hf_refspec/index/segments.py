@@ -1,0 +1,220 @@
+"""Documents that grow in number without slowing down: sorted segments that never change, and a tail.
+
+A log-structured text. New documents go into the tail, a `TokenBuffer`, at once. When that has grown
+long it is sealed: sorted into a segment. Segments that stand beside each other are joined when they
+are of about one size, so that their sizes grow geometrically and their number stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .suffix_array import IndexedText, build_suffix_array
+from .token_buffer import TokenBuffer
+
+# A segment is joined with the newer ones if it is not so many times as large as all of them.
+GROWTH = 4
+# More tokens are not joined: to sort them takes minutes and 8 bytes of memory a token.
+LARGEST_SEGMENT = 1 << 26
+_BOUNDARY = np.array([-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Documents that are sorted, numbered from `first` on.
+
+    Attributes:
+        first (`int`): The number of its first document.
+        text (`IndexedText`): The documents.
+        ends (`np.ndarray`, int32 of shape `(d,)`): Where the separator behind each document is.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of the first tokens of each
+            are its prompt; the others are its output.
+        name (`str`): Of the file that it is stored in, if it is.
+    """
+
+    first: int
+    text: IndexedText
+    ends: np.ndarray
+    prompt_lengths: np.ndarray
+    name: str = ""
+
+    @classmethod
+    def build(
+        cls, first: int, tokens: np.ndarray, ends: np.ndarray, prompt_lengths: np.ndarray
+    ) -> Segment:
+        """Sorts documents.
+
+        Args:
+            first (`int`): The number of the first one.
+            tokens (`np.ndarray`, int32 of shape `(n,)`): The documents, -1 behind each.
+            ends, prompt_lengths (`np.ndarray`): As the attributes.
+        """
+        largest = int(tokens.max())
+        # In both types -1 becomes the largest number, the separator.
+        packed = tokens.astype(np.uint16 if largest < 2**16 - 1 else np.uint32)
+        text = IndexedText(packed, build_suffix_array(packed), largest + 1)
+        return cls(first, text, ends, prompt_lengths)
+
+    @property
+    def end(self) -> int:
+        """The number of the document after its last one."""
+        return self.first + len(self.ends)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends in the text."""
+        index = number - self.first
+        return int(self.ends[index - 1]) + 1 if index else 0, int(self.ends[index])
+
+    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompt and the output of a document."""
+        begin, end = self.place(number)
+        split = begin + int(self.prompt_lengths[number - self.first])
+        return self.text.tokens[begin:split], self.text.tokens[split:end]
+
+    def since(self, number: int) -> Segment:
+        """Those of its documents that have this number or a greater one, at least one."""
+        if number <= self.first:
+            return self
+        begin, _ = self.place(number)
+        # The suffixes that are left keep their order: nothing needs to be sorted.
+        suffixes = self.text.suffixes[self.text.suffixes >= begin] - np.int32(begin)
+        text = replace(self.text, tokens=self.text.tokens[begin:].copy(), suffixes=suffixes)
+        index = number - self.first
+        return Segment(
+            number, text, self.ends[index:] - np.int32(begin), self.prompt_lengths[index:].copy()
+        )
+
+
+def joined(segments: Sequence[Segment], oldest: int) -> Segment:
+    """Makes one segment of several that follow each other, without the documents before `oldest`.
+
+    Args:
+        segments (sequence of [`Segment`]): At least one.
+        oldest (`int`): A number below the end of the last one.
+    """
+    segments = [segment for segment in segments if segment.end > oldest]
+    if len(segments) == 1:
+        return segments[0].since(oldest)
+    first = max(segments[0].first, oldest)
+    begins = [segments[0].place(first)[0]] + [0] * (len(segments) - 1)
+    skipped = [first - segments[0].first] + [0] * (len(segments) - 1)
+    size = sum(len(segment.text.tokens) for segment in segments) - begins[0]
+    dtype = max((segment.text.tokens.dtype for segment in segments), key=lambda each: each.itemsize)
+    tokens = np.empty(size, dtype)
+    ends, filled = [], 0
+    for segment, begin, skip in zip(segments, begins, skipped, strict=True):
+        part = segment.text.tokens[begin:]
+        written = tokens[filled : filled + len(part)]
+        written[:] = part
+        ends.append(segment.ends[skip:] + np.int32(filled - begin))
+        written[segment.ends[skip:] - begin] = np.iinfo(dtype).max
+        filled += len(part)
+    vocab_size = max(segment.text.vocab_size for segment in segments)
+    return Segment(
+        first,
+        IndexedText(tokens, build_suffix_array(tokens), vocab_size),
+        np.concatenate(ends),
+        np.concatenate(
+            [each.prompt_lengths[skip:] for each, skip in zip(segments, skipped, strict=True)]
+        ),
+    )
+
+
+def due_to_join(sizes: Sequence[int]) -> slice | None:
+    """Which segments should be made one.
+
+    Args:
+        sizes (sequence of `int`): Their tokens, the oldest segment first.
+
+    Returns:
+        `slice` or `None`: Two or more that follow each other; `None` if all is well.
+    """
+    for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
+        oldest, total = newest - 1, sizes[newest - 1]
+        while (
+            oldest > 0
+            and sizes[oldest - 1] <= GROWTH * total
+            and sizes[oldest - 1] + total <= LARGEST_SEGMENT
+        ):
+            oldest -= 1
+            total += sizes[oldest]
+        if newest - oldest > 1:
+            return slice(oldest, newest)
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkedText:
+    """A `TokenBuffer` as it was at one moment; it stays as it is while that grows.
+
+    Attributes:
+        tokens, previous, latest (`np.ndarray`, int32): See [`TokenBuffer`].
+    """
+
+    tokens: np.ndarray
+    previous: np.ndarray
+    latest: np.ndarray
+
+
+class Tail:
+    """The newest documents, not sorted yet.
+
+    Args:
+        first (`int`): The number of the first document that will be added.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self._text = TokenBuffer()
+        self._ends: list[int] = []
+        self._prompt_lengths: list[int] = []
+
+    @property
+    def end(self) -> int:
+        """The number that the next document will have."""
+        return self.first + len(self._ends)
+
+    def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
+        """Adds a document: integer arrays of shape `(n,)`, not both empty."""
+        self._text.extend(prompt)
+        self._text.extend(output)
+        self._ends.append(len(self._text))
+        self._prompt_lengths.append(len(prompt))
+        self._text.extend(_BOUNDARY)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends in the text."""
+        index = number - self.first
+        return self._ends[index - 1] + 1 if index else 0, self._ends[index]
+
+    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompt and the output of a document."""
+        begin, end = self.place(number)
+        split = begin + self._prompt_lengths[number - self.first]
+        return self._text.tokens[begin:split], self._text.tokens[split:end]
+
+    def since(self, number: int) -> Tail:
+        """Those of its documents that have this number or a greater one."""
+        if number <= self.first:
+            return self
+        tail = Tail(number)
+        if number < self.end:
+            begin, _ = self.place(number)
+            index = number - self.first
+            tail._text.extend(self._text.tokens[begin:])
+            tail._ends = [end - begin for end in self._ends[index:]]
+            tail._prompt_lengths = self._prompt_lengths[index:]
+        return tail
+
+    def arrays(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """What [`Segment.build`] takes; it stays as it is while the tail grows."""
+        ends = np.array(self._ends, dtype=np.int32)
+        return self.first, self._text.tokens, ends, np.array(self._prompt_lengths, dtype=np.int32)
+
+    def linked(self) -> LinkedText:
+        """The text as it is now."""
+        # What is written of the first two is never changed; `extend` changes the last one.
+        return LinkedText(self._text.tokens, self._text.previous, self._text.latest.copy())

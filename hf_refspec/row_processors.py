@@ -1,0 +1,91 @@
+"""Logits processors and stopping criteria of a batch, taken apart for its rows.
+
+Plain decoding asks them about all rows at once, which are equally long then. Rows with drafts are
+not, so that each is asked about alone, as a batch of one: `(1, length)` ids with the row's own
+padding, and `(1, vocab_size)` scores. That changes nothing where a row's answer depends on nothing
+but the row:
+
+- Those of transformers do so, and are shared by the rows. A few know rows by their number: a
+  constraint on prefixes and a repetition penalty are made for each row, the rest are refused.
+- Any other may keep state. Each row has a copy of its own, as of before the call, so that the copy
+  sees what a call with this row alone would show it. What should look at several rows at once, or
+  at a row's number, cannot be known as such and does not see them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+_KNOW_ROWS = (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+
+def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
+    """A list of logits processors for each row.
+
+    Raises:
+        ValueError: If one of them cannot be asked about a single row.
+    """
+    return [
+        LogitsProcessorList([_of_row("logits_processor", each, row) for each in processors])
+        for row in range(rows)
+    ]
+
+
+def criteria_of_rows(criteria: StoppingCriteriaList, rows: int) -> list[StoppingCriteriaList]:
+    """A list of stopping criteria for each row.
+
+    Raises:
+        ValueError: If one of them cannot be asked about a single row.
+    """
+    return [
+        StoppingCriteriaList([_of_row("stopping_criteria", each, row) for each in criteria])
+        for row in range(rows)
+    ]
+
+
+def _of_row(argument: str, asked: Any, row: int) -> Any:
+    """The logits processor or stopping criterion `asked`, for one row."""
+    if isinstance(asked, PrefixConstrainedLogitsProcessor):
+        of_row = functools.partial(_allowed_tokens, asked._prefix_allowed_tokens_fn, row)
+        return PrefixConstrainedLogitsProcessor(of_row, num_beams=1)
+    ignored = getattr(asked, "prompt_ignore_length", None)
+    if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
+        return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
+    if isinstance(asked, _KNOW_ROWS):
+        raise ValueError(
+            f"`candidate_generator` cannot be combined with a {type(asked).__name__} and several "
+            "rows: it knows the rows by their number. Pass one prompt at a time."
+        )
+    stateless = type(asked).__module__.startswith("transformers.generation.")
+    if stateless and not isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
+        return asked
+    try:
+        return copy.deepcopy(asked)
+    except Exception as error:  # whatever its state raises at being copied
+        raise ValueError(
+            f"`{argument}` has a {type(asked).__name__} that cannot be copied ({error!r}), and "
+            "with `candidate_generator` each row needs its own. Let it be copied by "
+            "`copy.deepcopy`, or pass one prompt at a time."
+        ) from error
+
+
+def _allowed_tokens(function: Any, row: int, batch_id: int, ids: torch.Tensor) -> list[int]:
+    return function(row, ids)

@@ -1,0 +1,269 @@
+"""What a `Blend` makes of its sources' drafts, and what it tells them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
+from hf_refspec.index import kernels
+
+kernels.warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 10
+PROMPT = np.array([1, 2, 3])
+
+
+class Source(Drafter):
+    """Drafts one tree again and again, and writes down what it is told."""
+
+    def __init__(self, tree: DraftTree | None = None, fails: bool = False):
+        self.tree = DraftTree.empty() if tree is None else tree
+        self.fails = fails
+        self.calls = []
+
+    def begin(self, prompt_ids, vocab_size):
+        self.calls.append(("begin", prompt_ids.tolist(), vocab_size))
+        if self.fails:
+            raise ValueError("it has the id 9")
+
+    def draft(self, budget):
+        self.calls.append(("draft", budget))
+        return self.tree
+
+    def observe(self, tokens, logits=None):
+        self.calls.append(("observe", tokens.tolist(), logits))
+
+    def end(self):
+        self.calls.append(("end",))
+
+
+def chain(tokens, probs) -> Source:
+    return Source(DraftTree.chain(tokens, probs))
+
+
+# --- drafts
+
+
+def draft(blend: Blend, budget: int) -> DraftTree:
+    with blend.session(PROMPT, VOCAB_SIZE):
+        tree = blend.draft(budget)
+    tree.check(VOCAB_SIZE)
+    return tree
+
+
+def test_the_most_probable_nodes_of_all_sources_are_kept():
+    blend = chain([4, 5, 6], [0.9, 0.8, 0.1]) | chain([7, 8], [0.5, 0.3])
+    tree = draft(blend, 4)
+    assert tree.tokens.tolist() == [4, 5, 7, 8]
+    assert tree.parents.tolist() == [-1, 0, -1, 2]
+    assert tree.probs.tolist() == pytest.approx([0.9, 0.8, 0.5, 0.3])
+
+
+def test_what_several_sources_draft_is_more_probable():
+    tree = draft(chain([4], [0.5]) | chain([6], [0.6]) | chain([4], [0.5]), 1)
+    assert tree.tokens.tolist() == [4]
+    assert tree.probs.tolist() == pytest.approx([0.75])
+
+
+def test_sources_without_a_draft_take_no_part():
+    blend = Source() | chain([4, 5], [0.9, 0.8]) | Source()
+    assert draft(blend, 8).tokens.tolist() == [4, 5]
+    assert len(draft(Source() | Source(), 8)) == 0
+    assert len(draft(blend, 0)) == 0
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 5])
+def test_a_chain_is_the_best_path_of_all_sources_chains(budget):
+    blend = chain([4, 5, 6], [0.5, 0.4, 0.3]) | chain([4, 7, 8], [0.9, 0.8, 0.7]) | Source()
+    with blend.session(PROMPT, VOCAB_SIZE):
+        drafted = blend.draft_chain(budget)
+    assert drafted.is_chain
+    assert drafted.tokens.tolist() == [4, 7, 8][:budget]
+
+
+def test_a_blend_of_one_drafts_what_its_source_drafts():
+    prompt = np.array([5, 6, 7, 8, 1, 5, 6])
+    drafted = []
+    for drafter in (ReferenceCopy(), Blend([ReferenceCopy()])):
+        with drafter.session(prompt, VOCAB_SIZE):
+            drafted.append(drafter.draft(4).tokens.tolist())
+    assert drafted[0] == drafted[1]
+
+
+def test_transformers_protocol_drafts_from_all_sources():
+    blend = ReferenceCopy([[5, 6]]) | ReferenceCopy([[7, 8]])
+    for ids, drafted in (([5], [6]), ([5, 6, 7], [8])):
+        candidate_ids, _ = blend.get_candidates(torch.tensor([ids]))
+        assert candidate_ids[0, len(ids) :].tolist()[:1] == drafted
+
+
+class NoTree(Source):
+    def draft(self, budget):
+        return None
+
+    draft_chain = draft
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Source(DraftTree.chain([4, VOCAB_SIZE])), "vocabulary of 10"),
+        (
+            Source(DraftTree(np.array([4]), np.array([10**6], np.int32), np.ones(1, np.float32))),
+            "parents must be -1",
+        ),
+        (
+            Source(DraftTree(np.array([4]), np.empty(0, np.int32), np.ones(1, np.float32))),
+            "parents has 0 entries for 1 tokens",
+        ),
+        (NoTree(), "NoTree must draft a DraftTree, not None"),
+    ],
+    ids=["token", "parent", "length", "none"],
+)
+def test_an_illegal_draft_of_a_source_is_refused(source, message):
+    blend = chain([4], [0.5]) | source
+    with blend.session(PROMPT, VOCAB_SIZE), pytest.raises(ValueError, match=message):
+        blend.draft(8)
+
+
+# --- making one
+
+
+def test_or_is_the_same_as_a_list():
+    a, b, c = Source(), Source(), Source()
+    assert (a | b | c).drafters == Blend([a, b, c]).drafters == [a, b, c]
+
+
+def test_blends_among_the_sources_are_taken_apart():
+    a, b, c, d = Source(), Source(), Source(), Source()
+    blend = (a | b) | (c | d)
+    assert blend.drafters == [a, b, c, d]
+    assert Blend([Blend([a]), Blend([b, Blend([c])])]).drafters == [a, b, c]
+
+
+def test_a_blend_that_was_taken_apart_stays_what_it_is():
+    a, b, c = Source(), Source(), Source()
+    first = a | b
+    assert (first | c).drafters == [a, b, c]
+    assert first.drafters == [a, b]
+
+
+def test_sources_may_come_from_a_generator():
+    assert len(Blend(Source() for _ in range(3)).drafters) == 3
+
+
+@pytest.mark.parametrize("other", [None, 5, "drafter", ReferenceCopy])
+def test_what_does_not_draft_is_refused(other):
+    with pytest.raises(TypeError, match="drafters must be drafters of hf_refspec, but has"):
+        Blend([Source(), other])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Source() | other
+    with pytest.raises(TypeError, match="unsupported operand"):
+        other | Source()
+
+
+def test_no_source_is_refused():
+    with pytest.raises(ValueError, match="drafters is empty; give at least one"):
+        Blend([])
+
+
+def test_the_same_source_twice_is_refused():
+    source = Source()
+    for make in (lambda: source | source, lambda: (source | Source()) | Blend([source])):
+        with pytest.raises(ValueError, match="drafters has the same drafter twice"):
+            make()
+
+
+# --- calls
+
+
+def test_all_sources_are_told_all():
+    a, b = Source(), Source()
+    blend = a | b
+    with blend.session(PROMPT, VOCAB_SIZE):
+        blend.draft(5)
+        blend.observe(np.array([4, 5]), torch.zeros(1, VOCAB_SIZE))
+    for source in (a, b):
+        assert source.calls == [
+            ("begin", [1, 2, 3], VOCAB_SIZE),
+            ("draft", 5),
+            ("observe", [4, 5], None),  # the logits are not of its own draft
+            ("end",),
+        ]
+
+
+def test_all_sources_end_when_one_fails_to_begin():
+    a, b = Source(), Source(fails=True)
+    with pytest.raises(ValueError, match="the id 9"), (a | b).session(PROMPT, VOCAB_SIZE):
+        pass
+    assert a.calls[-1] == b.calls[-1] == ("end",)
+    for source in (a, b):
+        source.fails = False
+        with source.session(PROMPT, VOCAB_SIZE):
+            pass
+
+
+def test_each_session_has_stats_of_its_own():
+    blend = Source() | Source()
+    with blend.session(PROMPT, VOCAB_SIZE):
+        blend.stats.record_pass(4, 2)
+    assert blend.stats.tokens == 3
+    with blend.session(PROMPT, VOCAB_SIZE):
+        assert blend.stats.tokens == 0
+
+
+def test_a_source_in_use_elsewhere_is_refused_and_the_others_stay_free():
+    busy, free = Source(), Source()
+    blend = free | busy
+    message = "this Source is in use by another call; make one drafter per thread"
+    with busy.session(PROMPT, VOCAB_SIZE):
+        with pytest.raises(RuntimeError, match=message), blend.session(PROMPT, VOCAB_SIZE):
+            pass
+        with pytest.raises(RuntimeError, match=message):
+            blend.get_candidates(torch.tensor([[1]]))
+        with free.session(PROMPT, VOCAB_SIZE):
+            pass
+        assert ("end",) not in busy.calls
+    with blend.session(PROMPT, VOCAB_SIZE):
+        pass
+
+
+def test_the_sources_of_a_blend_in_use_are_in_use():
+    a, b = Source(), Source()
+    blend, other = a | b, b | Source()
+    refused = []
+
+    def call(drafter):
+        try:
+            with drafter.session(PROMPT, VOCAB_SIZE):
+                pass
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with blend.session(PROMPT, VOCAB_SIZE):
+        for drafter in (a, b, blend, other):
+            thread = threading.Thread(target=call, args=[drafter])
+            thread.start()
+            thread.join()
+    kinds = [message.split()[1] for message in refused]
+    assert kinds == ["Source", "Source", "Blend", "Source"]
+    call(other)
+    assert len(refused) == 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_a_copy_is_independent_even_of_a_blend_in_use(copied):
+    blend = chain([4], [0.5]) | ReferenceCopy([[3, 7]])
+    with blend.session(PROMPT, VOCAB_SIZE):
+        twin = copied(blend)
+        expected = blend.draft(8)
+        with twin.session(PROMPT, VOCAB_SIZE):
+            assert twin.draft(8).tokens.tolist() == expected.tokens.tolist()
+    assert sorted(expected.tokens.tolist()) == [4, 7]
+    assert not set(map(id, twin.drafters)) & set(map(id, blend.drafters))

@@ -1,0 +1,385 @@
+"""What `DatastoreDrafts` drafts from a small datastore, and that it changes no id."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
+from hf_refspec.datastore.fingerprint import tokenizer_fingerprint
+from hf_refspec.datastore.format import ShardEntry, StoreConfig, write_arrays
+from hf_refspec.index import kernels
+from hf_refspec.index.suffix_array import build_suffix_array
+
+kernels.warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 50
+
+
+def write_store(folder: Path, shards, config: StoreConfig) -> Datastore:
+    """Writes a datastore with these documents in each shard."""
+    folder.mkdir()
+    entries = []
+    for number, documents in enumerate(shards, start=1):
+        tokens = [token for document in documents for token in [*document, config.separator]]
+        array = np.array(tokens, config.token_dtype)
+        files = [
+            write_arrays(folder / f"{name}-{number:05}.safetensors", {name: content})
+            for name, content in (("tokens", array), ("suffixes", build_suffix_array(array)))
+        ]
+        entries.append(ShardEntry(len(array), len(documents), *files))
+    replace(config, shards=entries).write(folder)
+    return Datastore(folder)
+
+
+DOCUMENTS = [
+    # After 2 3 mostly 4 5, after 1 2 3 only ever 6 7, once.
+    [[2, 3, 4, 5]] * 4,
+    [[1, 2, 3, 6, 7, 8, 9, 10, 11], [2, 3, 4, 9], [20, 20]],
+    [[2, 3], [30, 31], [30, 32]],
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Datastore:
+    folder = tmp_path_factory.mktemp("stores") / "small"
+    return write_store(folder, DOCUMENTS, StoreConfig("", "numbers", VOCAB_SIZE))
+
+
+@pytest.fixture(scope="module")
+def compact(store, tmp_path_factory) -> Datastore:
+    return store.compact(tmp_path_factory.mktemp("stores") / "compact", progress=False)
+
+
+def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
+    with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
+        if output:
+            drafter.observe(np.array(output))
+        tree = drafter.draft(budget)
+    tree.check(VOCAB_SIZE)
+    assert len(tree) <= budget
+    return tree
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def prob_of(tree: DraftTree, path: tuple[int, ...]) -> float:
+    return float(tree.probs[paths_of(tree).index(path)])
+
+
+# --- what is drafted
+
+
+def test_rest_takes_the_most_frequent_nodes(store):
+    tree = draft(DatastoreDrafts(store, mode="rest"), [40, 2, 3])
+    assert paths_of(tree)[:2] == [(4,), (4, 5)]
+    # Of seven places, four go on with 4 5, one with 4 9, one with 6, and one ends.
+    assert tree.probs[:2].tolist() == pytest.approx([5 / 7, 4 / 7])
+    assert {(4, 9), (6,)} < set(paths_of(tree))
+
+
+def test_rest_follows_the_longest_match_alone(store):
+    tree = draft(DatastoreDrafts(store, mode="rest"), [1, 2, 3])
+    assert tree.tokens.tolist() == [6, 7, 8, 9, 10, 11]
+    assert tree.probs.tolist() == [1.0] * 6
+
+
+def test_mixed_lets_shorter_matches_vote(store):
+    tree = draft(DatastoreDrafts(store), [1, 2, 3], budget=20)
+    assert {(6,), (6, 7), (4,), (4, 5)} < set(paths_of(tree))
+    shorter = draft(DatastoreDrafts(store), [40, 2, 3], budget=20)
+    assert prob_of(tree, (6,)) > prob_of(shorter, (6,))
+    assert prob_of(tree, (4,)) < prob_of(shorter, (4,))
+
+
+def test_output_counts_as_well_as_the_prompt(store):
+    drafter = DatastoreDrafts(store, mode="rest")
+    for prompt, output in (([1], [2, 3]), ([1, 2], [3]), ([9, 1, 2, 3], ())):
+        assert draft(drafter, prompt, output).tokens.tolist() == [6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("mode", ["rest", "mixed"])
+def test_max_match_is_how_many_last_tokens_count(store, mode):
+    long, short = DatastoreDrafts(store, mode=mode), DatastoreDrafts(store, 2, mode=mode)
+    expected = draft(long, [2, 3])
+    for prompt, output in (([1, 2, 3], ()), ([9], [1, 2, 3]), ([1, 2], [3])):
+        tree = draft(short, prompt, output)
+        assert tree.tokens.tolist() == expected.tokens.tolist()
+        assert tree.probs.tolist() == expected.probs.tolist()
+
+
+@pytest.mark.parametrize("mode", ["rest", "mixed"])
+def test_min_match_is_how_many_last_tokens_must_match(store, mode):
+    assert len(draft(DatastoreDrafts(store, min_match=2, mode=mode), [9, 30])) == 0
+    assert len(draft(DatastoreDrafts(store, min_match=1, mode=mode), [9, 30])) == 2
+    assert len(draft(DatastoreDrafts(store, min_match=3, mode=mode), [1, 2, 3])) == 6
+
+
+def test_continuation_length_is_how_far_a_draft_goes(store):
+    drafter = DatastoreDrafts(store, continuation_length=2, mode="rest")
+    assert draft(drafter, [1, 2, 3]).depths().max() == 2
+    mixed = DatastoreDrafts(store, continuation_length=1)
+    assert draft(mixed, [1, 2, 3]).depths().max() == 3  # the longest match leaves no choice
+
+
+@pytest.mark.parametrize("mode", ["rest", "mixed"])
+def test_max_continuations_bounds_what_is_read(store, mode):
+    assert len(draft(DatastoreDrafts(store, max_continuations=1, mode=mode), [2, 3])) > 0
+
+
+def test_as_published_rest_reads_5000_continuations(store):
+    assert DatastoreDrafts(store, mode="rest").max_continuations == 5000
+    assert DatastoreDrafts(store).max_continuations == 1000
+    assert DatastoreDrafts(store, max_continuations=7, mode="rest").max_continuations == 7
+
+
+@pytest.mark.parametrize("mode", ["rest", "mixed"])
+def test_without_a_match_a_budget_or_a_text_the_draft_is_empty(store, mode):
+    drafter = DatastoreDrafts(store, mode=mode)
+    assert len(draft(drafter, [45])) == 0
+    assert len(draft(drafter, [2, 3], budget=0)) == 0
+    assert len(draft(drafter, [])) == 0
+    assert len(draft(drafter, [31])) == 0  # it stands at a document's end only
+
+
+# --- the compact form
+
+
+def test_the_compact_form_drafts_what_the_full_one_drafts_after_its_ngrams(store, compact):
+    drafter, full = DatastoreDrafts(compact), DatastoreDrafts(store, max_match=2)
+    tree, expected = draft(drafter, [40, 2, 3]), draft(full, [40, 2, 3])
+    assert tree.tokens.tolist() == expected.tokens.tolist()
+    assert tree.parents.tolist() == expected.parents.tolist()
+    assert tree.probs == pytest.approx(expected.probs, rel=0.03, abs=2e-5)  # one byte each
+
+
+def test_the_compact_form_falls_back_to_shorter_ngrams(compact):
+    drafter = DatastoreDrafts(compact)
+    known = draft(drafter, [2, 3]).tokens.tolist()
+    assert known
+    assert draft(drafter, [44, 45, 46, 2, 3]).tokens.tolist() == known
+    assert draft(drafter, [44], [45, 2, 3]).tokens.tolist() == known
+    assert len(draft(drafter, [2, 3, 44])) == 0
+    assert len(draft(DatastoreDrafts(compact, min_match=3), [44, 2, 3])) == 0
+    assert len(draft(drafter, [])) == 0
+    assert len(draft(drafter, [2, 3], budget=0)) == 0
+
+
+# --- calls
+
+
+@pytest.mark.parametrize("form", ["store", "compact"])
+def test_a_call_leaves_nothing_behind_for_the_next(form, request):
+    drafter = DatastoreDrafts(request.getfixturevalue(form))
+    draft(drafter, [1, 2], output=[3])
+    assert len(draft(drafter, [44])) == 0
+    assert draft(drafter, [3]).tokens.tolist() == draft(drafter, [44, 3]).tokens.tolist()
+
+
+@pytest.mark.parametrize("form", ["store", "compact"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_a_copy_drafts_the_same(copied, form, request):
+    drafter = DatastoreDrafts(request.getfixturevalue(form), max_match=3)
+    twin = copied(drafter)
+    assert twin.store.form == drafter.store.form
+    assert draft(twin, [2, 3]).tokens.tolist() == draft(drafter, [2, 3]).tokens.tolist()
+    assert len(draft(drafter, [2, 3])) > 0
+
+
+def test_a_pickled_drafter_does_not_carry_the_tokens(tmp_path):
+    documents = [np.random.default_rng(0).integers(0, VOCAB_SIZE, 50_000).tolist()]
+    large = write_store(tmp_path / "large", [documents], StoreConfig("", "", VOCAB_SIZE))
+    assert len(pickle.dumps(DatastoreDrafts(large))) < 2000
+
+
+def test_transformers_protocol_drafts_from_all_it_has_seen(store):
+    drafter = DatastoreDrafts(store, mode="rest")
+    drafter.get_candidates(torch.tensor([[1]]))
+    candidate_ids, _ = drafter.get_candidates(torch.tensor([[1, 2, 3]]))
+    assert candidate_ids[0].tolist() == [1, 2, 3, 6, 7, 8, 9, 10, 11]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_match": 0}, ValueError, "max_match must be at least 1, but is 0"),
+        ({"max_match": 2.0}, TypeError, "max_match must be an int, but is 2.0"),
+        ({"max_match": None}, TypeError, "max_match must be an int, but is None"),
+        ({"min_match": 0}, ValueError, "min_match must be at least 1, but is 0"),
+        ({"min_match": True}, TypeError, "min_match must be an int, but is True"),
+        ({"min_match": 17}, ValueError, "max_match is 16, less than min_match, 17"),
+        ({"max_continuations": 0}, ValueError, "max_continuations must be at least 1, but is 0"),
+        ({"max_continuations": "all"}, TypeError, "max_continuations must be an int"),
+        ({"continuation_length": -1}, ValueError, "continuation_length must be at least 1"),
+        ({"mode": "crest"}, ValueError, "mode must be one of .*'mixed', 'rest'.* is 'crest'"),
+    ],
+)
+def test_bad_arguments_are_named(store, arguments, error, message):
+    with pytest.raises(error, match=message):
+        DatastoreDrafts(store, **arguments)
+
+
+@pytest.mark.parametrize("wrong", ["org/store", None, [[1, 2]]])
+def test_what_is_no_datastore_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"store must be a Datastore, but is .*from_pretrained"):
+        DatastoreDrafts(wrong)
+
+
+def test_the_compact_form_has_no_rest_trees(compact):
+    with pytest.raises(ValueError, match='mode="rest" needs the full form of the datastore'):
+        DatastoreDrafts(compact, mode="rest")
+
+
+@pytest.mark.parametrize("form", ["store", "compact"])
+def test_tokens_outside_of_the_vocabulary_are_refused_at_the_call(form, request):
+    drafter = DatastoreDrafts(request.getfixturevalue(form))
+    message = "tokens up to 49, outside of the target model's vocabulary of 49; .*numbers"
+    with (
+        pytest.raises(ValueError, match=message),
+        drafter.session(np.array([1]), VOCAB_SIZE - 1),
+    ):
+        pass
+    draft(drafter, [1])  # it is free again
+
+
+@pytest.mark.parametrize("mode", ["rest", "mixed"])
+@pytest.mark.parametrize("suffix", [-1, 10**6])
+def test_a_damaged_suffix_array_is_refused(tmp_path, mode, suffix):
+    damaged = write_store(tmp_path / "store", DOCUMENTS, StoreConfig("", "", VOCAB_SIZE))
+    entry = damaged.config.shards[1]
+    suffixes = np.full(entry.tokens, suffix, np.int32)
+    write_arrays(damaged.path / entry.suffixes_file.name, {"suffixes": suffixes})
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        draft(DatastoreDrafts(Datastore(damaged.path), mode=mode), [2, 3])
+
+
+# --- generate
+
+PROMPT = "def add(a, b):\n    return"
+OPTIONS = {"max_new_tokens": 40, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def prompt_ids(tokenizer) -> torch.Tensor:
+    return tokenizer(PROMPT, return_tensors="pt").input_ids
+
+
+@pytest.fixture(scope="module")
+def byte_store(byte_llama, tokenizer, prompt_ids, tmp_path_factory) -> Datastore:
+    """What the model says to a few prompts, among other text, in three shards."""
+    said = []
+    for start in (prompt_ids, prompt_ids[:, 3:], prompt_ids[:, :9]):
+        said.append(byte_llama.generate(start, do_sample=False, **OPTIONS)[0].tolist())
+        torch.manual_seed(len(said))
+        said.append(byte_llama.generate(start, do_sample=True, **OPTIONS)[0].tolist())
+    other = [tokenizer(text).input_ids for text in (PROMPT * 3, "return a + b", "x" * 30)]
+    noise = np.random.default_rng(0).integers(0, len(tokenizer), (20, 50)).tolist()
+    shards = [said[:3] + noise[:10], other, said[3:] + noise[10:]]
+    config = StoreConfig(tokenizer_fingerprint(tokenizer), "bytes", len(tokenizer))
+    return write_store(tmp_path_factory.mktemp("stores") / "bytes", shards, config)
+
+
+@pytest.fixture(scope="module")
+def drafters(byte_store, tmp_path_factory):
+    compact = byte_store.compact(tmp_path_factory.mktemp("stores") / "compact", progress=False)
+    return {
+        "rest": DatastoreDrafts(byte_store, mode="rest"),
+        "mixed": DatastoreDrafts(byte_store),
+        "compact": DatastoreDrafts(compact),
+        "blend": ReferenceCopy() | DatastoreDrafts(byte_store),
+        "blend of three": ReferenceCopy() | DatastoreDrafts(byte_store) | DatastoreDrafts(compact),
+    }
+
+
+names = pytest.mark.parametrize("name", ["rest", "mixed", "compact", "blend", "blend of three"])
+verifications = pytest.mark.parametrize("verification", ["tree", "chain"])
+
+
+@names
+@verifications
+def test_greedy_ids_are_those_of_plain_decoding(
+    byte_llama, prompt_ids, drafters, name, verification
+):
+    plain = byte_llama.generate(prompt_ids, do_sample=False, **OPTIONS)
+    for budget in (1, 8, 40):
+        drafted = byte_llama.generate(
+            prompt_ids,
+            do_sample=False,
+            candidate_generator=drafters[name],
+            max_draft_tokens=budget,
+            verification=verification,
+            **OPTIONS,
+        )
+        assert drafted.tolist() == plain.tolist()
+    assert drafters[name].stats.tokens == 40
+    assert drafters[name].stats.mat > 2
+
+
+@names
+@verifications
+def test_sampled_ids_are_those_of_plain_decoding(
+    byte_llama, prompt_ids, drafters, name, verification
+):
+    accepted = 0
+    for seed in range(3):
+        ids, states = [], []
+        speculative = {
+            "candidate_generator": drafters[name],
+            "max_draft_tokens": 8,
+            "verification": verification,
+        }
+        for drafting in ({}, speculative):
+            torch.manual_seed(seed)
+            options = {"do_sample": True, "temperature": 0.3, **OPTIONS}
+            ids.append(byte_llama.generate(prompt_ids, **options, **drafting).tolist())
+            states.append(torch.get_rng_state())
+        assert ids[0] == ids[1]
+        assert torch.equal(*states)
+        accepted += drafters[name].stats.accepted
+    assert accepted > 0
+
+
+@names
+def test_a_text_that_the_store_does_not_know_is_decoded_all_the_same(byte_llama, drafters, name):
+    prompt = torch.tensor([[200, 201, 202]])
+    plain = byte_llama.generate(prompt, do_sample=False, **OPTIONS)
+    drafted = byte_llama.generate(
+        prompt,
+        do_sample=False,
+        candidate_generator=drafters[name],
+        max_draft_tokens=8,
+        **OPTIONS,
+    )
+    assert drafted.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_store_for_a_larger_vocabulary_is_refused_before_any_forward_pass(
+    byte_llama, prompt_ids, tmp_path, blended
+):
+    larger = StoreConfig("", "another tokenizer", byte_llama.config.vocab_size + 1)
+    drafter = DatastoreDrafts(write_store(tmp_path / "store", [[[1, 2]]], larger))
+    passes = []
+    hook = byte_llama.register_forward_pre_hook(lambda *_: passes.append(1))
+    with pytest.raises(ValueError, match=r"vocabulary of 259; .*another tokenizer"):
+        byte_llama.generate(
+            prompt_ids,
+            candidate_generator=ReferenceCopy() | drafter if blended else drafter,
+            max_new_tokens=2,
+        )
+    hook.remove()
+    assert not passes
