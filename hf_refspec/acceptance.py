@@ -112,9 +112,9 @@ class TargetText:
         self.path = []
         node = ROOT
         while True:
-            token = self._choose(logits[1 + node]) if choices is None else choices[1 + node]
+            token = self.choose(logits[1 + node]) if choices is None else choices[1 + node]
             tokens.append(token)
-            self._append(token)
+            self.append(token)
             child = children.get((node, token))
             if self.finished or child is None:
                 return tokens
@@ -130,7 +130,7 @@ class TargetText:
             and self.logits is None
         )
 
-    def _choose(self, logits: torch.Tensor) -> int:
+    def choose(self, logits: torch.Tensor) -> int:
         """The next token, as `GenerationMixin._sample` chooses it.
 
         At batch size 1 that is one draw from the generator for each token.
@@ -147,7 +147,8 @@ class TargetText:
             return int(torch.multinomial(probs, num_samples=1))
         return int(next_scores.argmax(dim=-1))
 
-    def _append(self, token: int) -> None:
+    def append(self, token: int) -> None:
+        """Emits a token, and asks the stopping criteria."""
         self._not_in_ids.append(token)
         stopped = False
         if self._other_criteria:

@@ -9,7 +9,7 @@ than there, since rows do not advance together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +24,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from .acceptance import TargetText
+from .batch_acceptance import BatchAcceptance
 from .batch_budget import BatchBudget, make_batch_budget
 from .batch_verification import BatchVerification
 from .drafting.drafter import Drafter, checked_draft
@@ -40,28 +41,14 @@ class Row:
     Attributes:
         text ([`TargetText`]): Its prompt, padded as it came, and what was emitted.
         drafter ([`Drafter`]): Drafts for it alone.
-        last_token (`int`): The one that the next forward pass begins with.
+        new_tokens (`np.ndarray`, int64 of shape `(m,)`): What the last forward pass gave it.
         stopped_at (`int`, *optional*): Its length when a stopping criterion first stopped it.
     """
 
     text: TargetText
     drafter: Drafter
-    last_token: int = -1
+    new_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     stopped_at: int | None = None
-
-    def accept(self, logits: torch.Tensor, draft: DraftTree) -> np.ndarray:
-        """Emits what the target model says, see [`TargetText.accept`], int64 of shape `(m,)`."""
-        tokens = self.text.accept(logits, draft)
-        self.last_token = tokens[-1]
-        if self.stopped_at is None and self.text.finished:
-            self.stopped_at = len(self.text)
-        return np.array(tokens)
-
-    def may_go_on(self, pads: bool) -> bool:
-        """Whether it may need more tokens, now or when others have become longer."""
-        if self.stopped_at is None:
-            return True
-        return not pads and len(self.text) != self.text.max_length
 
 
 def speculate_batch(
@@ -109,6 +96,7 @@ def speculate_batch(
             _decode(
                 rows,
                 input_ids,
+                BatchAcceptance(logits_processor, generation_config.do_sample),
                 verifier,
                 make_batch_budget(max_draft_tokens, drafter, model),
                 chains=verification == "chain",
@@ -129,6 +117,7 @@ def speculate_batch(
 def _decode(
     rows: list[Row],
     input_ids: torch.Tensor,
+    acceptance: BatchAcceptance,
     verifier: BatchVerification,
     budget: BatchBudget,
     chains: bool,
@@ -136,59 +125,81 @@ def _decode(
     keeps_cache: bool,
 ) -> None:
     """The loop. A pass yields the accepted draft tokens and one more for each row that goes on."""
+    all_rows = rows
     stats = rows[0].drafter.stats  # the given drafter's: it drafts for the first row
     began = perf_counter()
-    prompt_logits = verifier.prefill(input_ids)  # (R, vocab_size)
-    for row, logits in zip(rows, prompt_logits.split(1), strict=True):
-        row.drafter.observe(row.accept(logits, DraftTree.empty()), logits)
+    logits = verifier.prefill(input_ids)[:, None]  # (R, 1, vocab_size)
+    _accept(rows, acceptance, logits, [DraftTree.empty()] * len(rows))
+    for row, row_logits in zip(rows, logits, strict=True):
+        row.drafter.observe(row.new_tokens, row_logits)
     stats.record_rows([(0, 0)] * len(rows))
     prefilled = committed = perf_counter()
 
-    all_rows = rows
     while True:
-        # Where ended rows are not padded they go on until they are as long as the longest.
-        longest = 0 if pads else _longest(all_rows)
         if not keeps_cache:
-            kept = [i for i, row in enumerate(rows) if row.may_go_on(pads)]
-            if 0 < len(kept) < len(rows):
-                verifier.select(kept)
-                rows = [rows[i] for i in kept]
+            rows = _without_ended(rows, verifier, pads)
+        # Where ended rows are not padded, they go on until they are as long as the longest.
+        longest = 0 if pads else _longest(all_rows)
         going = [row.stopped_at is None or len(row.text) < longest for row in rows]
         if not any(going):
             break
+        positions = verifier.last_positions.tolist()
         drafts = [
-            _draft(row, verifier, int(last_position), budget.most, chains)
-            if goes_on
-            else DraftTree.empty()
-            for row, goes_on, last_position in zip(
-                rows, going, verifier.last_positions, strict=True
-            )
+            _draft(row, verifier, position, budget.most, chains) if goes_on else DraftTree.empty()
+            for row, goes_on, position in zip(rows, going, positions, strict=True)
         ]
         drafts = budget.trim([row.drafter for row in rows], drafts)
         drafted = perf_counter()
-        last_tokens = np.array([row.last_token for row in rows])
-        all_logits = verifier.verify(last_tokens, drafts)  # (R, 1 + T, vocab_size)
-        new_tokens, paths = [], []
-        for row, goes_on, logits, draft in zip(rows, going, all_logits, drafts, strict=True):
-            new_tokens.append(row.accept(logits[: 1 + len(draft)], draft) if goes_on else None)
-            paths.append(row.text.path if goes_on else None)
+        last_tokens = np.array([row.new_tokens[-1] for row in rows])
+        logits = verifier.verify(last_tokens, drafts)  # (R, 1 + T, vocab_size)
+        moving = [i for i, goes_on in enumerate(going) if goes_on]
+        moving_rows, moving_drafts = [rows[i] for i in moving], [drafts[i] for i in moving]
+        moving_logits = logits if len(moving) == len(rows) else logits[moving]
+        _accept(moving_rows, acceptance, moving_logits, moving_drafts)
         verified = perf_counter()
-        budget.record(new_tokens, all_logits.shape[1], verified - drafted)
+        emitted = [
+            row.new_tokens if goes_on else None for row, goes_on in zip(rows, going, strict=True)
+        ]
+        paths = [
+            row.text.path if goes_on else None for row, goes_on in zip(rows, going, strict=True)
+        ]
         verifier.commit(paths)
-        for row, logits, draft, tokens in zip(rows, all_logits, drafts, new_tokens, strict=True):
-            if tokens is not None:
-                row.drafter.observe(tokens, logits[: 1 + len(draft)])
+        budget.record(emitted, logits.shape[1], verified - drafted)
+        for row, draft, row_logits in zip(moving_rows, moving_drafts, moving_logits, strict=True):
+            row.drafter.observe(row.new_tokens, row_logits[: 1 + len(draft)])
 
         stats.record_rows(
-            (len(draft), len(path))
-            for draft, path in zip(drafts, paths, strict=True)
-            if path is not None
+            (len(draft), len(row.text.path))
+            for row, draft in zip(moving_rows, moving_drafts, strict=True)
         )
         stats.drafting_seconds += drafted - committed
         stats.verifying_seconds += verified - drafted
         committed = perf_counter()
         stats.other_seconds += committed - verified
     stats.prefill_seconds = prefilled - began
+
+
+def _accept(
+    rows: list[Row], acceptance: BatchAcceptance, logits: torch.Tensor, drafts: list[DraftTree]
+) -> None:
+    all_tokens = acceptance.accept([row.text for row in rows], logits, drafts)
+    for row, tokens in zip(rows, all_tokens, strict=True):
+        row.new_tokens = np.array(tokens)
+        if row.stopped_at is None and row.text.finished:
+            row.stopped_at = len(row.text)
+
+
+def _without_ended(rows: list[Row], verifier: BatchVerification, pads: bool) -> list[Row]:
+    """The rows that may need more tokens, now or when others have become longer. The verifier drops
+    the others, which then cost nothing any more."""
+    kept = [
+        i
+        for i, row in enumerate(rows)
+        if row.stopped_at is None or not (pads or len(row.text) == row.text.max_length)
+    ]
+    if 0 < len(kept) < len(rows):
+        verifier.select(kept)
+    return [rows[i] for i in kept]
 
 
 def _longest(rows: list[Row]) -> int:

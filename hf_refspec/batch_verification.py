@@ -53,6 +53,7 @@ class BatchVerification:
         cache = find_cache(model_kwargs)
         assert cache is not None, "supports() is asked first"
         self.cache = cache
+        self.lengths = np.zeros(0, dtype=np.int64)  # until the prefill
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -210,8 +211,9 @@ class BatchVerification:
     def abandon(self) -> None:
         """Leaves a cache that holds the prompts and nothing else: an exception has ended the call,
         and the rows have no length in common but that."""
-        self.lengths[:] = self._prefilled
-        self._crop()
+        if len(self.lengths):
+            self.lengths[:] = self._prefilled
+            self._crop()
 
     def _crop(self) -> None:
         self.cache.crop(int(self.lengths.max()) - self.cache.get_seq_length())

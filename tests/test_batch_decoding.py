@@ -347,7 +347,7 @@ def deviation(counts: np.ndarray, probs: np.ndarray) -> float:
 
 
 SAMPLING = {
-    "temperature": {"temperature": 0.8, "top_k": 0},
+    "temperature": {"temperature": 0.6, "top_k": 0},
     "top-k": {"temperature": 1.3, "top_k": 6},
     "top-p": {"top_p": 0.8, "top_k": 0},
 }

@@ -390,9 +390,7 @@ class Nothing(rs.Drafter):
 @pytest.mark.parametrize("drafter", [TooMuch(), Nothing()])
 def test_a_drafter_that_does_not_keep_to_its_budget_is_named(llama, drafter):
     with pytest.raises(ValueError, match=f"{type(drafter).__name__} was asked for .* at most 8"):
-        llama.generate(
-            PROMPT, max_new_tokens=10, candidate_generator=drafter, max_draft_tokens=8
-        )
+        llama.generate(PROMPT, max_new_tokens=10, candidate_generator=drafter, max_draft_tokens=8)
 
 
 class BadTree(rs.Drafter):

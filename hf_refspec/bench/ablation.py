@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..datastore.commands import load_tokenizer
 from ..datastore.format import new_folder
 from ..datastore.store import Datastore
 from ..drafting.datastore_drafts import DatastoreDrafts
@@ -41,7 +40,7 @@ class Point:
 def ablate(options: argparse.Namespace) -> int:
     """`hf-refspec ablate`."""
     store = Datastore(options.store, form="full")
-    tokenizer = load_tokenizer(store, options.tokenizer)
+    tokenizer = store.load_tokenizer(options.tokenizer)
     answers = humaneval(options.data, tokenizer)[: options.limit]
     torch.set_num_threads(1)  # the stand-in is too small to share out
     model = stand_in_model(len(tokenizer))

@@ -82,7 +82,7 @@ def info(options: argparse.Namespace) -> int:
 def search(options: argparse.Namespace) -> int:
     """`hf-refspec search`."""
     store = Datastore.from_pretrained(options.store, options.form)
-    tokenizer = load_tokenizer(store, options.tokenizer)
+    tokenizer = store.load_tokenizer(options.tokenizer)
     ids = np.array(tokenizer(options.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
     if len(ids) == 0:
         raise ValueError("text has no tokens; give at least a word")
@@ -94,30 +94,6 @@ def search(options: argparse.Namespace) -> int:
     print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
     _print_tree(tree, tokenizer)
     return 0
-
-
-def load_tokenizer(store: Datastore, name: str | None) -> PreTrainedTokenizerBase:
-    """Loads a datastore's tokenizer, and makes sure that it is that one.
-
-    Args:
-        store ([`Datastore`]): The datastore.
-        name (`str`, *optional*): A folder or a Hub id; by default what the datastore names.
-
-    Raises:
-        OSError: If there is no such tokenizer.
-        DatastoreError: If the datastore was made for another one.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name or store.config.tokenizer)
-    except OSError as error:
-        if name is not None:
-            raise
-        raise OSError(
-            f"the tokenizer that {store.path} names, {store.config.tokenizer!r}, cannot be loaded; "
-            "give its folder or Hub id as --tokenizer"
-        ) from error
-    Datastore(store.path, store.form, tokenizer)
-    return tokenizer
 
 
 def _source(options: argparse.Namespace) -> tuple[Any, str | None, str | None]:

@@ -142,9 +142,7 @@ class Datastore:
         if self.form != "full":
             raise ValueError("retokenize() needs the full form, but only the compact one is open")
         if old_tokenizer is None:
-            old_tokenizer = AutoTokenizer.from_pretrained(
-                self.config.tokenizer, trust_remote_code=False
-            )
+            old_tokenizer = self.load_tokenizer()
         self._check_tokenizer(old_tokenizer)
         documents = (
             old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -334,6 +332,31 @@ class Datastore:
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
             _add_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
+
+    def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
+        """Loads the tokenizer that the datastore was made with.
+
+        Args:
+            name (`str`, *optional*): A folder or a Hub id; by default what config.json names.
+
+        Raises:
+            OSError: If it cannot be loaded.
+            DatastoreError: If it is another one.
+        """
+        try:
+            # The name comes from a file that nobody has checked.
+            tokenizer = AutoTokenizer.from_pretrained(
+                name or self.config.tokenizer, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            if name is not None:
+                raise
+            raise OSError(
+                f"the tokenizer that {self.path} names, {self.config.tokenizer!r}, cannot be "
+                "loaded; give its folder or Hub id, or the tokenizer itself"
+            ) from error
+        self._check_tokenizer(tokenizer)
+        return tokenizer
 
     def _open_shards(self) -> list[IndexedText]:
         if not self.config.shards:

@@ -11,6 +11,7 @@ import torch
 from ..index import kernels
 from .calibration import Calibration
 from .drafter import Drafter
+from .stats import SourceStats
 from .tree import DraftTree
 
 
@@ -41,6 +42,7 @@ class Blend(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._trees: list[DraftTree] = []
         for drafter, calibration in zip(self.drafters, self._calibrations, strict=True):
             drafter.begin(prompt_ids, vocab_size)
@@ -54,8 +56,15 @@ class Blend(Drafter):
         return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
-        for tree, calibration in zip(self._trees, self._calibrations, strict=False):
-            calibration.record(tree, tokens)
+        known = 0  # accepted tokens that a source before this one had drafted
+        accepted = len(tokens) - 1
+        for i, tree in enumerate(self._trees):
+            foreseen = min(self._calibrations[i].record(tree, tokens), accepted)
+            source = self.stats.sources[i]
+            source.drafted += len(tree)
+            source.accepted += foreseen
+            source.first += max(foreseen - known, 0)
+            known = max(known, foreseen)
         self._trees = []
         # The logits are of the merged tree's nodes, which the sources do not know.
         for drafter in self.drafters:

@@ -38,14 +38,17 @@ class Calibration:
         calibrate(tree.parents, tree.probs, self._expected, self._accepted, PRIOR, probs)
         return DraftTree(tree.tokens, tree.parents, probs)
 
-    def record(self, tree: DraftTree, tokens: np.ndarray) -> None:
+    def record(self, tree: DraftTree, tokens: np.ndarray) -> int:
         """Learns from what came after a draft.
 
         Args:
             tree ([`DraftTree`]): With the source's own estimates, as it was drafted.
             tokens (`np.ndarray`, int64 of shape `(m,)`): The tokens that followed.
+
+        Returns:
+            `int`: How many of them the draft had foreseen.
         """
-        record_outcome(
+        return record_outcome(
             tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
         )
 

@@ -17,7 +17,7 @@ from .session_folder import SessionFolder
 logger = logging.getLogger("hf_refspec")
 
 # Tokens after which the tail is sealed. To search a longer one takes longer than one segment more.
-SEAL_TOKENS = 1 << 14
+SEAL_TOKENS = 1 << 13
 # The oldest segment is rewritten when less than this share of it is still remembered.
 _SHARE_KEPT = 7 / 8
 
@@ -52,6 +52,7 @@ class Memory:
 
     Attributes:
         view (`View`): What there is now. It is replaced, never changed.
+        closed (`bool`): Whether no more is remembered.
     """
 
     def __init__(self, max_tokens: int, folder: SessionFolder | None = None) -> None:
@@ -62,7 +63,7 @@ class Memory:
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()
         self._background: dict[Callable[[], None], threading.Thread] = {}
-        self._closed = False
+        self.closed = False
         self._segments: list[Segment] = []
         self._tail = Tail()
         self._oldest = 0
@@ -90,7 +91,11 @@ class Memory:
         return self._tokens
 
     def add(self, prompt: np.ndarray, output: np.ndarray) -> int:
-        """Remembers a call and returns its number; integer arrays of shape `(n,)`, not both empty."""
+        """Remembers a call and returns its number.
+
+        Args:
+            prompt, output (`np.ndarray`, integers of shape `(n,)`): Not both empty.
+        """
         with self._lock:
             self._check_open()
             if self._folder is not None:
@@ -133,7 +138,7 @@ class Memory:
     def close(self) -> None:
         """Ends the work in the background and lets other processes open the folder."""
         with self._lock:
-            self._closed = True
+            self.closed = True
         self.wait()
         with self._disk_lock:
             if self._folder is not None:
@@ -199,7 +204,7 @@ class Memory:
         )
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RuntimeError("this RetrievalCache is closed")
 
     def _schedule(self) -> None:
@@ -210,7 +215,7 @@ class Memory:
             self._start(self._join)
 
     def _start(self, job: Callable[[], None]) -> None:
-        if job not in self._background and not self._closed:
+        if job not in self._background and not self.closed:
             thread = threading.Thread(
                 target=self._run, args=(job,), name=f"hf_refspec{job.__name__}", daemon=True
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from .drafter import Drafter, check_count
 from .memory import Memory
 from .reference_copy import Reference, _one_to_ids
 from .session_folder import SessionFolder
-from .similar_calls import Encode, SimilarCalls, as_encode, mean_embedding
+from .similar_calls import SimilarCalls, as_encode, mean_embedding
 from .tree import DraftTree
 
 _LONGEST_MATCH = 16
@@ -47,7 +46,8 @@ class RetrievalCache(Drafter):
     both.
 
     A drafter serves one call at a time; `fork()` makes another one that shares what is remembered,
-    for another thread. `add`, `clear` and `len` are safe in any thread.
+    for another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is
+    another cache with the same calls, without a `path`.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
@@ -74,6 +74,8 @@ class RetrievalCache(Drafter):
         DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer.
     """
 
+    _SHARED = ("tokenizer", "top_k", "encoder", "_memory", "_similar")
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -89,16 +91,21 @@ class RetrievalCache(Drafter):
             raise TypeError(
                 f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
             )
-        encode = None if encoder is None or top_k == 0 else as_encode(encoder, tokenizer)
+        if encoder is not None:
+            as_encode(encoder, tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
+        self.encoder = encoder
         self._memory = Memory(
             max_tokens, None if path is None else SessionFolder(Path(path), tokenizer)
         )
-        self._similar: SimilarCalls | None = None
-        if encode is not None:
-            self._find_similar(encode)
-        self._forget_call()
+        self._similar = SimilarCalls()
+        self._use_encoder()
+        self._prompt: np.ndarray | None = None
+        self._output: list[np.ndarray] = []
+        self._context = np.empty(0, dtype=np.int32)
+        self._vector: np.ndarray | None = None
+        self._references: LinkedText | None = None
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -108,8 +115,8 @@ class RetrievalCache(Drafter):
 
     def prepare(self, model: PreTrainedModel) -> None:
         """Takes the model's own embeddings for the encoder, if there is no other."""
-        if self._similar is None and self.top_k > 0:
-            self._find_similar(mean_embedding(model))
+        if self.top_k > 0:
+            self._similar.use(mean_embedding(model), self._memory)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
@@ -121,10 +128,9 @@ class RetrievalCache(Drafter):
             )
         self._prompt = prompt_ids
         self._context = prompt_ids[-_LONGEST_MATCH:].astype(np.int32)
-        if self._similar is not None:
-            self._vector = self._similar.vector(prompt_ids)
-            if self._vector is not None:
-                self._references = self._outputs_of(self._similar.search(self._vector, self.top_k))
+        self._vector = self._similar.vector(prompt_ids)
+        if self._vector is not None:
+            self._references = self._outputs_of(self._similar.search(self._vector, self.top_k))
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
@@ -147,7 +153,7 @@ class RetrievalCache(Drafter):
     def end(self) -> None:
         prompt, output, vector = self._prompt, self._output, self._vector
         self._forget_call()
-        if prompt is not None and output:
+        if prompt is not None and output and not self._memory.closed:
             self._remember(prompt, np.concatenate(output), vector)
 
     def add(self, prompt: Reference, output: Reference) -> None:
@@ -163,8 +169,7 @@ class RetrievalCache(Drafter):
         """
         prompt_ids = _one_to_ids("prompt", prompt, self.tokenizer).astype(np.int64)
         output_ids = _one_to_ids("output", output, self.tokenizer)
-        vector = None if self._similar is None else self._similar.vector(prompt_ids)
-        self._remember(prompt_ids, output_ids, vector)
+        self._remember(prompt_ids, output_ids, self._similar.vector(prompt_ids))
 
     def clear(self) -> None:
         """Forgets all calls."""
@@ -172,9 +177,8 @@ class RetrievalCache(Drafter):
 
     def fork(self) -> RetrievalCache:
         """Another drafter with the same memory, for another thread or row of a batch."""
-        fork = copy.copy(self)
-        fork.stats = type(self.stats)()
-        fork._seen_ids = np.empty(0, dtype=np.int64)
+        fork = type(self).__new__(type(self))
+        fork.__dict__ |= {name: self.__dict__[name] for name in self._SHARED}
         fork._forget_call()
         return fork
 
@@ -185,24 +189,22 @@ class RetrievalCache(Drafter):
         """
         self._memory.close()
 
-    def _find_similar(self, encode: Encode) -> None:
-        self._similar = SimilarCalls(encode)
-        for number in self._memory.numbers:
-            call = self._memory.call(number)
-            vector = None if call is None else self._similar.vector(call[0].astype(np.int64))
-            if vector is not None:
-                self._similar.add(number, vector)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._use_encoder()
+
+    def _use_encoder(self) -> None:
+        if self.encoder is not None and self.top_k > 0:
+            self._similar.use(as_encode(self.encoder, self.tokenizer), self._memory)
 
     def _forget_call(self) -> None:
-        self._prompt: np.ndarray | None = None
-        self._output: list[np.ndarray] = []
+        self._prompt = self._vector = self._references = None
+        self._output = []
         self._context = np.empty(0, dtype=np.int32)
-        self._vector: np.ndarray | None = None
-        self._references: LinkedText | None = None
 
     def _remember(self, prompt: np.ndarray, output: np.ndarray, vector: np.ndarray | None) -> None:
         number = self._memory.add(prompt, output)
-        if self._similar is not None and vector is not None:
+        if vector is not None:
             self._similar.add(number, vector)
             self._similar.forget(self._memory.numbers.start)
 

@@ -92,7 +92,8 @@ class SessionFolder:
             self._entries, self._first_log = self._read_config(tokenizer)
             self._write_config(self._entries, self._first_log)
             self.segments = self._open_segments()
-            self.calls = self._open_logs()
+            self.calls, self._log_number, size = self._read_logs()
+            self._log = SessionLog(self._log_path(self._log_number), size)
             self._delete_strays()
         except BaseException:
             self._lock.release()
@@ -216,11 +217,10 @@ class SessionFolder:
         text = IndexedText(arrays["tokens"], arrays["suffixes"], entry.vocab_size)
         return Segment(first, text, arrays["ends"], arrays["prompt_lengths"], entry.file.name)
 
-    def _open_logs(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Reads the calls of all logs, and goes on with the last one."""
-        calls, number, size = [], self._first_log, 0
-        numbers = _numbers(self.path, _LOG_NAME)
-        last = max([self._first_log, *numbers])
+    def _read_logs(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], int, int]:
+        """The calls of all logs, the number of the last one and the bytes of its whole records."""
+        calls, size = [], 0
+        last = max([self._first_log, *_numbers(self.path, _LOG_NAME)])
         for number in range(self._first_log, last + 1):
             path = self._log_path(number)
             size = 0
@@ -232,9 +232,7 @@ class SessionFolder:
                     logger.warning(
                         "%s: its last %d bytes are no whole record and are dropped", path, lost
                     )
-        self._log_number = last
-        self._log = SessionLog(self._log_path(last), size)
-        return calls
+        return calls, last, size
 
     def _delete_strays(self) -> None:
         """Deletes what a process that was killed has left, and finds the next free number."""

@@ -1,8 +1,8 @@
 """An append-only log of calls: what a process that was killed has written is still there.
 
-A record is three uint32 (tokens of the prompt, tokens of the output, CRC-32 of these two and of what
-follows), then the ids, int32; all little-endian. Nothing follows the last record, but a part of one
-that a process was killed over.
+A record is three uint32 (tokens of the prompt, tokens of the output, CRC-32 of these two and of
+what follows), then the ids, int32; all little-endian. Nothing follows the last record, but a part
+of one that a process was killed over.
 """
 
 from __future__ import annotations

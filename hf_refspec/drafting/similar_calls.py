@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .memory import Memory
+
 logger = logging.getLogger("hf_refspec")
 
 Encode: TypeAlias = Callable[[np.ndarray], Any]
@@ -19,13 +21,14 @@ Encode: TypeAlias = Callable[[np.ndarray], Any]
 # Vectors of one FAISS index. A full one is never changed, so that to add a vector copies little,
 # and to forget the oldest ones is to drop an index.
 _BLOCK = 1024
+# Tokens whose embeddings are in memory at a time.
+_PART = 4096
 
 
 def mean_embedding(model: PreTrainedModel) -> Encode:
     """An encoder of prompts: the mean of the model's own input embeddings, of length 1.
 
-    It costs no forward pass. It holds the model's embeddings, so that a drafter with it is best not
-    pickled.
+    It costs no forward pass.
 
     Args:
         model (`PreTrainedModel`): The target model.
@@ -33,9 +36,10 @@ def mean_embedding(model: PreTrainedModel) -> Encode:
     embeddings = model.get_input_embeddings()
 
     def encode(ids: np.ndarray) -> np.ndarray:
+        parts = torch.from_numpy(ids).to(embeddings.weight.device).split(_PART)
         with torch.no_grad():
-            rows = embeddings(torch.from_numpy(ids).to(embeddings.weight.device))
-            return torch.nn.functional.normalize(rows.float().mean(0), dim=0).numpy(force=True)
+            total = sum(embeddings(part).float().sum(0) for part in parts)
+            return torch.nn.functional.normalize(total, dim=0).numpy(force=True)
 
     return encode
 
@@ -66,22 +70,67 @@ def as_encode(encoder: Any, tokenizer: PreTrainedTokenizerBase | None) -> Encode
 class SimilarCalls:
     """Finds calls by the inner product of their prompts' embeddings, for many threads at once.
 
-    An encoder that fails is warned of once; what it fails for is not found here.
-
-    Args:
-        encode (callable): From ids, int64 of shape `(n,)`, to a vector.
+    An encoder that fails is warned of once; what it fails for is not found here. A copy (or pickle)
+    is empty.
     """
 
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
+    def __init__(self) -> None:
+        self._encode: Encode | None = None
+        self._new_index: Callable[[int], Any]
         self._lock = threading.Lock()
         self._warned = False
         self._size: int | None = None
         # Each a FAISS index and the numbers of the calls in it; vectors are added to the last one.
         self._blocks: list[tuple[Any, list[int]]] = []
+        self._background: threading.Thread | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimilarCalls, ()
+
+    def use(self, encode: Encode, memory: Memory) -> None:
+        """Takes an encoder, if there is none yet.
+
+        What is remembered is encoded in the background, the newest call first.
+
+        Args:
+            encode (callable): From ids, int64 of shape `(n,)`, to a vector.
+            memory (`Memory`): The calls.
+        """
+        with self._lock:
+            if self._encode is not None:
+                return
+            try:
+                import faiss  # part of the extra `retrieval`
+            except ImportError:
+                self._warn("similar calls need FAISS: pip install hf_refspec[retrieval]")
+                return
+            numbers = memory.numbers
+            self._encode, self._new_index = encode, faiss.IndexFlatIP
+        if numbers:
+            self._background = threading.Thread(
+                target=self._add_all, args=(memory, numbers), daemon=True
+            )
+            self._background.start()
+
+    def wait(self) -> None:
+        """Waits until all that was remembered is encoded."""
+        if self._background is not None:
+            self._background.join()
+
+    def _add_all(self, memory: Memory, numbers: range) -> None:
+        for number in reversed(numbers):
+            call = memory.call(number)
+            vector = None if call is None else self.vector(call[0].astype(np.int64))
+            if vector is not None:
+                self.add(number, vector)
 
     def vector(self, prompt: np.ndarray) -> np.ndarray | None:
-        """The embedding of a prompt, float32 of shape `(1, size)`; `None` if the encoder fails."""
+        """The embedding of a prompt, float32 of shape `(1, size)`; `None` if the encoder fails.
+
+        It is `None` without an encoder, too.
+        """
+        if self._encode is None:
+            return None
         try:
             vector = self._encode(prompt)
             if isinstance(vector, torch.Tensor):
@@ -102,11 +151,7 @@ class SimilarCalls:
         """Adds a call's number and the vector of its prompt."""
         with self._lock:
             if not self._blocks or len(self._blocks[-1][1]) == _BLOCK:
-                index = _flat_index(vector.shape[1])
-                if index is None:
-                    self._warn("similar calls need FAISS: pip install hf_refspec[retrieval]")
-                    return
-                self._blocks.append((index, []))
+                self._blocks.append((self._new_index(vector.shape[1]), []))
             index, numbers = self._blocks[-1]
             index.add(vector)
             numbers.append(number)
@@ -131,14 +176,6 @@ class SimilarCalls:
         if not self._warned:
             self._warned = True
             logger.warning("%s; drafts go on without similar calls", message)
-
-
-def _flat_index(size: int) -> Any:
-    try:
-        import faiss  # part of the extra `retrieval`
-    except ImportError:
-        return None
-    return faiss.IndexFlatIP(size)
 
 
 def _best(block: tuple[Any, list[int]], vector: np.ndarray, count: int) -> Iterable[Any]:

@@ -10,6 +10,32 @@ from typing import Any
 
 
 @dataclass
+class SourceStats:
+    """What one source of a [`Blend`] did.
+
+    Attributes:
+        name (`str`): The name of its class.
+        drafted (`int`): Nodes that it drafted, before they were merged with those of the others.
+        accepted (`int`): Accepted draft tokens that were among them.
+        first (`int`): Those of them that no source before it in the blend had drafted.
+    """
+
+    name: str
+    drafted: int = 0
+    accepted: int = 0
+    first: int = 0
+
+    def __add__(self, other: SourceStats) -> SourceStats:
+        """The counts of two calls of the same blend."""
+        return SourceStats(
+            self.name,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.first + other.first,
+        )
+
+
+@dataclass
 class SpeculationStats:
     """Counts and times of one call of `generate`, over all of its rows.
 
@@ -25,6 +51,7 @@ class SpeculationStats:
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill.
         other_seconds (`float`): Logits processors, stopping criteria, the cache, the streamer.
+        sources (`list[SourceStats]`): Of a blend, each of its sources.
     """
 
     forward_passes: int = 0
@@ -36,6 +63,7 @@ class SpeculationStats:
     drafting_seconds: float = 0.0
     verifying_seconds: float = 0.0
     other_seconds: float = 0.0
+    sources: list[SourceStats] = field(default_factory=list)
 
     @property
     def mat(self) -> float:
@@ -70,9 +98,14 @@ class SpeculationStats:
     def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
         """Adds another call's counts and times."""
         lengths = zip_longest(self.accepted_lengths, other.accepted_lengths, fillvalue=0)
-        for name in (f.name for f in dataclasses.fields(self) if f.name != "accepted_lengths"):
+        lists = ("accepted_lengths", "sources")
+        for name in (f.name for f in dataclasses.fields(self) if f.name not in lists):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.accepted_lengths = [mine + theirs for mine, theirs in lengths]
+        self.sources = [
+            mine + theirs if mine and theirs else mine or theirs
+            for mine, theirs in zip_longest(self.sources, other.sources)
+        ]
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def calibrate(parents, probs, expected, accepted, prior, calibrated):
 
 
 @kernel(
-    "void(int64[::1], int32[::1], float32[::1], int64[::1], float64, float64[:, ::1],"
+    "int64(int64[::1], int32[::1], float32[::1], int64[::1], float64, float64[:, ::1],"
     "float64[:, ::1])"
 )
 def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
@@ -256,7 +256,11 @@ def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
         emitted: The tokens that followed.
         memory: A class that expects more is halved.
         expected, accepted: The counts, changed in place.
+
+    Returns:
+        How many of the emitted tokens are a path of the tree.
     """
+    agreed = 0
     depths = np.empty(len(parents), dtype=np.int32)
     right = np.zeros(len(parents), dtype=np.bool_)
     for node in range(len(parents)):
@@ -265,6 +269,7 @@ def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
         if depths[node] > len(emitted) or (parent >= 0 and not right[parent]):
             continue
         right[node] = tokens[node] == emitted[depths[node] - 1]
+        agreed += right[node]
         share = _share(parents, probs, node)
         i, j = _class_of(depths[node], share)
         expected[i, j] += share
@@ -272,6 +277,7 @@ def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
         if expected[i, j] > memory:
             expected[i, j] *= 0.5
             accepted[i, j] *= 0.5
+    return agreed
 
 
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")

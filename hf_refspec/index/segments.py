@@ -1,4 +1,4 @@
-"""Documents that grow in number without slowing down: sorted segments that never change, and a tail.
+"""Documents whose number grows: sorted segments that never change, and a tail.
 
 A log-structured text. New documents go into the tail, a `TokenBuffer`, at once. When that has grown
 long it is sealed: sorted into a segment. Segments that stand beside each other are joined when they

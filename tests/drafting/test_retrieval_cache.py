@@ -104,8 +104,9 @@ def test_add_takes_all_kinds_of_ids(tokenizer):
     cache.add([1, 2], np.array([3, 4]))
     cache.add(torch.tensor([1, 2]), (5, 6))
     assert len(cache) == 3
-    assert drafted(cache, tokenizer(" wor")["input_ids"]).tokens.tolist()[:2] == (
-        tokenizer("ld")["input_ids"]
+    assert (
+        drafted(cache, tokenizer(" wor")["input_ids"]).tokens.tolist()[:2]
+        == (tokenizer("ld")["input_ids"])
     )
     cache.clear()
     assert len(cache) == 0
@@ -148,7 +149,7 @@ def test_bad_options(options, error):
 def test_refuses_a_smaller_vocabulary():
     cache = RetrievalCache()
     cache.add([1], [70])
-    with pytest.raises(ValueError, match="the id 70, outside .* vocabulary of 70"):
+    with pytest.raises(ValueError, match=r"the id 70, outside .* vocabulary of 70"):
         cache.begin(np.array([1]), 70)
     cache.begin(np.array([1]), 71)
 
@@ -192,12 +193,13 @@ def test_the_models_own_embeddings(byte_llama):
     cache = RetrievalCache(top_k=1)
     cache.add([10, 11, 12], [60, 61])
     cache.prepare(byte_llama)  # what was remembered before is found as well
+    cache._similar.wait()
     cache.add([20, 21, 22], [60, 62])
     assert drafted(cache, [10, 11, 12, 60]).tokens[0] == 61
     assert drafted(cache, [20, 21, 22, 60]).tokens[0] == 62
     other = RetrievalCache(top_k=0)
     other.prepare(byte_llama)
-    assert other._similar is None
+    assert other._similar.vector(np.array([1])) is None
 
 
 @pytest.mark.parametrize("bad", [np.ones((2, 2)), [np.nan], RuntimeError("down")])
@@ -213,7 +215,11 @@ def test_an_encoder_that_fails_is_warned_of_once(bad, byte_llama, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             out = byte_llama.generate(
-                ids, max_new_tokens=20, do_sample=False, candidate_generator=cache
+                ids,
+                max_new_tokens=20,
+                do_sample=False,
+                candidate_generator=cache,
+                max_draft_tokens=16,
             )
             assert out.tolist() == plain.tolist()
     assert caplog.text.count("without similar calls") == 1
@@ -233,14 +239,28 @@ def test_forks_share_what_is_remembered():
     assert fork.stats is not cache.stats
 
 
+def test_a_fork_shares_the_encoder_that_comes_later(byte_llama):
+    cache = RetrievalCache(top_k=1)
+    fork = cache.fork()
+    cache.prepare(byte_llama)
+    fork.prepare(byte_llama)
+    speak(cache, [10, 11, 12], [60, 61])
+    speak(cache, [20, 21, 22], [60, 62])
+    assert drafted(fork, [10, 11, 12, 60]).tokens[0] == 61
+    assert drafted(fork, [20, 21, 22, 60]).tokens[0] == 62
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_a_copy_shares_nothing(copied):
-    cache = RetrievalCache()
-    cache.add([1, 2], [3])
+    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+    cache.add([1, 2], [3, 4])
+    cache.add([5, 2], [3, 6])
     other = copied(cache)
+    other._similar.wait()
     other.add([4], [5])
-    assert (len(cache), len(other)) == (1, 2)
-    assert paths(drafted(other, [1, 2])) == {(3,)}
+    assert (len(cache), len(other)) == (2, 3)
+    assert drafted(other, [1, 3]).tokens[0] == 4
+    assert drafted(other, [5, 3]).tokens[0] == 6
 
 
 def test_survives_its_process(tmp_path, tokenizer):
@@ -249,6 +269,7 @@ def test_survives_its_process(tmp_path, tokenizer):
     speak(cache, [5, 2], [3, 6])
     cache.close()
     cache = RetrievalCache(tokenizer, path=tmp_path, encoder=by_first_token, top_k=1)
+    cache._similar.wait()
     assert len(cache) == 2
     assert drafted(cache, [5, 3]).tokens[0] == 6
     with pytest.raises(rs.DatastoreError, match="share that one"):
@@ -256,10 +277,23 @@ def test_survives_its_process(tmp_path, tokenizer):
     cache.close()
 
 
+def test_a_cache_that_is_closed_meanwhile():
+    cache = RetrievalCache()
+    cache.add([1, 2], [3])
+    with cache.session(np.array([1, 2]), 1000):
+        cache.close()
+        assert cache.draft(4).tokens.tolist() == [3]
+        cache.observe(np.array([3]))
+    assert len(cache) == 1  # the call ends as it should, and is not remembered
+    with pytest.raises(RuntimeError, match="closed"):
+        cache.add([1], [2])
+
+
 def test_threads_with_one_cache(byte_llama, monkeypatch):
     monkeypatch.setattr(memory_module, "SEAL_TOKENS", 100)
     cache = RetrievalCache(encoder=by_first_token)
-    prompts = [torch.randint(3, 90, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    torch.manual_seed(0)
+    prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
     options = {"max_new_tokens": 24, "do_sample": False}
     plain = [byte_llama.generate(prompt, **options).tolist() for prompt in prompts]
     wrong = []

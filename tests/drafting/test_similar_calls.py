@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from hf_refspec.drafting import similar_calls
+from hf_refspec.drafting.memory import Memory
 from hf_refspec.drafting.similar_calls import SimilarCalls, as_encode, mean_embedding
 
 pytest.importorskip("faiss")
@@ -24,14 +26,20 @@ def given(vectors) -> SimilarCalls:
             raise vector
         return vector
 
-    return SimilarCalls(encode)
+    return using(encode)
+
+
+def using(encode) -> SimilarCalls:
+    similar = SimilarCalls()
+    similar.use(encode, Memory(100))
+    return similar
 
 
 def test_finds_what_an_exact_search_finds(monkeypatch):
     monkeypatch.setattr(similar_calls, "_BLOCK", 8)
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((50, 5)).astype(np.float32)
-    similar = SimilarCalls(lambda ids: vectors[ids[0]])
+    similar = using(lambda ids: vectors[ids[0]])
     for number in range(50):
         similar.add(number, similar.vector(np.array([number])))
         query = rng.standard_normal((1, 5)).astype(np.float32)
@@ -81,6 +89,13 @@ def test_the_mean_of_the_input_embeddings(byte_llama):
     np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=1e-5)
 
 
+def test_a_long_prompt(byte_llama, monkeypatch):
+    encode, ids = mean_embedding(byte_llama), np.arange(3, 100)
+    whole = encode(ids)
+    monkeypatch.setattr(similar_calls, "_PART", 10)
+    np.testing.assert_allclose(encode(ids), whole, rtol=1e-5)
+
+
 class Sentences:
     """As a SentenceTransformer: callable, but meant to encode text."""
 
@@ -100,3 +115,11 @@ def test_an_encoder_of_text(tokenizer):
         as_encode(Sentences(), None)
     with pytest.raises(TypeError, match="encoder must be"):
         as_encode("all-MiniLM", tokenizer)
+
+
+def test_without_faiss(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with caplog.at_level(logging.WARNING):
+        similar = using(lambda ids: [1.0])
+    assert "pip install hf_refspec[retrieval]" in caplog.text
+    assert similar.vector(np.array([1])) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,10 +46,7 @@ def sorted_suffixes(segment: Segment) -> list[int]:
 def test_joined_segments_are_one_text(documents, data):
     cuts = sorted(data.draw(st.lists(st.integers(1, len(documents)), max_size=3, unique=True)))
     bounds = sorted({0, *cuts, len(documents)})
-    segments = [
-        segment_of(documents[low:high], low)
-        for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
+    segments = [segment_of(documents[low:high], low) for low, high in pairwise(bounds)]
     oldest = data.draw(st.integers(0, len(documents) - 1))
     segment = joined(segments, oldest)
     assert (segment.first, segment.end) == (oldest, len(documents))

@@ -1,0 +1,60 @@
+"""A datastore for another model from the same documents."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from hf_refspec import Datastore, DatastoreError
+
+TEXTS = ["def f(x):\n    return x\n", "for i in range(3):\n    print(i)\n", "naïve ☃\n"]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> PreTrainedTokenizerFast:
+    """Another tokenizer: with merges."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(TEXTS * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.fixture
+def store(tokenizer, tmp_path) -> Datastore:
+    options = {"num_proc": 1, "progress": False, "corpus": "three texts", "license": "mit"}
+    return Datastore.build(TEXTS, tokenizer, tmp_path / "store", **options)
+
+
+def test_the_documents_are_the_same_text(store, tokenizer, bpe, tmp_path):
+    options = {"num_proc": 1, "progress": False}
+    other = store.retokenize(bpe, tmp_path / "other", old_tokenizer=tokenizer, **options)
+    assert [bpe.decode(ids) for ids in other.iter_documents()] == TEXTS
+    assert other.config.fingerprint != store.config.fingerprint
+    assert other.config.source["corpus"] == "three texts"
+    assert other.config.source["license"] == "mit"
+    Datastore(other.path, tokenizer=bpe)
+
+
+def test_the_old_tokenizer_is_loaded_by_its_name(tokenizer, bpe, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    named = PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
+    store = Datastore.build(TEXTS, named, tmp_path / "store", num_proc=1, progress=False)
+    with pytest.raises(OSError, match="tokenizer"):  # a folder's name, which nobody else has
+        store.retokenize(bpe, tmp_path / "other", num_proc=1, progress=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_wrong_old_tokenizer_is_refused_with_both_fingerprints(store, bpe, tmp_path):
+    with pytest.raises(DatastoreError, match=store.config.fingerprint):
+        store.retokenize(bpe, tmp_path / "other", old_tokenizer=bpe)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_compact_form_cannot_be_retokenized(store, tokenizer, bpe, tmp_path):
+    compact = store.compact(tmp_path / "compact", progress=False)
+    with pytest.raises(ValueError, match="full form"):
+        compact.retokenize(bpe, tmp_path / "other", old_tokenizer=tokenizer)

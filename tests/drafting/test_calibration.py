@@ -1,0 +1,288 @@
+"""Estimates of acceptance come true after a while, whatever a source says."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_refspec import Drafter, DraftTree
+from hf_refspec.drafting.calibration import DEPTHS, MEMORY, PRIOR, SHARES, Calibration
+from hf_refspec.index import kernels
+
+kernels.warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 10
+BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)
+
+
+@st.composite
+def draft_trees(draw):
+    """Legal trees of up to 12 nodes, some with the probability 0."""
+    size = draw(st.integers(0, 12))
+    parents, tokens, probs, edges = [], [], [], set()
+    for node in range(size):
+        parent = draw(st.integers(max(-1, node - 3), node - 1))
+        token = draw(st.integers(0, VOCAB_SIZE - 1))
+        if (parent, token) in edges:
+            break
+        edges.add((parent, token))
+        share = draw(st.sampled_from([0.0, *BOUNDS, 1.0]) | st.floats(0, 1))
+        parents.append(parent)
+        tokens.append(token)
+        probs.append(np.float32(share * float(probs[parent] if parent >= 0 else 1)))
+    return DraftTree(
+        np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+    )
+
+
+outcomes = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14)
+
+
+@st.composite
+def counts(draw):
+    expected = draw(st.lists(st.floats(0, 48), min_size=DEPTHS * SHARES, max_size=DEPTHS * SHARES))
+    accepted = draw(st.lists(st.floats(0, 48), min_size=DEPTHS * SHARES, max_size=DEPTHS * SHARES))
+    shape = (DEPTHS, SHARES)
+    return np.array(expected).reshape(shape), np.array(accepted).reshape(shape)
+
+
+# --- the kernels' twins
+
+
+def depth_of(tree: DraftTree, node: int) -> int:
+    parent = int(tree.parents[node])
+    return 1 if parent < 0 else 1 + depth_of(tree, parent)
+
+
+def share_of(tree: DraftTree, node: int) -> float:
+    parent = int(tree.parents[node])
+    before = float(tree.probs[parent]) if parent >= 0 else 1.0
+    return float(tree.probs[node]) / before if before else 0.0
+
+
+def class_of(tree: DraftTree, node: int) -> tuple[int, int]:
+    depths = {1: 0, 2: 1, 3: 2, 4: 2, **dict.fromkeys(range(5, 9), 3)}
+    share = share_of(tree, node)
+    return depths.get(depth_of(tree, node), 4), sum(share >= bound for bound in BOUNDS)
+
+
+def calibrate_slowly(tree: DraftTree, expected, accepted, prior: float) -> list[float]:
+    probs: list[float] = []
+    for node, parent in enumerate(tree.parents.tolist()):
+        place = class_of(tree, node)
+        factor = (accepted[place] + prior) / (expected[place] + prior)
+        before = probs[parent] if parent >= 0 else 1.0
+        probs.append(float(np.float32(min(before * share_of(tree, node) * factor, before))))
+    return probs
+
+
+def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, accepted) -> None:
+    paths: list[list[int]] = []
+    for node, (token, parent) in enumerate(
+        zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
+    ):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+        depth = len(paths[node])
+        if depth > len(emitted) or paths[node][:-1] != emitted[: depth - 1]:
+            continue  # nobody knows what would have become of it
+        place = class_of(tree, node)
+        expected[place] += share_of(tree, node)
+        accepted[place] += paths[node] == emitted[:depth]
+        if expected[place] > memory:
+            expected[place] /= 2
+            accepted[place] /= 2
+
+
+@settings(deadline=None)
+@given(draft_trees(), counts(), st.floats(0.5, 8))
+def test_calibrate_multiplies_each_nodes_own_share(tree, counts, prior):
+    probs = np.empty(len(tree), np.float32)
+    kernels.calibrate(tree.parents, tree.probs, *counts, prior, probs)
+    assert probs.tolist() == pytest.approx(calibrate_slowly(tree, *counts, prior), rel=1e-6)
+
+
+@settings(deadline=None)
+@given(draft_trees(), outcomes, counts(), st.floats(1, 48))
+def test_record_outcome_counts_the_nodes_whose_parent_was_right(tree, emitted, counts, memory):
+    theirs = [array.copy() for array in counts]
+    tokens = np.array(emitted, np.int64)
+    kernels.record_outcome(tree.tokens, tree.parents, tree.probs, tokens, memory, *counts)
+    record_slowly(tree, emitted, memory, *theirs)
+    for mine, slow in zip(counts, theirs, strict=True):
+        assert mine == pytest.approx(slow)
+
+
+# --- what holds of any text
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(draft_trees(), outcomes), max_size=8), draft_trees())
+def test_probabilities_stay_legal(history, tree):
+    calibration = Calibration()
+    for earlier, emitted in history:
+        calibration.record(earlier, np.array(emitted, np.int64))
+    calibrated = calibration.calibrated(tree)
+    calibrated.check(VOCAB_SIZE)  # in [0, 1], and not rising along a path
+    assert calibrated.tokens is tree.tokens
+    assert calibrated.parents is tree.parents
+
+
+@settings(deadline=None)
+@given(draft_trees())
+def test_before_anything_is_known_estimates_stay_what_they_are(tree):
+    assert Calibration().calibrated(tree).probs == pytest.approx(tree.probs, rel=1e-5)
+
+
+def test_its_memory_does_not_grow():
+    calibration, size = Calibration(), len(pickle.dumps(Calibration()))
+    tree = DraftTree.chain([4, 5, 6], [0.9, 0.6, 0.1])
+    for _ in range(3000):
+        calibration.record(tree, np.array([4, 5, 6, 7]))
+    assert len(pickle.dumps(calibration)) == size
+    assert 0 < calibration._expected.max() <= MEMORY
+    assert calibration._accepted.max() <= MEMORY / 0.1 + 1  # the third promised a sixth each time
+
+
+# --- what becomes of a source
+
+
+def root_prob(calibration: Calibration, tree: DraftTree) -> float:
+    return float(calibration.calibrated(tree).probs[0])
+
+
+@pytest.mark.parametrize("said", [0.2, 0.5, 0.95])
+def test_a_source_that_is_always_wrong_loses_its_share_within_tens_of_tokens(said):
+    calibration, tree = Calibration(), DraftTree.chain([4], [said])
+    for _ in range(50):
+        calibration.record(tree, np.array([5]))
+    assert root_prob(calibration, tree) == pytest.approx(said * PRIOR / (PRIOR + 50 * said), 0.5)
+    assert root_prob(calibration, tree) < said / 3
+    assert said < 0.5 or root_prob(calibration, tree) < 0.12
+
+
+def test_a_source_that_is_right_more_often_than_it_says_is_raised():
+    calibration, tree = Calibration(), DraftTree.chain([4, 5], [0.3, 0.09])
+    for _ in range(50):
+        calibration.record(tree, np.array([4, 5, 6]))
+    first, second = calibration.calibrated(tree).probs.tolist()
+    assert 0.7 < second <= first <= 1
+
+
+def test_what_changes_is_noticed():
+    calibration, tree = Calibration(), DraftTree.chain([4], [0.6])
+    for _ in range(500):
+        calibration.record(tree, np.array([4]))
+    assert root_prob(calibration, tree) > 0.9
+    for _ in range(200):
+        calibration.record(tree, np.array([5]))
+    assert root_prob(calibration, tree) < 0.1
+
+
+def test_nodes_that_are_nothing_alike_are_judged_apart():
+    calibration = Calibration()
+    for _ in range(50):
+        calibration.record(DraftTree.chain([4], [0.95]), np.array([5]))
+    assert root_prob(calibration, DraftTree.chain([4], [0.3])) == pytest.approx(0.3)
+    deep = DraftTree.chain([4, 5], [0.3, 0.285])  # 0.95 as well, but one token deeper
+    assert calibration.calibrated(deep).probs[1] == pytest.approx(0.285)
+
+
+def test_another_text_makes_what_is_known_count_half():
+    calibration, tree = Calibration(), DraftTree.chain([4], [0.5])
+    for _ in range(40):
+        calibration.record(tree, np.array([5]))
+    before = root_prob(calibration, tree)
+    calibration.fade()
+    assert before < root_prob(calibration, tree) < 0.5
+
+
+TRUTHS = {
+    "overconfident": lambda said: 0.4 * said,
+    "timid": lambda said: said**0.6,
+    "the wrong way round": lambda said: 0.8 - 0.6 * said,
+    "right": lambda said: said,
+}
+
+
+def calibration_error(said: np.ndarray, came_true: np.ndarray) -> float:
+    """The expected calibration error over ten bins of equal width."""
+    bins = np.minimum((said * 10).astype(int), 9)
+    gaps = [
+        abs(said[bins == b].mean() - came_true[bins == b].mean()) * (bins == b).sum()
+        for b in np.unique(bins)
+    ]
+    return sum(gaps) / len(said)
+
+
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS)
+def test_estimates_have_come_true_after_2000_tokens(truth):
+    random = np.random.default_rng(0)
+    calibration, emitted = Calibration(), 0
+    said, corrected, came_true = [], [], []
+    while emitted < 6000:
+        shares = random.choice([0.03, 0.1, 0.2, 0.35, 0.6, 0.8, 0.95], 4)
+        tree = DraftTree.chain([4, 5, 6, 7], np.cumprod(shares))
+        right = [bool(random.random() < truth(share)) for share in shares]
+        accepted = right.index(False) if False in right else 4
+        if emitted >= 2000:
+            said += tree.probs.tolist()
+            corrected += calibration.calibrated(tree).probs.tolist()
+            came_true += [depth < accepted for depth in range(4)]
+        calibration.record(tree, np.array([*[4, 5, 6, 7][:accepted], 9]))
+        emitted += accepted + 1
+    before = calibration_error(np.array(said), np.array(came_true))
+    after = calibration_error(np.array(corrected), np.array(came_true))
+    assert after < 0.05
+    assert after < before or before < 0.03
+
+
+# --- Blend
+
+
+class Stubborn(Drafter):
+    """Drafts one chain again and again."""
+
+    def __init__(self, tokens, probs):
+        self.tree = DraftTree.chain(tokens, probs)
+
+    def draft(self, budget):
+        return self.tree.truncated(budget)
+
+
+def test_a_blend_leaves_the_nodes_of_a_wrong_source_out_of_a_small_budget():
+    blend = Stubborn([4, 5], [0.4, 0.3]) | Stubborn([7, 8], [0.95, 0.9])
+    drafted = []
+    for _ in range(2):
+        with blend.session(np.array([1]), VOCAB_SIZE):
+            for _ in range(40):
+                drafted.append(blend.draft(2).tokens.tolist())
+                blend.observe(np.array([4, 5, 9]))
+    assert drafted[0] == [7, 8]
+    assert drafted[39] == drafted[-1] == [4, 5]
+    assert drafted[40] == [4, 5]  # the next call still knows
+
+
+def test_a_blend_judges_each_source_by_its_own_tree():
+    """Two sources that say the same are judged together by what comes, apart where they differ."""
+    blend = Stubborn([4], [0.5]) | Stubborn([4], [0.9]) | Stubborn([7], [0.9])
+    with blend.session(np.array([1]), VOCAB_SIZE):
+        for _ in range(40):
+            blend.draft(3)
+            blend.observe(np.array([4]))
+        tree = blend.draft(3)
+    assert tree.tokens.tolist() == [4, 7]
+    assert tree.probs[0] > 0.95
+    assert tree.probs[1] < 0.15
+
+
+def test_what_a_blend_never_verified_says_nothing_about_a_source():
+    blend = Stubborn([4], [0.9]) | Stubborn([7], [0.8])
+    with blend.session(np.array([1]), VOCAB_SIZE):
+        for _ in range(40):
+            blend.observe(np.array([5]))  # without a draft
+        tree = blend.draft(4)
+    assert tree.probs.tolist() == pytest.approx([0.9, 0.8])
