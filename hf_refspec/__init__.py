@@ -12,6 +12,8 @@ from .drafting.blend import Blend
 from .drafting.datastore_drafts import DatastoreDrafts
 from .drafting.drafter import Drafter
 from .drafting.reference_copy import ReferenceCopy
+from .drafting.retrieval_cache import RetrievalCache
+from .drafting.similar_calls import mean_embedding
 from .drafting.stats import SpeculationStats
 from .drafting.tree import DraftTree
 from .hook import install, is_installed, uninstall
@@ -26,10 +28,12 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "ReferenceCopy",
+    "RetrievalCache",
     "SpeculationStats",
     "__version__",
     "install",
     "is_installed",
+    "mean_embedding",
     "speculate",
     "uninstall",
     "warmup",

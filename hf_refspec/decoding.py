@@ -87,6 +87,7 @@ def speculate(
         candidate_generator = CandidateChain(candidate_generator)
         verification = "chain" if verification == "auto" else verification
 
+    candidate_generator.prepare(model)
     if len(input_ids) > 1:
         check_batch(input_ids, generation_config, streamer)
         return speculate_batch(
@@ -208,6 +209,8 @@ def _decode_plainly(
     )
     output = type(model)._sample(model, input_ids, **kwargs)
     ids = output if isinstance(output, torch.Tensor) else output.sequences
-    for _ in range(ids.shape[1] - input_ids.shape[1]):
+    new_ids = ids[0, input_ids.shape[1] :].numpy(force=True).astype(np.int64)
+    for token in new_ids:
         drafter.stats.record_pass(drafted=0, accepted=0)
+        drafter.observe(token[None])
     return output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ..index import kernels
 from .calibration import Calibration
@@ -39,6 +41,15 @@ class Blend(Drafter):
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._calibrations = [Calibration() for _ in self.drafters]
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        for drafter in self.drafters:
+            drafter.prepare(model)
+
+    def fork(self) -> Blend:
+        fork = Blend([drafter.fork() for drafter in self.drafters])
+        fork._calibrations = copy.deepcopy(self._calibrations)
+        return fork
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size

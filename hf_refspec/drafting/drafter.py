@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .calibration import Calibration
@@ -52,6 +53,9 @@ class Drafter(CandidateGenerator):
         drafter._in_use = threading.Lock()
         drafter._seen_ids = np.empty(0, dtype=np.int64)
         return drafter
+
+    def prepare(self, model: PreTrainedModel) -> None:
+        """Is told the target model before a call begins."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call.
@@ -148,7 +152,8 @@ class Drafter(CandidateGenerator):
     def _owned(self) -> Iterator[None]:
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError(
-                f"this {type(self).__name__} is in use by another call; make one drafter per thread"
+                f"this {type(self).__name__} is in use by another call; make one drafter per "
+                "thread, or fork() it"
             )
         try:
             yield

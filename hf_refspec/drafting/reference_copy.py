@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -12,17 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from ..index import kernels
 from ..index.token_buffer import TokenBuffer
 from .drafter import Drafter, check_count
+from .token_ids import Reference, references_to_ids
 from .tree import DraftTree
 
-Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 Mode: TypeAlias = Literal["tree", "llma"]
 
 # A longer match says no more than one of this length; the paper's are at most 5 tokens long.
 _LONGEST_MATCH = 16
 _LONGEST_MATCH_LLMA = 5
 _BOUNDARY = np.array([-1])
-# No vocabulary comes near it; an array as long as the largest id is kept.
-_LARGEST_ID = 2**24
 
 
 class ReferenceCopy(Drafter):
@@ -88,7 +86,7 @@ class ReferenceCopy(Drafter):
         self._anchor = -1
         # References, prompt and output one after another. Only the references outlive a call.
         self._text = TokenBuffer()
-        for ids in [] if references is None else _to_ids(references, tokenizer):
+        for ids in [] if references is None else references_to_ids(references, tokenizer):
             self._text.extend(ids)
             self._text.extend(_BOUNDARY)
         self._references_end = len(self._text)
@@ -160,59 +158,3 @@ class ReferenceCopy(Drafter):
         span = text[start : start + length]
         boundaries = np.flatnonzero(span < 0)
         return DraftTree.chain(span[: boundaries[0]] if len(boundaries) else span)
-
-
-def _to_ids(
-    references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
-) -> list[np.ndarray]:
-    """The ids of each reference, integer arrays of shape `(n,)` with n > 0."""
-    if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
-        return [_one_to_ids("references", references, tokenizer)]
-    if not isinstance(references, Sequence) or isinstance(references, bytes):
-        raise TypeError(
-            "references must be a string, ids, or a list of these, "
-            f"but is a {type(references).__name__}"
-        )
-    if len(references) == 0:
-        raise ValueError("references is empty; leave it out to copy from the prompt alone")
-    return [
-        _one_to_ids(f"references[{i}]", reference, tokenizer)
-        for i, reference in enumerate(references)
-    ]
-
-
-def _one_to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
-    if isinstance(reference, str):
-        if not reference:
-            raise ValueError(f"{name} is empty; leave it out")
-        if tokenizer is None:
-            raise ValueError(f"{name} is a string: give the target model's tokenizer= as well")
-        reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
-    elif isinstance(reference, torch.Tensor):
-        reference = reference.numpy(force=True)
-    elif not isinstance(reference, np.ndarray) and not _is_ids(reference) and reference != []:
-        raise TypeError(
-            f"{name} must be a string, a list of ids or a 1-D tensor or array, "
-            f"but is a {type(reference).__name__}"
-        )
-    ids = np.asarray(reference)
-    if ids.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, but has the shape {ids.shape}")
-    if len(ids) == 0:
-        raise ValueError(f"{name} is empty; leave it out")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise TypeError(f"{name} must hold integers, but holds {ids.dtype}")
-    if ids.min() < 0 or ids.max() > _LARGEST_ID:
-        bad = ids.min() if ids.min() < 0 else ids.max()
-        raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
-    return ids
-
-
-def _is_ids(reference: Any) -> bool:
-    """Whether it is a list (or other sequence) of ids, by its first item."""
-    return (
-        isinstance(reference, Sequence)
-        and not isinstance(reference, bytes)
-        and len(reference) > 0
-        and isinstance(reference[0], (int, np.integer))
-    )

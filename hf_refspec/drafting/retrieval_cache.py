@@ -18,9 +18,9 @@ from ..index.token_buffer import TokenBuffer
 from .blend import merged
 from .drafter import Drafter, check_count
 from .memory import Memory
-from .reference_copy import Reference, _one_to_ids
 from .session_folder import SessionFolder
 from .similar_calls import SimilarCalls, as_encode, mean_embedding
+from .token_ids import Reference, to_ids
 from .tree import DraftTree
 
 _LONGEST_MATCH = 16
@@ -167,8 +167,8 @@ class RetrievalCache(Drafter):
             TypeError: If one of them is something else.
             ValueError: If one is empty, has a negative id or is a string without a `tokenizer`.
         """
-        prompt_ids = _one_to_ids("prompt", prompt, self.tokenizer).astype(np.int64)
-        output_ids = _one_to_ids("output", output, self.tokenizer)
+        prompt_ids = to_ids("prompt", prompt, self.tokenizer).astype(np.int64)
+        output_ids = to_ids("output", output, self.tokenizer)
         self._remember(prompt_ids, output_ids, self._similar.vector(prompt_ids))
 
     def clear(self) -> None:

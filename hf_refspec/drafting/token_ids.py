@@ -1,0 +1,95 @@
+"""Texts that users give, as strings or as ids in any form, as arrays of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
+
+# No vocabulary comes near it; an array as long as the largest id is kept.
+_LARGEST_ID = 2**24
+
+
+def references_to_ids(
+    references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
+) -> list[np.ndarray]:
+    """The ids of each reference.
+
+    Args:
+        references: One text or a list of them, see [`ReferenceCopy`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): For strings.
+
+    Returns:
+        `list[np.ndarray]`: Integer arrays of shape `(n,)` with n > 0.
+
+    Raises:
+        TypeError: If one is no text.
+        ValueError: If there is none, or one is empty, has an id that cannot be one, or is a string
+            without a `tokenizer`.
+    """
+    if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
+        return [to_ids("references", references, tokenizer)]
+    if not isinstance(references, Sequence) or isinstance(references, bytes):
+        raise TypeError(
+            "references must be a string, ids, or a list of these, "
+            f"but is a {type(references).__name__}"
+        )
+    if len(references) == 0:
+        raise ValueError("references is empty; leave it out to copy from the prompt alone")
+    return [
+        to_ids(f"references[{i}]", reference, tokenizer) for i, reference in enumerate(references)
+    ]
+
+
+def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
+    """The ids of one text, an integer array of shape `(n,)` with n > 0.
+
+    Args:
+        name (`str`): What an error calls it.
+        reference (`str`, list of ids, 1-D tensor or array): The text.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): For strings.
+
+    Raises:
+        TypeError: If it is no text.
+        ValueError: If it is empty, has an id that cannot be one, or is a string without a
+            `tokenizer`.
+    """
+    if isinstance(reference, str):
+        if not reference:
+            raise ValueError(f"{name} is empty; leave it out")
+        if tokenizer is None:
+            raise ValueError(f"{name} is a string: give the target model's tokenizer= as well")
+        reference = tokenizer(reference, add_special_tokens=False, verbose=False)["input_ids"]
+    elif isinstance(reference, torch.Tensor):
+        reference = reference.numpy(force=True)
+    elif not isinstance(reference, np.ndarray) and not _is_ids(reference) and reference != []:
+        raise TypeError(
+            f"{name} must be a string, a list of ids or a 1-D tensor or array, "
+            f"but is a {type(reference).__name__}"
+        )
+    ids = np.asarray(reference)
+    if ids.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, but has the shape {ids.shape}")
+    if len(ids) == 0:
+        raise ValueError(f"{name} is empty; leave it out")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"{name} must hold integers, but holds {ids.dtype}")
+    if ids.min() < 0 or ids.max() > _LARGEST_ID:
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
+    return ids
+
+
+def _is_ids(reference: Any) -> bool:
+    """Whether it is a list (or other sequence) of ids, by its first item."""
+    return (
+        isinstance(reference, Sequence)
+        and not isinstance(reference, bytes)
+        and len(reference) > 0
+        and isinstance(reference[0], (int, np.integer))
+    )
