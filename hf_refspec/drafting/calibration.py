@@ -21,7 +21,8 @@ class Calibration:
 
     For each class of depth and of conditional probability (of a node, once its parent is accepted)
     it keeps the sum of the estimates and the number of acceptances among the nodes whose fate is
-    known. A new estimate is multiplied by their ratio, that of nothing observed being 1.
+    known. A new estimate is multiplied by their ratio. A class of which little is known leans on all
+    classes of its depth, and these on the source's own estimates.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,11 @@ class Calibration:
             tree ([`DraftTree`]): With the source's own estimates.
         """
         probs = np.empty(len(tree), dtype=np.float32)
-        calibrate(tree.parents, tree.probs, self._expected, self._accepted, PRIOR, probs)
+        expected, accepted = self._expected.sum(axis=1), self._accepted.sum(axis=1)
+        of_depth = (accepted + PRIOR) / (expected + PRIOR)
+        # The kernel adds PRIOR to both: acceptances as if there had been PRIOR * of_depth more.
+        leaning = self._accepted + PRIOR * (of_depth[:, None] - 1)
+        calibrate(tree.parents, tree.probs, self._expected, leaning, PRIOR, probs)
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:
