@@ -38,10 +38,11 @@ GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class Task:
-    """A title, and the prompt that the model goes on from."""
+    """A title, the prompt that the model goes on from, and whether it samples."""
 
     title: str
     prompt: str
+    sampled: bool = False
 
 
 def heldout_tasks(tokenizer: PreTrainedTokenizerBase) -> list[Task]:
@@ -75,7 +76,7 @@ def file_tasks(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Task]:
         tasks.append(Task(title, corpus.rename_prompt(piece, old, f"new_{old}")))
     ids = tokenizer(source, add_special_tokens=False)["input_ids"]
     context = tokenizer.decode(ids[: min(len(ids) // 2 + 1, CONTEXT_TOKENS)])
-    tasks.append(Task(f"{path.name}: complete it", context))
+    tasks.append(Task(f"{path.name}: complete it, sampled", context, sampled=True))
     return tasks
 
 
@@ -167,12 +168,16 @@ class Demo:
         """Plain and drafted in turn, so that both meet the same noise of the machine."""
         inputs = self.tokenizer(task.prompt, return_tensors="pt", return_token_type_ids=False)
         inputs = inputs.to(self.model.device)
-        options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": False}
+        options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": task.sampled}
+        if task.sampled:  # left to its best guesses, a small model soon repeats itself
+            options |= {"temperature": 0.7, "top_p": 0.9}
         drafter = RecordedDrafts(self._sources())
         comparison = Comparison(task, inputs["input_ids"].shape[1], [], [], drafter)
         for _ in range(rounds):
+            torch.manual_seed(0)
             began = perf_counter()
             plain = self.model.generate(**options)[0].tolist()
+            torch.manual_seed(0)
             middle = perf_counter()
             drafted = self.model.generate(
                 **options, custom_generate=speculate, candidate_generator=drafter
