@@ -79,7 +79,10 @@ class AutoBatchBudget(BatchBudget):
             expected += sums[np.minimum(sizes, len(draft))]
             orders.append(order)
         nodes = self._best(expected, widest=max(map(len, drafts)))
-        self._unpaid = 0 if nodes else self._unpaid + 1
+        if nodes:
+            self._unpaid = 0
+        elif any(map(len, drafts)) or self.most == 0:
+            self._unpaid += 1
         return [_first(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
     def _best(self, expected: np.ndarray, widest: int) -> int:

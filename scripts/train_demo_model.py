@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -36,25 +37,29 @@ from hf_refspec.demo import corpus
 
 END = "<|endoftext|>"
 END_ID = 0
-VOCABULARY = 6144
+VOCABULARY = 4096
 # A line break with all blank lines around it and the next line's indent | a word, split at
 # underscores | a digit | signs | other spaces. Identifiers then look alike wherever they stand.
 PRE_TOKEN = r"\s*\n[ \t]*| ?_*[^\W\d_]+|\d| ?_+| ?[^\s\w]+|\s+(?!\S)|\s+"
 
-BATCH_TOKENS = 4096
-SHORT, LONG = 1024, 2048
-LONG_SHARE = 0.15  # of the steps, at the end
+BATCH_TOKENS = 2048
+# Up to which share of the steps the sequences are how long, and the longest piece of code that is
+# edited in them: copying is learnt sooner from short ones.
+STAGES = ((0.6, 512, 200), (0.9, 1024, 450), (1.0, 2048, 450))
+EVALUATED_LENGTH = 1024
 EDIT_SHARE = 0.5  # of the sequences; plain text fills what their pairs leave over
 COPY_SHARE = 0.15  # of the edit pairs
-PIECE_TOKENS = (150, 450)
+SHORTEST_PIECE = 40
 
 HEAD = 64
 ROPE_BASE = 500_000.0
 INITIAL = 0.02  # the usual size of an untrained weight
 
 WARM_UP = 50
-MUON_RATE = 2e-3
+MUON_RATE = 3e-3
 ADAM_RATE = 2e-3
+EMBEDDING_RATE = 3e-4  # at the full rate the circuit is lost before it is of use
+CIRCUIT_RATE = 1e-4
 CHECKPOINT_SECONDS = 240
 EVALUATED_PAIRS = 200
 
@@ -117,7 +122,11 @@ def _words(identifier: str) -> list[str]:
 
 
 class EditPairs:
-    """An endless supply of edit pairs, cut out of source files."""
+    """An endless supply of edit pairs, cut out of source files.
+
+    Attributes:
+        longest_piece: The longest piece that is edited, in tokens.
+    """
 
     def __init__(
         self, texts: list[str], names: Names, tokenizer: Tokenizer, rng: random.Random
@@ -130,6 +139,7 @@ class EditPairs:
             tokenizer: The model's tokenizer.
             rng: The source of randomness.
         """
+        self.longest_piece = STAGES[-1][2]
         self._names = names
         self._tokenizer = tokenizer
         self._rng = rng
@@ -159,16 +169,16 @@ class EditPairs:
 
     def _piece(self) -> str:
         """Joins whole neighbouring blocks until they have a random size within the bounds."""
-        low, high = PIECE_TOKENS
+        high = self.longest_piece
         while True:
             file, first = self._rng.choice(self._starts)
-            wanted = self._rng.randint(low, high)
+            wanted = self._rng.randint(SHORTEST_PIECE, high)
             size, last = 0, first
             sizes = self._sizes[file]
             while last < len(sizes) and size < wanted and size + sizes[last] <= high:
                 size += sizes[last]
                 last += 1
-            if size >= low:
+            if size >= SHORTEST_PIECE:
                 return "".join(self._files[file][first:last]).strip("\n\f")
 
 
@@ -212,7 +222,7 @@ def batches(
     plain = PlainText([encoding.ids for encoding in tokenizer.encode_batch(texts)], rng)
     pairs = EditPairs(texts, names, tokenizer, rng)
     for step in range(steps):
-        length = SHORT if step < steps * (1 - LONG_SHARE) else LONG
+        length, pairs.longest_piece = next(stage[1:] for stage in STAGES if step < stage[0] * steps)
         rows = []
         for _ in range(BATCH_TOKENS // length):
             row: list[int] = []
@@ -229,12 +239,12 @@ def new_model() -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
-            hidden_size=320,
-            intermediate_size=896,
+            hidden_size=256,
+            intermediate_size=704,
             num_hidden_layers=5,
-            num_attention_heads=5,
-            num_key_value_heads=5,
-            max_position_embeddings=LONG,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=STAGES[-1][1],
             rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
             tie_word_embeddings=False,
             bos_token_id=END_ID,
@@ -326,13 +336,19 @@ def wire_match(
 
 
 def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the layers' matrices and AdamW for the embeddings and norms."""
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
+    """Returns Muon for the layers' matrices and AdamW for all else, the circuit slowly."""
+    circuit = [p for layer in model.model.layers[:2] for p in layer.self_attn.parameters()]
+    embeddings = [model.model.embed_tokens.weight]
+    chosen = {id(p) for p in circuit + embeddings}
     others = [p for p in model.parameters() if id(p) not in chosen]
+    matrices = [p for p in others if p.ndim == 2 and p is not model.lm_head.weight]
+    chosen |= {id(p) for p in matrices}
+    adamw = {"betas": (0.9, 0.95), "weight_decay": 0.0}
     return [
         torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW([p for p in others if id(p) not in chosen], lr=ADAM_RATE, **adamw),
+        torch.optim.AdamW(embeddings, lr=EMBEDDING_RATE, **adamw),
+        torch.optim.AdamW(circuit, lr=CIRCUIT_RATE, **adamw),
     ]
 
 
@@ -435,12 +451,15 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     )
     exported.save_pretrained(new)
     (new / "model.safetensors").chmod(0o644)  # It is written for its owner's eyes only.
+    # In training a text stands behind the end of another: so the model finds where it begins.
+    final = copy.deepcopy(tokenizer)
+    final.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, END_ID)])
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=final,
         bos_token=END,
         eos_token=END,
         pad_token=END,
-        model_max_length=LONG,
+        model_max_length=STAGES[-1][1],
         clean_up_tokenization_spaces=False,
     ).save_pretrained(new)
     if out.exists():
@@ -461,8 +480,8 @@ def evaluate_text(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[str
     loss, count = 0.0, 0
     for encoding in tokenizer.encode_batch(texts):
         ids = torch.tensor([END_ID, *encoding.ids])
-        for start in range(0, len(ids) - 1, SHORT):
-            window = ids[start : start + SHORT + 1]
+        for start in range(0, len(ids) - 1, EVALUATED_LENGTH):
+            window = ids[start : start + EVALUATED_LENGTH + 1]
             logits = model(window[None, :-1], use_cache=False).logits[0]
             loss += F.cross_entropy(logits, window[1:], reduction="sum").item()
             count += len(window) - 1
@@ -482,6 +501,7 @@ def evaluate_edits(model: LlamaForCausalLM, pairs: EditPairs) -> None:
     right, count, perfect = 0, 0, 0
     for _ in range(EVALUATED_PAIRS):
         prompt, answer = pairs.tokens()
+        prompt = [END_ID, *prompt]
         logits = model(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
         hits = logits[len(prompt) - 1 :].argmax(-1) == torch.tensor(answer)
         right += int(hits.sum())
@@ -496,14 +516,14 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     repository = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=6500)
     parser.add_argument("--out", type=Path, default=repository / "hf_refspec" / "demo" / "model")
     parser.add_argument(
         "--work-dir", type=Path, default=Path(tempfile.gettempdir()) / "hf_refspec_demo_model"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 

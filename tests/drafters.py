@@ -31,7 +31,6 @@ class Prophet(Drafter):
         self.observed = []
 
     def observe(self, tokens, logits=None):
-        assert logits is not None
         self.position += len(tokens)
         self.observed += tokens.tolist()
 

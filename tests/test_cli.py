@@ -48,6 +48,22 @@ def test_bad_input_is_named_and_exits_with_2(tmp_path, model_folder, capsys, arg
     assert message in capsys.readouterr().err
 
 
+def test_the_number_of_draft_tokens_is_a_number_or_auto(tmp_path, model_folder, capsys):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("the cat sat on the cat sat", encoding="utf-8")
+    given = ["generate", "--model", model_folder, "--prompt-file", str(prompt)]
+    given += ["--max-new-tokens", "12", "--max-draft-tokens"]
+    texts = []
+    for number in ("auto", "8"):
+        assert main([*given, number]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    with pytest.raises(SystemExit) as exit:
+        main([*given, "many"])
+    assert exit.value.code == 2
+    assert "'many'" in capsys.readouterr().err
+
+
 def test_demo_of_a_file_and_a_model_of_ones_own(tmp_path, model_folder, capsys):
     source = tmp_path / "area.py"
     source.write_text("def area(width, height):\n    return width * height\n" * 6, encoding="utf-8")

@@ -34,14 +34,15 @@ MARGIN = 1.02
 class PassCosts:
     """What a forward pass of a model costs over its number of tokens, measured as it goes.
 
-    Of each number of tokens the first pass is not counted: it may set up memory or kernels. A
-    number that has not been measured is taken to cost what the next smaller one does, so that it is
+    Of each number of tokens the faster of the first two passes counts: the first may set up memory or
+    kernels, and others may use the machine. A number that has not been measured is taken to cost what the next smaller one does, so that it is
     tried as soon as it could pay.
     """
 
     def __init__(self) -> None:
         self.passes = np.zeros(len(PASS_TOKENS), dtype=np.int64)
         self._seconds = np.zeros(len(PASS_TOKENS), dtype=np.float64)
+        self._first = np.full(len(PASS_TOKENS), np.inf)  # the faster of the first two
 
     def record(self, tokens: int, seconds: float) -> None:
         """Counts a forward pass.
@@ -54,7 +55,8 @@ class PassCosts:
         i = int(np.searchsorted(PASS_TOKENS, tokens, side="right")) - 1
         self.passes[i] += 1
         if self.passes[i] < 3:
-            self._seconds[i] = seconds if self.passes[i] == 2 else 0.0
+            self._first[i] = min(self._first[i], seconds)
+            self._seconds[i] = self._first[i] if self.passes[i] == 2 else 0.0
             return
         change = min(seconds / self._seconds[i], SLOWEST)
         self._seconds *= FORGETTING
@@ -139,7 +141,10 @@ class AutoBudget(Budget):
         order = np.argsort(-calibrated.probs, kind="stable")
         expected = np.concatenate(([1.0], 1.0 + np.cumsum(calibrated.probs[order], dtype=float)))
         nodes = self._most_expected_per_second(expected)
-        self._unpaid = 0 if nodes else self._unpaid + 1
+        if nodes:
+            self._unpaid = 0
+        elif len(draft) or self.most == 0:
+            self._unpaid += 1
         if nodes >= len(draft):
             return draft
         kept = np.zeros(len(draft), dtype=np.bool_)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_refspec.demo import corpus
+from hf_refspec.cli import main
+from hf_refspec.decoding import speculate
+from hf_refspec.demo import corpus, run
 from hf_refspec.demo.run import BUNDLED_MODEL, Demo, heldout_tasks
 
 
@@ -38,7 +42,9 @@ def test_the_bundled_model_has_learned_python(tokenizer):
 
 
 @pytest.mark.parametrize("color", [True, False])
-def test_ids_are_identical_and_copied_tokens_are_coloured(tokenizer, capsys, color):
+def test_ids_are_identical_and_copied_tokens_are_coloured(tokenizer, capsys, monkeypatch, color):
+    # A fixed number of nodes: how many pay would depend on the machine.
+    monkeypatch.setattr(run, "speculate", functools.partial(speculate, max_draft_tokens=16))
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
     tasks = heldout_tasks(tokenizer)
     assert [task.title.split(": ")[1].split()[0] for task in tasks] == ["rename"] * 3 + ["complete"]
@@ -50,3 +56,16 @@ def test_ids_are_identical_and_copied_tokens_are_coloured(tokenizer, capsys, col
     for comparison in demo.comparisons:
         steps = sum(length for length, _ in comparison.drafter.runs())
         assert steps == comparison.new_tokens
+
+
+def test_it_drafts_from_a_datastore_as_well_if_asked(tmp_path, capsys, monkeypatch):
+    files = corpus.training_files()[:4]
+    monkeypatch.setattr(corpus, "training_files", lambda: files)
+    source = tmp_path / "area.py"
+    source.write_text("def area(width, height):\n    return width * height\n", encoding="utf-8")
+    arguments = ["demo", "--file", str(source), "--max-new-tokens", "12", "--no-color"]
+    assert main([*arguments, "--datastore"]) == 0
+    output = capsys.readouterr().out
+    assert "with ReferenceCopy() | DatastoreDrafts(store) " in output
+    assert "area.py: complete it" in output
+    assert "ids identical in 1 of 1" in output

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.calibration import DEPTHS, MEMORY, PRIOR, SHARES, Calibration
+from hf_refspec.drafting.calibration import DEPTHS, MEMORY, SHARES, Calibration
 from hf_refspec.index import kernels
 
 kernels.warmup()  # here, where it is in no test's time
@@ -159,7 +159,6 @@ def test_a_source_that_is_always_wrong_loses_its_share_within_tens_of_tokens(sai
     calibration, tree = Calibration(), DraftTree.chain([4], [said])
     for _ in range(50):
         calibration.record(tree, np.array([5]))
-    assert root_prob(calibration, tree) == pytest.approx(said * PRIOR / (PRIOR + 50 * said), 0.5)
     assert root_prob(calibration, tree) < said / 3
     assert said < 0.5 or root_prob(calibration, tree) < 0.12
 
@@ -184,11 +183,15 @@ def test_what_changes_is_noticed():
 
 def test_nodes_that_are_nothing_alike_are_judged_apart():
     calibration = Calibration()
-    for _ in range(50):
-        calibration.record(DraftTree.chain([4], [0.95]), np.array([5]))
-    assert root_prob(calibration, DraftTree.chain([4], [0.3])) == pytest.approx(0.3)
+    bold, timid = DraftTree.chain([4], [0.95]), DraftTree.chain([4], [0.3])
     deep = DraftTree.chain([4, 5], [0.3, 0.285])  # 0.95 as well, but one token deeper
-    assert calibration.calibrated(deep).probs[1] == pytest.approx(0.285)
+    for _ in range(60):
+        calibration.record(bold, np.array([5]))
+        calibration.record(timid, np.array([4]))
+        calibration.record(deep, np.array([4, 5]))
+    assert root_prob(calibration, bold) < 0.2
+    assert root_prob(calibration, timid) > 0.7
+    assert calibration.calibrated(deep).probs[1] > 0.65
 
 
 def test_another_text_makes_what_is_known_count_half():

@@ -1,0 +1,75 @@
+"""Recorded answers are read as they were published, and tokenised as one text with their prompt."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hf_refspec.bench.suites import humaneval, llma_rag, recorded
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+needs_data = pytest.mark.skipif(
+    not (DATA / "HumanEval.jsonl.gz").exists(), reason="needs HumanEval.jsonl.gz"
+)
+
+
+def write_problems(path: Path, problems) -> Path:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for prompt, solution in problems:
+            problem = {"task_id": "x", "prompt": prompt, "canonical_solution": solution}
+            file.write(json.dumps(problem) + "\n")
+    return path
+
+
+def test_humaneval_has_the_prompts_and_their_solutions(tmp_path, tokenizer):
+    problems = [("def f(é):\n", "    return é\n"), ("def g():\n", "    pass\n")]
+    answers = humaneval(write_problems(tmp_path / "h.jsonl.gz", problems), tokenizer)
+    for answer, (prompt, solution) in zip(answers, problems, strict=True):
+        assert tokenizer.decode(answer.prompt_ids) == prompt
+        assert tokenizer.decode(answer.answer_ids[:-1]) == solution
+        assert answer.answer_ids[-1] == tokenizer.eos_token_id
+
+
+def test_an_empty_file_has_no_answers(tmp_path, tokenizer):
+    assert humaneval(write_problems(tmp_path / "h.jsonl.gz", []), tokenizer) == []
+
+
+def test_llma_rag_puts_the_documents_before_the_question(tmp_path, tokenizer):
+    record = {"query": "who?", "docs": ["one", "two"], "result": {"text": " me"}}
+    (tmp_path / "rag.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    [answer] = llma_rag(tmp_path / "rag.jsonl", tokenizer)
+    assert tokenizer.decode(answer.prompt_ids) == "docs:\none\ntwo\nquery: who?\nanswer:"
+    assert tokenizer.decode(answer.answer_ids[:-1]) == " me"
+
+
+def test_a_token_that_would_reach_over_the_border_is_cut_there():
+    vocab = {"a": 0, "b": 1, "ab": 2, "</s>": 3}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    assert tokenizer("ab")["input_ids"] == [2]
+    answer = recorded("a", "b", tokenizer)
+    assert (answer.prompt_ids, answer.answer_ids) == ([0], [1, 3])
+    answer = recorded("b", "ab", tokenizer)
+    assert (answer.prompt_ids, answer.answer_ids) == ([1], [2, 3])
+
+
+@needs_data
+def test_humaneval_as_published_has_164_problems():
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
+    answers = humaneval(DATA / "HumanEval.jsonl.gz", tokenizer)
+    assert len(answers) == 164
+    with gzip.open(DATA / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
+        problems = [json.loads(line) for line in lines]
+    for answer, problem in zip(answers, problems, strict=True):
+        ids = [*answer.prompt_ids, *answer.answer_ids]
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        expected = problem["prompt"] + problem["canonical_solution"]
+        assert text.split() == expected.split()
+        assert ids[-1] == tokenizer.eos_token_id
+        assert len(answer.answer_ids) > 1
