@@ -23,7 +23,7 @@ SLOWEST = 1.5
 # Plain passes come first: what they cost is what all else is compared with.
 PLAIN_PASSES = 3
 # What has not been measured for long is taken to have become cheaper, so that it is tried again.
-FORGETTING = 0.999
+FORGETTING = 0.9998
 # After so many drafts in a row that did not pay, one is made only every so many steps.
 PATIENCE = 8
 # A draft must promise to be so much faster than none, or estimates that are a little too high make
@@ -136,15 +136,15 @@ class AutoBudget(Budget):
             draft ([`DraftTree`]): At most `most` nodes.
         """
         self._drafted = draft
+        if len(draft) == 0:
+            self._unpaid += self.most == 0
+            return draft
         calibrated = self._calibration.calibrated(draft)
         # Parents stand before their children, also where they are equally probable.
         order = np.argsort(-calibrated.probs, kind="stable")
         expected = np.concatenate(([1.0], 1.0 + np.cumsum(calibrated.probs[order], dtype=float)))
         nodes = self._most_expected_per_second(expected)
-        if nodes:
-            self._unpaid = 0
-        elif len(draft) or self.most == 0:
-            self._unpaid += 1
+        self._unpaid = 0 if nodes else self._unpaid + 1
         if nodes >= len(draft):
             return draft
         kept = np.zeros(len(draft), dtype=np.bool_)
@@ -159,7 +159,8 @@ class AutoBudget(Budget):
             tokens (`np.ndarray`, int64 of shape `(m,)`): What came out.
             seconds (`float`): How long it took.
         """
-        self._calibration.record(self._drafted, tokens)
+        if len(self._drafted):
+            self._calibration.record(self._drafted, tokens)
         self._costs.record(1 + len(draft), seconds)
         self._drafted = DraftTree.empty()
 

@@ -470,7 +470,7 @@ def test_compacting_to_a_path_killed_at_any_moment_leaves_all_or_nothing(both, t
             for file in new.iterdir():
                 file.unlink()
             new.rmdir()
-        in_a_child(lambda: both.compact(new, **QUIET), kill_after=duration * i / 25)
+        in_a_child(lambda: both.compact(new, **QUIET), kill_after=duration * i / 10)
         assert content_of(both.path) == before
         if new.exists():
             whole += 1

@@ -33,12 +33,12 @@ def test_its_tokenizer_gives_back_every_text(tokenizer):
 
 
 def test_the_bundled_model_has_learned_python(tokenizer):
-    """Far better than chance (8.7 nats a token) on a file that it has not seen."""
+    """Far better than chance (8.3 nats a token) on a file that it has not seen."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
     ids = tokenizer(corpus.read_source(corpus.heldout_files()[3]), return_tensors="pt").input_ids
     with torch.no_grad():
         loss = model(ids[:, :1024], labels=ids[:, :1024]).loss
-    assert loss < 5
+    assert loss < 3.5
 
 
 @pytest.mark.parametrize("color", [True, False])
