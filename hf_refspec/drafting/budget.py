@@ -34,9 +34,9 @@ MARGIN = 1.02
 class PassCosts:
     """What a forward pass of a model costs over its number of tokens, measured as it goes.
 
-    Of each number of tokens the faster of the first two passes counts: the first may set up memory or
-    kernels, and others may use the machine. A number that has not been measured is taken to cost what the next smaller one does, so that it is
-    tried as soon as it could pay.
+    Of each number of tokens the faster of the first two passes counts: the first may set up memory
+    or kernels, and others may use the machine. A number that has not been measured is taken to cost
+    what the next smaller one does, so that it is tried as soon as it could pay.
     """
 
     def __init__(self) -> None:

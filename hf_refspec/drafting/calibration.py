@@ -21,8 +21,8 @@ class Calibration:
 
     For each class of depth and of conditional probability (of a node, once its parent is accepted)
     it keeps the sum of the estimates and the number of acceptances among the nodes whose fate is
-    known. A new estimate is multiplied by their ratio. A class of which little is known leans on all
-    classes of its depth, and these on the source's own estimates.
+    known. A new estimate is multiplied by their ratio. A class of which little is known leans on
+    all classes of its depth, and these on the source's own estimates.
     """
 
     def __init__(self) -> None:
