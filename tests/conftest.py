@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
+# By default its lock is shared with forked processes, and one that a test kills may hold it.
+tqdm.set_lock(threading.RLock())
 
 
 @pytest.fixture(scope="session")
