@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +22,11 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
 
     Returns:
         `np.ndarray`: int32 of shape `(n,)`, where each suffix begins.
-    """
-    from pydivsufsort import divsufsort  # part of the extra `datastore`
 
+    Raises:
+        ImportError: If pydivsufsort is not installed.
+    """
+    divsufsort = suffix_sorter()
     # It sorts bytes. Only with the highest byte first are these in the order of the tokens; three
     # bytes hold every token that is not the separator, which stays the largest.
     width = 2 if tokens.dtype == np.uint16 else 3 if _fits_three_bytes(tokens) else 4
@@ -40,6 +43,21 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
         suffixes[end : end + len(part)] = part
         end += len(part)
     return suffixes
+
+
+def suffix_sorter() -> Callable[[np.ndarray], np.ndarray]:
+    """The function of pydivsufsort that sorts the suffixes of bytes.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        from pydivsufsort import divsufsort  # part of the extras `datastore` and `retrieval`
+    except ImportError:
+        raise ImportError(
+            "suffix arrays need pydivsufsort: pip install hf_refspec[datastore]"
+        ) from None
+    return divsufsort
 
 
 def _fits_three_bytes(tokens: np.ndarray) -> bool:
