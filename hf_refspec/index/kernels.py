@@ -32,7 +32,8 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         if self._compiled is None:
-            _compile_all(awaited=True)
+            module = self.python.__module__  # its neighbours will be needed as well
+            _compile([k for k in _kernels if k.python.__module__ == module], awaited=True)
         return self._compiled(*arguments)
 
     def compile(self) -> bool:
@@ -60,13 +61,13 @@ def kernel(*signatures: str) -> Callable[[Callable], Kernel]:
 
 def warmup() -> None:
     """Compiles all kernels now (seconds, once: numba keeps them on disk), so that no call waits."""
-    _compile_all(awaited=False)
+    _compile(_kernels, awaited=False)
 
 
-def _compile_all(awaited: bool) -> None:
+def _compile(kernels: list[Kernel], awaited: bool) -> None:
     start = time.perf_counter()
     with _compile_lock:
-        compiled = sum([each.compile() for each in _kernels])
+        compiled = sum([each.compile() for each in kernels])
     if awaited and compiled:
         logger.warning(
             "This call waited %.1f s for hf_refspec's kernels to compile; "
