@@ -89,8 +89,10 @@ class Hub:
         self.large = r".*\.safetensors"
         self.lock = threading.Lock()
         self.servers = [_Server(self), _Server(self)]
+        # By another name, for the client tells a redirection within the Hub by the host.
         self.endpoint, self.storage = (
-            f"http://127.0.0.1:{server.server_port}" for server in self.servers
+            f"http://{name}:{server.server_port}"
+            for name, server in zip(("127.0.0.1", "localhost"), self.servers, strict=True)
         )
 
     def create(self, name: str, **attributes: bool) -> Repo:
