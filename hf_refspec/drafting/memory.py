@@ -153,7 +153,7 @@ class Memory:
             return {"max_tokens": self.max_tokens, "oldest": self._oldest, "calls": calls}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["max_tokens"])  # type: ignore[misc]
+        Memory.__init__(self, state["max_tokens"])
         self._oldest = state["oldest"]
         self._tail = Tail(self._oldest)
         for prompt, output in state["calls"]:
