@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -57,13 +58,12 @@ class Datastore:
         path (`Path`): The folder.
         config ([`StoreConfig`]): What its config.json says.
         form (`str`): The form that is open.
-        shards (`list[IndexedText]`): The full form; empty if the other one is open.
         ngrams ([`NgramTable`], *optional*): The compact form; `None` if the other one is open.
 
     Raises:
         DatastoreError: If there is no datastore, it does not have the form, its files are damaged
-            (as far as their sizes and headers tell; [`~Datastore.verify`] reads all) or it was made
-            for another tokenizer.
+            (as far as their sizes tell; headers are read when the files are mapped, and
+            [`~Datastore.verify`] reads all) or it was made for another tokenizer.
     """
 
     def __init__(
@@ -79,10 +79,9 @@ class Datastore:
         if form is None:
             form = "full" if self.config.shards else "compact"
         self.form: Form = form
-        self.shards: list[IndexedText] = []
         self.ngrams: NgramTable | None = None
         if form == "full":
-            self.shards = self._open_shards()
+            self._check_shards()
         else:
             self.ngrams = self._open_ngrams()
         if tokenizer is not None:
@@ -358,12 +357,21 @@ class Datastore:
         self._check_tokenizer(tokenizer)
         return tokenizer
 
-    def _open_shards(self) -> list[IndexedText]:
+    def _check_shards(self) -> None:
         if not self.config.shards:
             raise DatastoreError(
                 f'{self.path} has only the compact form; open it with form="compact"'
             )
-        dtype = self.config.token_dtype
+        for shard in self.config.shards:
+            find_file(self.path, shard.tokens_file)
+            find_file(self.path, shard.suffixes_file)
+
+    @cached_property
+    def shards(self) -> list[IndexedText]:
+        """The full form, mapped into memory when it is first needed; empty if the other is open."""
+        if self.form == "compact":
+            return []
+        dtype, vocab_size = self.config.token_dtype, self.config.vocab_size
         shards = []
         for shard in self.config.shards:
             length = shard.tokens
@@ -371,9 +379,7 @@ class Datastore:
             suffixes = read_arrays(
                 self.path, shard.suffixes_file, {"suffixes": (np.dtype(np.int32), length)}
             )
-            shards.append(
-                IndexedText(tokens["tokens"], suffixes["suffixes"], self.config.vocab_size)
-            )
+            shards.append(IndexedText(tokens["tokens"], suffixes["suffixes"], vocab_size))
         return shards
 
     def _open_ngrams(self) -> NgramTable:

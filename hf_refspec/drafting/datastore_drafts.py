@@ -49,6 +49,7 @@ class DatastoreDrafts(Drafter):
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
+        DatastoreError: if a file of the datastore is damaged, as far as its header tells.
         ValueError: if a number is less than 1, `max_match` (or the longest n-gram of a compact
             form) less than `min_match`, or there is no such `mode` (in this form). `begin` raises
             it if the datastore's tokens are outside of the target's vocabulary.
@@ -85,6 +86,7 @@ class DatastoreDrafts(Drafter):
                 f"min_match is {min_match}, but the n-grams of this compact form have at most "
                 f"{store.ngrams.max_ngram} tokens"
             )
+        _ = store.shards  # maps the files: a damaged one is found before a call starts
         self.store = store
         self.max_match = max_match
         self.min_match = min_match

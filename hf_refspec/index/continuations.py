@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,72 +23,60 @@ FEWEST_ROWS = 16
 FURTHER = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """All places where the last tokens of a context stand.
 
     Attributes:
         length (`int`): How many last tokens.
-        ranges (`list[tuple[int, int]]`): Of each text, the range in its suffix array.
+        ranges (`np.ndarray`, int64 of shape `(texts, 2)`): Of each text, the range in its suffix
+            array, its end exclusive.
+        count (`int`): The number of places.
     """
 
     length: int
-    ranges: list[tuple[int, int]]
-
-    @property
-    def count(self) -> int:
-        """The number of places."""
-        return sum(high - low for low, high in self.ranges)
+    ranges: np.ndarray
+    count: int
 
 
-def find_match(texts: Sequence[IndexedText], context: np.ndarray, length: int) -> Match:
-    """Finds the last `length` tokens of a context in all texts."""
-    pattern = context[len(context) - length :]
-    return Match(length, [text.find(pattern) for text in texts])
-
-
-def longest_match(
+def all_matches(
     texts: Sequence[IndexedText], context: np.ndarray, min_match: int
-) -> Match | None:
-    """Finds the longest suffix of a context that stands in any of the texts.
+) -> Iterator[Match]:
+    """Finds the suffixes of a context that stand in any of the texts, the longest first.
 
     Args:
         texts (sequence of [`IndexedText`]): Where to look.
         context (`np.ndarray`, int32 of shape `(n,)`): The last tokens, as many as may match.
         min_match (`int`): The shortest match that counts.
-
-    Returns:
-        [`Match`] or `None`: `None` if none is long enough.
     """
-    # What is found with n tokens is found with fewer: a binary search for the greatest length.
-    longest, low, high = None, min_match, len(context)
-    while low <= high:
-        middle = (low + high + 1) // 2
-        match = find_match(texts, context, middle)
-        if match.count:
-            longest, low = match, middle + 1
-        else:
-            high = middle - 1
-    return longest
+    ranges = np.empty((max(len(context) - min_match + 1, 0), len(texts), 2), dtype=np.int64)
+    found = [text.find_suffixes(context, min_match, ranges[:, i]) for i, text in enumerate(texts)]
+    ranges = ranges[: max(found, default=0)]
+    counts = (ranges[..., 1] - ranges[..., 0]).sum(axis=1).tolist()
+    for i in reversed(range(len(ranges))):
+        yield Match(min_match + i, ranges[i], counts[i])
+
+
+def longest_match(
+    texts: Sequence[IndexedText], context: np.ndarray, min_match: int
+) -> Match | None:
+    """The first of [`all_matches`], `None` if there is none."""
+    return next(all_matches(texts, context, min_match), None)
 
 
 def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
     """The longest match and the shorter ones that still have something to say, longest first.
 
-    Arguments as of [`longest_match`].
+    Arguments as of [`all_matches`].
     """
-    match = longest_match(texts, context, min_match)
-    if match is None:
-        return []
-    matches = [match]
-    share = _doubt(match)
-    for length in range(match.length - 1, min_match - 1, -1):
+    matches: list[Match] = []
+    share = 1.0
+    for match in all_matches(texts, context, min_match):
         if share < LEAST_SHARE:
             break
-        shorter = find_match(texts, context, length)
-        if shorter.count > matches[-1].count:  # otherwise it stands in the same places
-            matches.append(shorter)
-            share *= _doubt(shorter)
+        if not matches or match.count > matches[-1].count:  # else it stands in the same places
+            matches.append(match)
+            share *= _doubt(match)
     return matches
 
 
@@ -149,42 +137,58 @@ def _tree(
     doubt: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Reads continuations, at most about `quotas[i]` of `matches[i]`, and grows the tree."""
-    samples = []  # the rows of each text: its match, how many there are, how many are read
-    for order, (match, quota) in enumerate(zip(matches, quotas, strict=True)):
-        count = match.count
-        for text, (low, high) in zip(texts, match.ranges, strict=True):
-            if low < high:
-                # A text's due, but at least one: what only a small shard has is worth a row.
-                read = max(min(high - low, (high - low) * quota // count), 1)
-                samples.append((order, text, low, high, read))
-    total = sum(sample[-1] for sample in samples)
+    # (matches, texts, 2) and (matches,)
+    ranges = np.array([match.ranges for match in matches], dtype=np.int64)
+    ranges = ranges.reshape(len(matches), len(texts), 2)
+    match_lengths = np.array([match.length for match in matches], dtype=np.int64)
+    limits = np.full(len(matches), continuation_length, dtype=np.int64)
+    limits[:1] *= further
+    # (matches, texts): the rows that each range is read into.
+    begins, counts = np.empty(ranges.shape[:2], np.int64), np.empty(ranges.shape[:2], np.int64)
+    total = deal_rows(ranges, np.array(quotas, dtype=np.int64), begins, counts)
     rows = np.empty((total, continuation_length * further), dtype=np.int32)
     lengths = np.empty(total, dtype=np.int32)
-    occurrences = np.empty(total, dtype=np.float64)
-    orders = np.empty(total, dtype=np.int32)
-    end = 0
-    for order, text, low, high, count in samples:
-        part = slice(end, end + count)
-        end += count
-        text.sample(low, high, matches[order].length, rows[part], lengths[part])
-        if order > 0:
-            np.minimum(lengths[part], continuation_length, out=lengths[part])
-        occurrences[part] = (high - low) / count
-        orders[part] = order
+    for i, text in enumerate(texts):
+        text.sample(i, ranges, begins, counts, match_lengths, limits, rows, lengths)
+
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     probs = np.empty(budget, dtype=np.float32)
-    size = grow_from_continuations(
-        rows, lengths, occurrences, orders, doubt, tokens, parents, probs
-    )
+    size = grow_from_continuations(rows, lengths, ranges, counts, doubt, tokens, parents, probs)
     return tokens[:size], parents[:size], probs[:size]
 
 
+@kernel("int64(int64[:, :, ::1], int64[::1], int64[:, ::1], int64[:, ::1])")
+def deal_rows(ranges, quotas, begins, counts):
+    """Decides how many matches of each length are read from each text, and into which rows.
+
+    Args:
+        ranges: int64 of shape (matches, texts, 2): where the matches are.
+        quotas: int64 of shape (matches,): about how many of each length are read.
+        begins, counts: int64 of shape (matches, texts): the rows, written here.
+
+    Returns:
+        The number of all rows.
+    """
+    end = 0
+    for i in range(ranges.shape[0]):
+        total = 0
+        for text in range(ranges.shape[1]):
+            total += ranges[i, text, 1] - ranges[i, text, 0]
+        for text in range(ranges.shape[1]):
+            places = ranges[i, text, 1] - ranges[i, text, 0]
+            # A text's due, but at least one: what only a small shard has is worth a row.
+            due = max(places * quotas[i] // max(total, 1), 1)
+            begins[i, text], counts[i, text] = end, min(places, due)
+            end += counts[i, text]
+    return end
+
+
 @kernel(
-    "int64(int32[:, ::1], int32[::1], float64[::1], int32[::1], float64,"
+    "int64(int32[:, ::1], int32[::1], int64[:, :, ::1], int64[:, ::1], float64,"
     "int64[::1], int32[::1], float32[::1])"
 )
-def grow_from_continuations(rows, lengths, occurrences, orders, doubt, tokens, parents, probs):
+def grow_from_continuations(rows, lengths, ranges, counts, doubt, tokens, parents, probs):
     """Grows a draft tree from what followed matches of several lengths, best node first.
 
     At every node each length of match (an order) that still has continuations there votes on the
@@ -195,8 +199,8 @@ def grow_from_continuations(rows, lengths, occurrences, orders, doubt, tokens, p
     Args:
         rows: int32 of shape (continuations, longest), a continuation a row, grouped by order.
         lengths: How many tokens of each row there are.
-        occurrences: How many places in the texts each row stands for.
-        orders: The order of each row: 0 is the longest match, ascending.
+        ranges: int64 of shape (orders, texts, 2): where in the texts each order's matches are.
+        counts: int64 of shape (orders, texts): how many rows, one after another, stand for them.
         doubt: 0.0 lets the longest match alone decide.
         tokens, parents, probs: The tree is written here; their length is the budget.
 
@@ -209,6 +213,16 @@ def grow_from_continuations(rows, lengths, occurrences, orders, doubt, tokens, p
     following = np.empty(count, dtype=np.int32)
     for i in range(count):
         following[i] = i + 1 if i + 1 < count else -1
+    # Of each row, its order and how many places in the texts it stands for.
+    orders = np.empty(count, dtype=np.int32)
+    occurrences = np.empty(count, dtype=np.float64)
+    end = 0
+    for order in range(counts.shape[0]):
+        for text in range(counts.shape[1]):
+            places = ranges[order, text, 1] - ranges[order, text, 0]
+            for i in range(end, end + counts[order, text]):
+                orders[i], occurrences[i] = order, places / counts[order, text]
+            end += counts[order, text]
     prob = np.empty(count, dtype=np.float64)
     parent = np.empty(count, dtype=np.int32)
     depth = np.empty(count, dtype=np.int32)
@@ -216,7 +230,7 @@ def grow_from_continuations(rows, lengths, occurrences, orders, doubt, tokens, p
     heap = np.empty(count, dtype=np.int32)
     waiting = 0
     # What the rows of each order at a node stand for, and how many they are.
-    order_count = orders[-1] + 1 if count else 0
+    order_count = len(counts)
     order_places = np.empty(order_count, dtype=np.float64)
     order_rows = np.empty(order_count, dtype=np.int64)
     # From a token to the child that has it: a hash table, whose entries are void at another node.

@@ -97,15 +97,33 @@ class IndexedText:
         Raises:
             ValueError: If the suffix array points outside of the text.
         """
-        low, high = find_range(self.tokens, self.suffixes, pattern)
-        if low < 0:
+        ranges = np.empty((1, 2), dtype=np.int64)
+        self.find_suffixes(pattern, len(pattern), ranges)
+        return int(ranges[0, 0]), int(ranges[0, 1])
+
+    def find_suffixes(self, context: np.ndarray, min_match: int, ranges: np.ndarray) -> int:
+        """Finds all places of the suffixes of a context, see [`find_suffixes`].
+
+        Raises:
+            ValueError: If the suffix array points outside of the text.
+        """
+        found = find_suffixes(self.tokens, self.suffixes, context, min_match, ranges)
+        if found < 0:
             raise ValueError(_DAMAGED)
-        return low, high
+        return found
 
     def sample(
-        self, low: int, high: int, match_length: int, rows: np.ndarray, lengths: np.ndarray
+        self,
+        column: int,
+        ranges: np.ndarray,
+        begins: np.ndarray,
+        counts: np.ndarray,
+        match_lengths: np.ndarray,
+        limits: np.ndarray,
+        rows: np.ndarray,
+        lengths: np.ndarray,
     ) -> None:
-        """Copies what follows the matches of a range into `rows`, see [`sample_continuations`].
+        """Copies what follows matches into `rows`, see [`sample_continuations`].
 
         Raises:
             ValueError: If the suffix array points outside of the text, or the text has a token
@@ -114,11 +132,14 @@ class IndexedText:
         if not sample_continuations(
             self.tokens,
             self.suffixes,
-            low,
-            high,
-            match_length,
             self.vocab_size,
             self.separator,
+            column,
+            ranges,
+            begins,
+            counts,
+            match_lengths,
+            limits,
             rows,
             lengths,
         ):
@@ -131,112 +152,152 @@ _DAMAGED = (
 )
 
 
+# So many lengths of a pattern are searched for together.
+TOGETHER = 4
+
+
 @njit
-def _compare(tokens, position, pattern):
-    """Negative if the text at `position` sorts before all texts that begin with `pattern`, 0 if it
-    begins with it, positive if it sorts after them."""
-    for i in range(len(pattern)):
+def _compare(tokens, position, context, begin):
+    """Negative if the text at `position` sorts before all texts that begin with `context[begin:]`,
+    0 if it begins with that, positive if it sorts after them."""
+    for i in range(len(context) - begin):
         if position + i >= len(tokens):
             return -1
-        difference = np.int64(tokens[position + i]) - pattern[i]
+        difference = np.int64(tokens[position + i]) - context[begin + i]
         if difference != 0:
             return difference
     return 0
 
 
-@njit
-def _bisect(tokens, suffixes, pattern, low, high, least):
-    """The first index from `low` to `high` whose suffix does not compare below `least`.
-
-    -1 if a suffix begins outside of the text, as only a damaged file has it.
-    """
-    while low < high:
-        middle = (low + high) // 2
-        position = suffixes[middle]
-        if position < 0 or position >= len(tokens):
-            return -1
-        if _compare(tokens, position, pattern) < least:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @kernel(
-    "UniTuple(int64, 2)(uint16[::1], int32[::1], int32[::1])",
-    "UniTuple(int64, 2)(uint32[::1], int32[::1], int32[::1])",
+    "int64(uint16[::1], int32[::1], int32[::1], int64, int64[:, :])",
+    "int64(uint32[::1], int32[::1], int32[::1], int64, int64[:, :])",
 )
-def find_range(tokens, suffixes, pattern):
-    """Finds all places where `pattern` stands in a text.
+def find_suffixes(tokens, suffixes, context, min_match, ranges):
+    """Finds all places where the last tokens of a context stand in a text, for all lengths.
+
+    Nearly every step of a binary search waits for two far places in memory, the suffix and its
+    tokens. Several searches that take their steps together wait for them at the same time.
 
     Args:
         tokens, suffixes: The text and its suffix array.
-        pattern: Tokens, at least one.
+        context: The longest pattern; the others are its suffixes.
+        min_match: The length of the shortest one, at least 1.
+        ranges: int64 of shape (len(context) - min_match + 1, 2), written here: row i is the range
+            in `suffixes`, its end exclusive, of the last min_match + i tokens; (0, 0) if they do
+            not stand in the text.
 
     Returns:
-        The range in `suffixes`, its end exclusive; (-1, -1) if the array is damaged.
+        How many lengths stand in the text; -1 if the suffix array is damaged.
     """
-    low = _bisect(tokens, suffixes, pattern, 0, len(suffixes), 0)
-    if low < 0:
-        return -1, -1
-    # Most patterns stand nowhere or in few places: steps that double find the end sooner.
-    step, high = 1, low
-    while high < len(suffixes):
-        position = suffixes[high]
-        if position < 0 or position >= len(tokens):
-            return -1, -1
-        if _compare(tokens, position, pattern) > 0:
-            break
-        step *= 2
-        high = min(low + step, len(suffixes))
-    high = _bisect(tokens, suffixes, pattern, low, high, 1)
-    return (low, high) if high >= 0 else (-1, -1)
+    ranges[:] = 0
+    # Of each length, the first suffix that begins with the pattern and the first one after these.
+    lows = np.empty(2 * TOGETHER, dtype=np.int64)
+    highs = np.empty(2 * TOGETHER, dtype=np.int64)
+    positions = np.empty(2 * TOGETHER, dtype=np.int64)
+    found, total = 0, len(ranges)
+    while found < total:
+        searches = 2 * min(TOGETHER, total - found)
+        lows[:] = 0
+        highs[:] = len(suffixes)
+        searching = len(suffixes) > 0
+        while searching:
+            searching = False
+            for i in range(searches):
+                # A search that has ended asks for any place.
+                positions[i] = suffixes[min((lows[i] + highs[i]) // 2, len(suffixes) - 1)]
+            for i in range(searches):
+                if lows[i] == highs[i]:
+                    continue
+                if positions[i] < 0 or positions[i] >= len(tokens):
+                    return -1
+                middle = (lows[i] + highs[i]) // 2
+                begin = len(context) - (min_match + found + i // 2)
+                order = _compare(tokens, positions[i], context, begin)
+                if order < 0 or (order == 0 and i % 2 == 1):
+                    lows[i] = middle + 1
+                else:
+                    highs[i] = middle
+                searching = True
+        for i in range(0, searches, 2):
+            # In a damaged array the one search may end before the other.
+            if lows[i] >= lows[i + 1]:
+                return found
+            ranges[found, 0] = lows[i]
+            ranges[found, 1] = lows[i + 1]
+            found += 1
+    return found
 
 
 @kernel(
-    "boolean(uint16[::1], int32[::1], int64, int64, int64, int64, int64, int32[:, ::1],int32[::1])",
-    "boolean(uint32[::1], int32[::1], int64, int64, int64, int64, int64, int32[:, ::1],int32[::1])",
+    "boolean(uint16[::1], int32[::1], int64, int64, int64, int64[:, :, ::1], int64[:, ::1],"
+    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
+    "boolean(uint32[::1], int32[::1], int64, int64, int64, int64[:, :, ::1], int64[:, ::1],"
+    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
 )
 def sample_continuations(
-    tokens, suffixes, low, high, match_length, vocab_size, separator, rows, lengths
+    tokens,
+    suffixes,
+    vocab_size,
+    separator,
+    column,
+    ranges,
+    begins,
+    counts,
+    match_lengths,
+    limits,
+    rows,
+    lengths,
 ):
-    """Copies what follows the matches in a range of a suffix array.
+    """Copies what follows the matches of several lengths in one of several texts.
 
-    Of more matches than there are rows it takes evenly spaced ones. The range is sorted by what
+    Of more matches than are asked for it takes evenly spaced ones. A range is sorted by what
     follows, so that each continuation is taken as often as is its due, to within one.
 
     Args:
         tokens, suffixes: The text and its suffix array.
-        low, high: The range, at least as long as there are rows.
-        match_length: The length of the pattern that was searched.
         vocab_size, separator: Tokens are below the one, the other ends a document.
+        column: Which text it is.
+        ranges: int64 of shape (m, texts, 2): where in the suffix arrays the matches are.
+        begins, counts: int64 of shape (m, texts): they go into `counts` rows from `begins` on; no
+            count is more than its range has.
+        match_lengths: int64 of shape (m,), the length of each pattern.
+        limits: int64 of shape (m,), how many tokens are read at most.
         rows: int32 of shape (rows, longest continuation), written here.
-        lengths: How many tokens of each row there are until the document (or the text) ends.
+        lengths: How many tokens of each row there are, written here; fewer than the limit where
+            the document (or the text) ends.
 
     Returns:
         Whether all was well; otherwise the arrays are damaged.
     """
     # Nearly every place read is far from the others. Loops that do nothing else let the processor
     # wait for many of them at a time.
-    count = len(rows)
-    positions = np.empty(count, dtype=np.int64)
-    for row in range(count):
-        positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
-    for row in range(count):
-        if positions[row] < 0 or positions[row] >= len(tokens):
-            return False
-        positions[row] += match_length
-        lengths[row] = tokens[min(positions[row], len(tokens) - 1)] & 1
-    for row in range(count):
-        length = 0
-        position = positions[row]
-        while length < rows.shape[1] and position + length < len(tokens):
-            token = tokens[position + length]
-            if token >= vocab_size:
-                if token == separator:
-                    break
+    positions = np.empty(counts[:, column].max() if len(counts) else 0, dtype=np.int64)
+    for i in range(len(ranges)):
+        low, high, begin, count = (
+            ranges[i, column, 0],
+            ranges[i, column, 1],
+            begins[i, column],
+            counts[i, column],
+        )
+        for row in range(count):
+            positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
+        for row in range(count):
+            if positions[row] < 0 or positions[row] >= len(tokens):
                 return False
-            rows[row, length] = token
-            length += 1
-        lengths[row] = length
+            positions[row] += match_lengths[i]
+            lengths[begin + row] = tokens[min(positions[row], len(tokens) - 1)] & 1
+        for row in range(count):
+            position = positions[row]
+            end = min(limits[i], len(tokens) - position)
+            length = 0
+            while length < end:
+                token = tokens[position + length]
+                if token >= vocab_size:
+                    if token == separator:
+                        break
+                    return False
+                rows[begin + row, length] = token
+                length += 1
+            lengths[begin + row] = length
     return True

@@ -235,6 +235,7 @@ def read_all(folder: Path, contexts: list[np.ndarray], compact: bool) -> tuple[i
     for form in ("full", "compact"):
         try:
             store = Datastore(folder, form=form)
+            assert len(store.shards) == (len(store.config.shards) if form == "full" else 0)
         except REFUSED:
             continue
         opened += 1

@@ -282,6 +282,16 @@ def test_a_missing_or_cut_or_grown_file_is_named(both, kind):
         Datastore(both.path, form)
 
 
+def test_a_damaged_header_is_refused_when_drafts_are_to_come_of_it(both):
+    path = both.path / "suffixes-00002.safetensors"
+    content = bytearray(path.read_bytes())
+    content[9] ^= 1
+    path.write_bytes(content)
+    store = Datastore(both.path, "full")  # maps no file yet
+    with pytest.raises(DatastoreError, match=f"{path.name} is damaged"):
+        DatastoreDrafts(store)
+
+
 def test_swapped_shards_are_refused(both):
     for kind in ("tokens", "suffixes"):
         one, two = (both.path / f"{kind}-0000{i}.safetensors" for i in (1, 2))
@@ -517,6 +527,7 @@ def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):
     before = memory()
     store = Datastore(tmp_path)
     assert store.tokens == 2 * length  # 26 GB
+    assert [len(shard.suffixes) for shard in store.shards] == [length, length]
     assert memory() - before < 5e6
 
 

@@ -14,7 +14,8 @@ from hf_refspec.index import kernels
 from hf_refspec.index.continuations import (
     DOUBT,
     LEAST_SHARE,
-    find_match,
+    all_matches,
+    deal_rows,
     grow_from_continuations,
     longest_match,
     mixed_matches,
@@ -87,12 +88,13 @@ both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
 
 @settings(deadline=None)
 @given(documents_lists, contexts, shard_counts, types)
-def test_a_match_is_all_places_in_all_shards(documents, context, count, dtype):
-    texts = shards_of(documents, count, dtype)
-    for length in range(1, len(context) + 1):
-        match = find_match(texts, np.array(context, np.int32), length)
-        assert match.length == length
-        assert match.count == len(occurrences(documents, context[-length:]))
+def test_all_matches_are_all_places_in_all_shards(documents, context, count, dtype):
+    matches = list(all_matches(shards_of(documents, count, dtype), np.array(context, np.int32), 1))
+    for length, match in zip(range(len(matches), 0, -1), matches, strict=True):
+        places = occurrences(documents, context[-length:])
+        assert (match.length, match.count) == (length, len(places))
+        assert (match.ranges[:, 1] - match.ranges[:, 0]).sum() == len(places)
+    assert not occurrences(documents, context[-len(matches) - 1 :]) or len(matches) == len(context)
 
 
 @settings(deadline=None)
@@ -134,7 +136,41 @@ def test_a_frequent_match_leaves_nothing_to_shorter_ones():
         assert [match.length for match in matches] == lengths
 
 
+# --- deal_rows
+
+
+def deal_slowly(ranges, quotas) -> list[list[int]]:
+    """The twin of `deal_rows`: how many matches of each length are read from each text."""
+    places = [[high - low for low, high in each] for each in ranges]
+    return [
+        [min(here, max(here * quota // (sum(each) or 1), 1)) for here in each]
+        for each, quota in zip(places, quotas, strict=True)
+    ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 99), min_size=3, max_size=3)))
+)
+def test_deal_rows_gives_each_text_its_due_and_at_least_one(dealt):
+    quotas = np.array([quota for quota, _ in dealt], np.int64)
+    ranges = np.array([[(7, 7 + n) for n in places] for _, places in dealt], np.int64)
+    ranges = ranges.reshape(len(dealt), 3, 2)
+    begins, counts = np.empty((2, len(dealt), 3), np.int64)
+    total = deal_rows(ranges, quotas, begins, counts)
+    assert counts.tolist() == deal_slowly(ranges.tolist(), quotas.tolist())
+    assert [*begins.reshape(-1).tolist(), total] == [0, *np.cumsum(counts).tolist()]
+
+
 # --- grow_from_continuations
+
+
+def dealt(occurrences, orders) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges and counts for rows that each stand for a range of a text of its own."""
+    ranges = np.zeros((max(orders, default=-1) + 1, len(orders), 2), np.int64)
+    for text, (order, places) in enumerate(zip(orders, occurrences, strict=True)):
+        ranges[order, text] = text, text + places
+    return ranges, (ranges[..., 1] > 0).astype(np.int64)
 
 
 def grow(rows, occurrences, orders, doubt, budget) -> DraftTree:
@@ -146,8 +182,7 @@ def grow(rows, occurrences, orders, doubt, budget) -> DraftTree:
     size = grow_from_continuations(
         padded,
         np.array([len(row) for row in rows], np.int32),
-        np.array(occurrences, np.float64),
-        np.array(orders, np.int32),
+        *dealt(occurrences, orders),
         doubt,
         tree.tokens,
         tree.parents,
@@ -187,7 +222,7 @@ def grow_slowly(rows, occurrences, orders, doubt):
 def continuations(draw):
     rows = draw(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=12))
     orders = sorted(draw(st.integers(0, 2)) for _ in rows)
-    return rows, [draw(st.sampled_from([1.0, 1.5, 4.0])) for _ in rows], orders
+    return rows, [draw(st.sampled_from([1, 2, 5])) for _ in rows], orders
 
 
 @settings(deadline=None, max_examples=200)
@@ -205,7 +240,7 @@ def test_grow_from_continuations_takes_the_most_probable_nodes(read, doubt, budg
 
 def test_large_tokens_that_share_a_slot_are_kept_apart():
     rows = [[token] for token in (0, 2**16, 2**17, 2**20, 2**31 - 2)]
-    tree = grow(rows, [1.0] * 5, [0] * 5, 0.0, 9)
+    tree = grow(rows, [1] * 5, [0] * 5, 0.0, 9)
     assert sorted(tree.tokens.tolist()) == [0, 2**16, 2**17, 2**20, 2**31 - 2]
 
 

@@ -13,7 +13,7 @@ from hf_refspec.index import kernels, suffix_array
 from hf_refspec.index.suffix_array import (
     IndexedText,
     build_suffix_array,
-    find_range,
+    find_suffixes,
     sample_continuations,
 )
 
@@ -41,24 +41,38 @@ def places(text: IndexedText, pattern: list[int]) -> list[int]:
     return [i for i in range(len(tokens)) if tokens[i : i + len(pattern)] == pattern]
 
 
-# --- find_range
+# --- find_suffixes
 
 
 def find_slowly(text: IndexedText, pattern: list[int]) -> tuple[int, int]:
-    """The twin of `find_range`: all suffixes one after another."""
+    """The twin of `find_suffixes` for one of them: all suffixes of the text one after another."""
     tokens = text.tokens.tolist()
     suffixes = [tokens[start:] for start in text.suffixes.tolist()]
     low = sum(suffix < pattern for suffix in suffixes)
-    return low, low + sum(suffix[: len(pattern)] == pattern for suffix in suffixes)
+    count = sum(suffix[: len(pattern)] == pattern for suffix in suffixes)
+    return (low, low + count) if count else (0, 0)
 
 
 @settings(deadline=None)
 @given(documents, patterns, types, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3))
-def test_find_range_is_all_places_of_the_pattern(documents, pattern, dtype, unfinished):
+def test_find_is_all_places_of_the_pattern(documents, pattern, dtype, unfinished):
     text = text_of(documents, dtype, unfinished)
     low, high = text.find(np.array(pattern, np.int32))
     assert (low, high) == find_slowly(text, pattern)
     assert sorted(text.suffixes[low:high].tolist()) == places(text, pattern)
+
+
+@settings(deadline=None)
+@given(documents, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), types, st.integers(1, 6))
+def test_find_suffixes_is_the_places_of_every_length(documents, context, dtype, min_match):
+    text = text_of(documents, dtype)
+    lengths = range(min_match, len(context) + 1)
+    ranges = np.full((len(lengths), 2), -7, np.int64)
+    found = text.find_suffixes(np.array(context, np.int32), min_match, ranges)
+    assert [tuple(row) for row in ranges.tolist()] == [
+        find_slowly(text, context[-length:]) for length in lengths
+    ]
+    assert found == sum(low < high for low, high in ranges)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -96,10 +110,16 @@ def sample_slowly(text: IndexedText, low, high, match_length, count, longest) ->
 
 
 def sample(text: IndexedText, low, high, match_length, count, longest) -> list[list[int]]:
-    rows = np.full((count, longest), -1, np.int32)
-    lengths = np.full(count, -1, np.int32)
-    text.sample(low, high, match_length, rows, lengths)
-    return [row[:length].tolist() for row, length in zip(rows, lengths, strict=True)]
+    """One range of one of two texts, into all rows but the first and the last."""
+    rows = np.full((count + 2, longest + 1), -1, np.int32)
+    lengths = np.full(count + 2, -1, np.int32)
+    ranges = np.array([[[0, 0], [low, high]]], np.int64)
+    begins, counts = np.array([[0, 1]], np.int64), np.array([[0, count]], np.int64)
+    limits = (np.array([match_length], np.int64), np.array([longest], np.int64))
+    text.sample(1, ranges, begins, counts, *limits, rows, lengths)
+    assert lengths[0] == lengths[-1] == -1
+    assert (rows[0] == -1).all() and (rows[-1] == -1).all() and (rows[:, longest] == -1).all()
+    return [row[:length].tolist() for row, length in zip(rows[1:-1], lengths[1:-1], strict=True)]
 
 
 @settings(deadline=None)
@@ -158,8 +178,7 @@ def guarded(values, dtype) -> np.ndarray:
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Kernels run as plain Python, where arrays can be guarded."""
-    for name in ("_compare", "_bisect"):
-        monkeypatch.setattr(suffix_array, name, getattr(suffix_array, name).py_func)
+    monkeypatch.setattr(suffix_array, "_compare", suffix_array._compare.py_func)
 
 
 def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
@@ -174,14 +193,32 @@ def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
     )
     def check(tokens, suffixes, pattern, longest):
         text = IndexedText(guarded(tokens, np.uint16), guarded(suffixes, np.int32), VOCAB_SIZE)
-        found = find_range.python(text.tokens, text.suffixes, guarded(pattern, np.int32))
-        assert found == (-1, -1) or 0 <= found[0] <= found[1] <= len(suffixes)
+        ranges = guarded(np.full((len(pattern), 2), -7), np.int64)
+        found = find_suffixes.python(
+            text.tokens, text.suffixes, guarded(pattern, np.int32), 1, ranges
+        )
+        assert -1 <= found <= len(pattern)
+        assert all(0 <= low < high <= len(suffixes) for low, high in ranges[: max(found, 0)])
         if not suffixes:
             return
         rows = guarded(np.zeros((len(suffixes), longest)), np.int32)
         lengths = guarded([0] * len(suffixes), np.int32)
-        arguments = (0, len(suffixes), len(pattern), VOCAB_SIZE, 2**16 - 1, rows, lengths)
-        if sample_continuations.python(text.tokens, text.suffixes, *arguments):
+        ranges = guarded([[[0, len(suffixes)]]], np.int64)
+        begins, counts = guarded([[0]], np.int64), guarded([[len(suffixes)]], np.int64)
+        limits = (guarded([len(pattern)], np.int64), guarded([longest], np.int64))
+        if sample_continuations.python(
+            text.tokens,
+            text.suffixes,
+            VOCAB_SIZE,
+            2**16 - 1,
+            0,
+            ranges,
+            begins,
+            counts,
+            *limits,
+            rows,
+            lengths,
+        ):
             read = [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)]
             assert all(0 <= token < VOCAB_SIZE for row in read for token in row)
             assert all(0 <= suffix < len(tokens) for suffix in suffixes)
