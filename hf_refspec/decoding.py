@@ -135,25 +135,22 @@ def _decode(
 ) -> None:
     """The loop. One pass yields the accepted draft tokens and one more, the target's own."""
     stats = drafter.stats
-    config = verifier.model.config.get_text_config(decoder=True)
     began = perf_counter()
     logits = verifier.prefill(text.ids)  # (1, vocab_size)
     tokens = _accept(text, verifier, logits, DraftTree.empty())
-    drafter.observe(np.array(tokens), logits)
+    drafter.observe(tokens, logits)
     stats.record_pass(drafted=0, accepted=0)
     prefilled = committed = perf_counter()
 
     while not text.finished:
-        deepest = depth_limit(config, verifier.last_position, len(text), text.max_length)
-        draft = _draft(drafter, verifier, budget.most, deepest, vocab_size)
-        draft = budget.trim(draft)
+        draft = budget.trim(_draft(drafter, verifier, text, budget.most, vocab_size))
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
         tokens = _accept(text, verifier, logits, draft)
         verified = perf_counter()
         verifier.commit(draft, text.path)
-        budget.record(draft, np.array(tokens), verified - drafted)
-        drafter.observe(np.array(tokens), logits)
+        budget.record(draft, tokens, verified - drafted)
+        drafter.observe(tokens, logits)
 
         stats.record_pass(drafted=len(draft), accepted=len(text.path))
         stats.drafting_seconds += drafted - committed
@@ -164,9 +161,13 @@ def _decode(
 
 
 def _draft(
-    drafter: Drafter, verifier: Verification, budget: int, deepest: int, vocab_size: int
+    drafter: Drafter, verifier: Verification, text: TargetText, budget: int, vocab_size: int
 ) -> DraftTree:
-    if budget == 0 or deepest <= 0 or verifier.restarted:
+    if budget == 0 or verifier.restarted:
+        return DraftTree.empty()
+    config = verifier.model.config.get_text_config(decoder=True)
+    deepest = depth_limit(config, verifier.last_position, len(text), text.max_length)
+    if deepest <= 0:
         return DraftTree.empty()
     draft = checked_draft(drafter, budget, vocab_size, chain=not verifier.takes_trees)
     return draft.truncated(deepest)
@@ -174,9 +175,9 @@ def _draft(
 
 def _accept(
     text: TargetText, verifier: Verification, logits: torch.Tensor, draft: DraftTree
-) -> list[int]:
+) -> np.ndarray:
     try:
-        return text.accept(logits, draft)
+        return np.array(text.accept(logits, draft))
     except BaseException:  # a streamer, processor or criterion that cancels the call
         verifier.abandon(draft, text.path)
         raise

@@ -167,9 +167,11 @@ class Verification:
         return kwargs
 
     def _model_inputs(self, input_ids: torch.Tensor, draft: DraftTree) -> dict[str, Any]:
-        tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+        if len(draft):
+            tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+            input_ids = torch.cat([input_ids, tokens], dim=-1)
         model_inputs = self.model.prepare_inputs_for_generation(
-            torch.cat([input_ids, tokens], dim=-1),
+            input_ids,
             next_sequence_length=self.pending + len(draft),
             **self._extended_kwargs(len(draft)),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -52,7 +53,7 @@ class PassCosts:
             seconds (`float`): How long it took, until the next token was known.
         """
         # What lies between two numbers counts as the smaller one: too dear rather than too cheap.
-        i = int(np.searchsorted(PASS_TOKENS, tokens, side="right")) - 1
+        i = bisect_right(PASS_TOKENS, tokens) - 1
         self.passes[i] += 1
         if self.passes[i] < 3:
             self._first[i] = min(self._first[i], seconds)

@@ -84,6 +84,7 @@ class ReferenceCopy(Drafter):
         self._context_length = max(longest_match, match_length)
         self._context = np.empty(0, dtype=np.int32)
         self._anchor = -1
+        self._unread: list[np.ndarray] = []  # what was observed since the last draft
         # References, prompt and output one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
@@ -113,19 +114,29 @@ class ReferenceCopy(Drafter):
         return self._draft(budget, chain=True)
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
-        if self._copies_output:
-            self._text.extend(tokens)
-        context = np.concatenate((self._context, tokens[-self._context_length :]), dtype=np.int32)
-        self._context = context[-self._context_length :]
+        self._unread.append(tokens)
 
     def end(self) -> None:
+        self._unread = []
         self._text.truncate(self._references_end)
 
     def _draft(self, budget: int, chain: bool) -> DraftTree:
+        self._read()
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         if length == 0 or len(self._context) == 0:
             return DraftTree.empty()
         return self._grow(budget, length, chain) if self.mode == "tree" else self._span(length)
+
+    def _read(self) -> None:
+        """Takes in what was observed since the last draft; where none is made it costs nothing."""
+        if not self._unread:
+            return
+        tokens = np.concatenate(self._unread)
+        self._unread = []
+        if self._copies_output:
+            self._text.extend(tokens)
+        context = np.concatenate((self._context, tokens[-self._context_length :]), dtype=np.int32)
+        self._context = context[-self._context_length :]
 
     def _grow(self, budget: int, length: int, chain: bool) -> DraftTree:
         """A tree (or chain) of at most `budget` nodes, none deeper than `length`."""

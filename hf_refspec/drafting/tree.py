@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -34,10 +35,11 @@ class DraftTree:
     parents: np.ndarray
     probs: np.ndarray
 
-    @classmethod
-    def empty(cls) -> DraftTree:
-        """A tree with no node: no draft, plain decoding for one step."""
-        return cls.chain([])
+    @staticmethod
+    @cache
+    def empty() -> DraftTree:
+        """The tree with no node: no draft, plain decoding for one step."""
+        return DraftTree.chain([])
 
     @classmethod
     def chain(
