@@ -68,6 +68,9 @@ class AutoBatchBudget(BatchBudget):
             drafts (`list[DraftTree]`): Of the same rows, each of at most `most` nodes.
         """
         self._drafters, self._drafts = drafters, drafts
+        if not any(map(len, drafts)):
+            self._unpaid += self.most == 0
+            return drafts
         sizes = np.array(PASS_TOKENS) - 1
         expected = np.zeros(len(sizes))
         orders = []
@@ -79,10 +82,7 @@ class AutoBatchBudget(BatchBudget):
             expected += sums[np.minimum(sizes, len(draft))]
             orders.append(order)
         nodes = self._best(expected, widest=max(map(len, drafts)))
-        if nodes:
-            self._unpaid = 0
-        elif any(map(len, drafts)) or self.most == 0:
-            self._unpaid += 1
+        self._unpaid = 0 if nodes else self._unpaid + 1
         return [_first(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
     def _best(self, expected: np.ndarray, widest: int) -> int:
@@ -105,7 +105,7 @@ class AutoBatchBudget(BatchBudget):
             seconds (`float`): How long it took.
         """
         for drafter, draft, emitted in zip(self._drafters, self._drafts, new_tokens, strict=True):
-            if emitted is not None:
+            if emitted is not None and len(draft):
                 drafter.calibration.record(draft, emitted)
         pass_costs(self._model, f"{len(self._drafts)} rows").record(tokens, seconds)
 

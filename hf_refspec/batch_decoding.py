@@ -210,9 +210,11 @@ def _longest(rows: list[Row]) -> int:
 def _draft(
     row: Row, verifier: BatchVerification, last_position: int, budget: int, chain: bool
 ) -> DraftTree:
+    if budget == 0:
+        return DraftTree.empty()
     config = verifier.model.config.get_text_config(decoder=True)
     limit = depth_limit(config, last_position, len(row.text), row.text.max_length)
-    if budget == 0 or limit <= 0:
+    if limit <= 0:
         return DraftTree.empty()
     return checked_draft(row.drafter, budget, config.vocab_size, chain).truncated(limit)
 

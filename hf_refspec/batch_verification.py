@@ -81,6 +81,7 @@ class BatchVerification:
             if mask is None
             else mask[:, :prefilled].to(input_ids.device, torch.bool)
         )
+        self._padded = not bool(self._prompt_mask.all())
         self._prefilled = prefilled
         self.lengths = np.full(rows, prefilled)
         # A row's position at a place in the cache, less that place.
@@ -96,6 +97,10 @@ class BatchVerification:
         self._other_kwargs = {k: v for k, v in kwargs.items() if k not in given_anew}
         self._cache_name = next(name for name in CACHE_NAMES if kwargs.get(name) is self.cache)
         return outputs.logits[:, -1].clone()  # not a view, which would hold on to the prompts'
+
+    @property
+    def _device(self) -> torch.device:
+        return self._prompt_mask.device
 
     @property
     def last_positions(self) -> np.ndarray:
@@ -114,6 +119,9 @@ class BatchVerification:
             node i of the row's draft. What stands past a row's own nodes means nothing.
         """
         rows, size = len(drafts), 1 + max(map(len, drafts))
+        self._size = size
+        if size == 1 and not self._padded and (self.lengths == self.cache.get_seq_length()).all():
+            return self._run(last_tokens[:, None], self.last_positions[:, None], None)
         # A row's unused nodes repeat its last token, at its position, and are seen by themselves.
         tokens = np.tile(last_tokens[:, None], (1, size))
         depths = np.zeros((rows, size), dtype=np.int64)
@@ -125,23 +133,27 @@ class BatchVerification:
             depths[row, nodes] = draft.depths()
             visible[row, nodes, nodes] = draft.ancestors()
 
-        device = self._prompt_mask.device
-        token_ids = torch.from_numpy(tokens).to(device, non_blocking=True)
-        positions = torch.from_numpy(self.last_positions[:, None] + depths)
-        mask = self._attention_mask(torch.from_numpy(visible).to(device, non_blocking=True))
+        mask = self._attention_mask(torch.from_numpy(visible).to(self._device, non_blocking=True))
+        positions = self.last_positions[:, None] + depths
+        return self._run(tokens, positions, attention_bias(self.model, mask))
+
+    def _run(
+        self, tokens: np.ndarray, positions: np.ndarray, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One forward pass over tokens `(R, S)` at these positions; no mask hides nothing."""
+        rows, size = tokens.shape
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         model_inputs = self.model.prepare_inputs_for_generation(
-            token_ids,
+            torch.from_numpy(tokens).to(self._device, non_blocking=True),
             next_sequence_length=size,
-            attention_mask=attention_bias(self.model, mask),
-            position_ids=positions.to(device, non_blocking=True),
+            attention_mask=mask,
+            position_ids=torch.from_numpy(positions).to(self._device, non_blocking=True),
             **{self._cache_name: self.cache},
             **types,
             **self._other_kwargs,
         )
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = size
-        self._size = size
         return self.model(**model_inputs, return_dict=True).logits
 
     def _attention_mask(self, visible: torch.Tensor) -> torch.Tensor:
@@ -180,6 +192,7 @@ class BatchVerification:
         self.cache.batch_select_indices(index)
         self.lengths, self._offsets = self.lengths[rows], self._offsets[rows]
         self._prompt_mask = self._prompt_mask[index]
+        self._padded = not bool(self._prompt_mask.all())
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._other_kwargs = {
             name: value[index]
