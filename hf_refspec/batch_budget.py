@@ -11,7 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from .drafting.budget import MARGIN, MOST_NODES, PASS_TOKENS, PATIENCE, PLAIN_PASSES, pass_costs
+from .drafting.budget import (
+    MARGIN,
+    MOST_NODES,
+    PASS_TOKENS,
+    PLAIN_PASSES,
+    PassCosts,
+    Rest,
+    pass_costs,
+)
 from .drafting.drafter import Drafter
 from .drafting.tree import DraftTree
 
@@ -31,7 +39,12 @@ class BatchBudget:
         """The most nodes that a row should draft now."""
         return self._nodes
 
-    def trim(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
+    def trim(
+        self,
+        drafters: Sequence[Drafter],
+        drafts: list[DraftTree],
+        drafting_seconds: float = 0.0,
+    ) -> list[DraftTree]:
         """The parts of the drafts that are worth verifying: all of them."""
         return drafts
 
@@ -49,28 +62,39 @@ class AutoBatchBudget(BatchBudget):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(MOST_NODES)
         self._model = model
+        self._costs_by_rows: dict[int, PassCosts] = {}
         self._drafters: Sequence[Drafter] = []
         self._drafts: list[DraftTree] = []
-        self._unpaid = 0  # passes in a row in which no draft was worth verifying
+        self._rest = Rest()
 
     @property
     def most(self) -> int:
         """The most nodes that a row should draft now: where drafts have not paid for long, mostly
         none."""
-        resting = self._unpaid >= PATIENCE and self._unpaid % PATIENCE > 0
-        return 0 if resting else super().most
+        over = self._rest.over(self._costs(len(self._drafts)).plain_seconds)
+        return super().most if over else 0
 
-    def trim(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
+    def trim(
+        self,
+        drafters: Sequence[Drafter],
+        drafts: list[DraftTree],
+        drafting_seconds: float = 0.0,
+    ) -> list[DraftTree]:
         """The nodes of each draft that pay.
 
         Args:
             drafters (sequence of [`Drafter`]): Of the rows of the forward pass.
             drafts (`list[DraftTree]`): Of the same rows, each of at most `most` nodes.
+            drafting_seconds (`float`, *optional*, defaults to 0.0): How long it took to draft them.
         """
+        drafted = self.most > 0
         self._drafters, self._drafts = drafters, drafts
-        if not any(map(len, drafts)):
-            self._unpaid += self.most == 0
-            return drafts
+        kept = self._paying(drafters, drafts) if any(map(len, drafts)) else drafts
+        if drafted:
+            self._rest.record_draft(any(map(len, kept)), drafting_seconds)
+        return kept
+
+    def _paying(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
         sizes = np.array(PASS_TOKENS) - 1
         expected = np.zeros(len(sizes))
         orders = []
@@ -82,12 +106,11 @@ class AutoBatchBudget(BatchBudget):
             expected += sums[np.minimum(sizes, len(draft))]
             orders.append(order)
         nodes = self._best(expected, widest=max(map(len, drafts)))
-        self._unpaid = 0 if nodes else self._unpaid + 1
         return [_first(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
     def _best(self, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of `PASS_TOKENS` - 1 nodes a row."""
-        costs = pass_costs(self._model, f"{len(self._drafts)} rows")
+        costs = self._costs(len(self._drafts))
         if costs.passes[0] < PLAIN_PASSES:
             return 0
         sizes = np.minimum(np.array(PASS_TOKENS) - 1, widest)
@@ -107,7 +130,13 @@ class AutoBatchBudget(BatchBudget):
         for drafter, draft, emitted in zip(self._drafters, self._drafts, new_tokens, strict=True):
             if emitted is not None and len(draft):
                 drafter.calibration.record(draft, emitted)
-        pass_costs(self._model, f"{len(self._drafts)} rows").record(tokens, seconds)
+        self._costs(len(self._drafts)).record(tokens, seconds)
+        self._rest.record_pass()
+
+    def _costs(self, rows: int) -> PassCosts:
+        if rows not in self._costs_by_rows:
+            self._costs_by_rows[rows] = pass_costs(self._model, f"{rows} rows")
+        return self._costs_by_rows[rows]
 
 
 def make_batch_budget(

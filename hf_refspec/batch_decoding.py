@@ -148,7 +148,7 @@ def _decode(
             _draft(row, verifier, position, budget.most, chains) if goes_on else DraftTree.empty()
             for row, goes_on, position in zip(rows, going, positions, strict=True)
         ]
-        drafts = budget.trim([row.drafter for row in rows], drafts)
+        drafts = budget.trim([row.drafter for row in rows], drafts, perf_counter() - committed)
         drafted = perf_counter()
         last_tokens = np.array([row.new_tokens[-1] for row in rows])
         logits = verifier.verify(last_tokens, drafts)  # (R, 1 + T, vocab_size)

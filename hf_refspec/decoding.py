@@ -143,7 +143,8 @@ def _decode(
     prefilled = committed = perf_counter()
 
     while not text.finished:
-        draft = budget.trim(_draft(drafter, verifier, text, budget.most, vocab_size))
+        draft = _draft(drafter, verifier, text, budget.most, vocab_size)
+        draft = budget.trim(draft, perf_counter() - committed)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
         tokens = _accept(text, verifier, logits, draft)

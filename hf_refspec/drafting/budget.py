@@ -25,8 +25,11 @@ SLOWEST = 1.5
 PLAIN_PASSES = 3
 # What has not been measured for long is taken to have become cheaper, so that it is tried again.
 FORGETTING = 0.9998
-# After so many drafts in a row that did not pay, one is made only every so many steps.
+# After so many drafts in a row that did not pay, they are made so rarely that they take this share
+# of the time, and at least one in so many passes.
 PATIENCE = 8
+DRAFTING_SHARE = 0.005
+LONGEST_REST = 32
 # A draft must promise to be so much faster than none, or estimates that are a little too high make
 # it slower.
 MARGIN = 1.02
@@ -62,6 +65,11 @@ class PassCosts:
         change = min(seconds / self._seconds[i], SLOWEST)
         self._seconds *= FORGETTING
         self._seconds[i] *= (1 + NEWEST * (change - 1)) / FORGETTING
+
+    @property
+    def plain_seconds(self) -> float:
+        """The cost of a pass over the last token alone."""
+        return float(self._seconds[0])
 
     def seconds(self) -> np.ndarray:
         """The cost of a pass over each of `PASS_TOKENS`, float64."""
@@ -101,12 +109,40 @@ class Budget:
         """The most nodes to draft now."""
         return self._nodes
 
-    def trim(self, draft: DraftTree) -> DraftTree:
+    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
         """The part of a draft that is worth verifying: all of it."""
         return draft
 
     def record(self, draft: DraftTree, tokens: np.ndarray, seconds: float) -> None:
         """Learns from a forward pass: nothing."""
+
+
+class Rest:
+    """Whether to draft at all: where drafts have not paid for long, only now and then."""
+
+    def __init__(self) -> None:
+        self._unpaid = 0  # drafts in a row of which nothing was worth verifying
+        self._passes = 0  # passes since the last of them
+        self._drafting_seconds = 0.0  # what that one took
+
+    def over(self, pass_seconds: float) -> bool:
+        """Whether to draft now, where a pass without a draft takes `pass_seconds`."""
+        spared = self._passes * DRAFTING_SHARE * pass_seconds
+        return (
+            self._unpaid < PATIENCE
+            or spared >= self._drafting_seconds
+            or self._passes >= LONGEST_REST
+        )
+
+    def record_draft(self, paid: bool, seconds: float) -> None:
+        """Is told of a draft, which took so long."""
+        self._unpaid = 0 if paid else self._unpaid + 1
+        self._passes = 0
+        self._drafting_seconds = seconds
+
+    def record_pass(self) -> None:
+        """Is told that a pass is over."""
+        self._passes += 1
 
 
 class AutoBudget(Budget):
@@ -122,30 +158,32 @@ class AutoBudget(Budget):
         self._costs = costs
         self._calibration = calibration
         self._drafted = DraftTree.empty()
-        self._unpaid = 0  # drafts in a row of which nothing was worth verifying
+        self._rest = Rest()
 
     @property
     def most(self) -> int:
         """The most nodes to draft now: where drafts have not paid for long, mostly none."""
-        resting = self._unpaid >= PATIENCE and self._unpaid % PATIENCE > 0
-        return 0 if resting else super().most
+        return super().most if self._rest.over(self._costs.plain_seconds) else 0
 
-    def trim(self, draft: DraftTree) -> DraftTree:
+    def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
         """The nodes of a draft that pay.
 
         Args:
             draft ([`DraftTree`]): At most `most` nodes.
+            drafting_seconds (`float`, *optional*, defaults to 0.0): How long it took to draft them.
         """
+        kept = self._paying(draft) if len(draft) else draft
         self._drafted = draft
-        if len(draft) == 0:
-            self._unpaid += self.most == 0
-            return draft
+        if self.most > 0:
+            self._rest.record_draft(len(kept) > 0, drafting_seconds)
+        return kept
+
+    def _paying(self, draft: DraftTree) -> DraftTree:
         calibrated = self._calibration.calibrated(draft)
         # Parents stand before their children, also where they are equally probable.
         order = np.argsort(-calibrated.probs, kind="stable")
         expected = np.concatenate(([1.0], 1.0 + np.cumsum(calibrated.probs[order], dtype=float)))
         nodes = self._most_expected_per_second(expected)
-        self._unpaid = 0 if nodes else self._unpaid + 1
         if nodes >= len(draft):
             return draft
         kept = np.zeros(len(draft), dtype=np.bool_)
@@ -163,6 +201,7 @@ class AutoBudget(Budget):
         if len(self._drafted):
             self._calibration.record(self._drafted, tokens)
         self._costs.record(1 + len(draft), seconds)
+        self._rest.record_pass()
         self._drafted = DraftTree.empty()
 
     def _most_expected_per_second(self, expected: np.ndarray) -> int:

@@ -11,9 +11,11 @@ from .tree import DraftTree
 DEPTHS, SHARES = 5, 8
 # What it takes to believe a correction: so many expected acceptances halve the trust in a source
 # of which nothing is accepted.
-PRIOR = 4.0
+PRIOR = 2.0
 # Older observations count half each time so many acceptances have been expected since.
 MEMORY = 48.0
+# What they still count when another text begins.
+KEPT = 0.75
 
 
 class Calibration:
@@ -58,6 +60,6 @@ class Calibration:
         )
 
     def fade(self) -> None:
-        """Counts all observations half: another text begins."""
-        self._expected *= 0.5
-        self._accepted *= 0.5
+        """Counts all observations less: another text begins."""
+        self._expected *= KEPT
+        self._accepted *= KEPT

@@ -17,6 +17,8 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from hf_refspec import Drafter, DraftTree, decoding
 from hf_refspec.drafting.budget import (
+    DRAFTING_SHARE,
+    LONGEST_REST,
     MARGIN,
     MOST_NODES,
     NEWEST,
@@ -27,6 +29,7 @@ from hf_refspec.drafting.budget import (
     AutoBudget,
     Budget,
     PassCosts,
+    Rest,
     make_budget,
     pass_costs,
 )
@@ -227,23 +230,40 @@ def test_what_is_not_verified_is_learned_from_all_the_same():
     raise AssertionError("a node that is always right was never verified")
 
 
-def test_after_drafts_that_do_not_pay_it_rests_and_wakes_up_when_one_does():
-    costs = MadeUp(each)
+@pytest.mark.parametrize("drafted", [True, False])
+def test_after_drafts_that_do_not_pay_it_rests_and_wakes_up_when_one_does(drafted):
+    costs = recorded(*[(1, 1.0)] * PLAIN_PASSES)
     budget = AutoBudget(costs, Calibration())
     tree = DraftTree.chain([4, 5], [0.9, 0.8])
+    wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()
+    drafting_seconds = 10 * DRAFTING_SHARE  # which ten passes make up for
 
-    def step() -> tuple[int, int]:
+    def step(draft: DraftTree) -> bool:
         most = budget.most
-        draft = budget.trim(tree if most else DraftTree.empty())
-        budget.record(draft, np.array([4, 5, 6])[: 1 + len(draft)], 1.0)
-        return most, len(draft)
+        kept = budget.trim(draft if most else DraftTree.empty(), drafting_seconds)
+        budget.record(kept, np.array([4, 5, 6])[: 1 + len(kept)], 1.0)
+        return most > 0
 
-    steps = [step() for _ in range(3 * PATIENCE)]
-    awake = [number for number, (most, _) in enumerate(steps) if most]
-    assert awake == [*range(PATIENCE), PATIENCE, 2 * PATIENCE]
-    assert all(steps[number] == (MOST_NODES, 0) for number in awake)
-    costs.formula = same
-    assert [step() for _ in range(PATIENCE)] == [(MOST_NODES, 2)] * PATIENCE
+    awake = [number for number in range(PATIENCE + 35) if step(wrong)]
+    assert awake == [*range(PATIENCE), *range(PATIENCE + 9, PATIENCE + 35, 10)]
+    while not step(tree):
+        pass
+    assert all(step(tree) for _ in range(PATIENCE))
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_it_never_rests_for_long(drafting_seconds, pass_seconds):
+    rest = Rest()
+    for _ in range(PATIENCE):
+        assert rest.over(pass_seconds)
+        rest.record_draft(paid=False, seconds=drafting_seconds)
+    for passes in range(LONGEST_REST):
+        assert rest.over(pass_seconds) == (
+            passes * DRAFTING_SHARE * pass_seconds >= drafting_seconds
+        )
+        rest.record_pass()
+    assert rest.over(pass_seconds)
 
 
 def seconds_a_token(nodes: int, cost, share: float, right: float, tokens: int = 800) -> float:
