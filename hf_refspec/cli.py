@@ -89,6 +89,31 @@ def _parser() -> argparse.ArgumentParser:
     ablate.add_argument("--limit", type=_positive, metavar="N", help="so many prompts only")
     ablate.add_argument("--out", required=True, type=Path, help="a folder for table and plot")
     ablate.set_defaults(command=_ablate)
+
+    bench = commands.add_parser("bench", help="measure suites, or compare two results")
+    bench.add_argument(
+        "suites",
+        nargs="+",
+        metavar="SUITE",
+        help="rag, humaneval, spec-bench, multi-turn, cached-sessions, no-overlap, latency; or "
+        "compare A.json B.json",
+    )
+    bench.add_argument("--out", type=Path, help="a folder for results, report and plots")
+    bench.add_argument("--data", type=Path, help="the folder of the suites' files")
+    bench.add_argument("--model", help="a folder or a Hub id instead of the bundled model")
+    bench.add_argument(
+        "--random-model",
+        choices=("tiny", "500M", "1B", "8B"),
+        help="a Llama of that size with random weights instead",
+    )
+    bench.add_argument("--tokenizer", help="of the random model; else that of the bundled one")
+    bench.add_argument("--datastore", help="a folder or a Hub id, to draft from as well")
+    bench.add_argument("--replay", action="store_true", help="force the recorded answers")
+    bench.add_argument("--limit", type=_positive, metavar="N", help="so many questions a suite")
+    bench.add_argument("--resume", action="store_true", help="go on with what was stopped")
+    bench.add_argument("--device", choices=("cpu", "cuda"))
+    bench.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    bench.set_defaults(command=_bench)
     return parser
 
 
@@ -140,6 +165,12 @@ def _ablate(options: argparse.Namespace) -> int:
     from .bench.ablation import ablate
 
     return ablate(options)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .bench.run import command
+
+    return command(options)
 
 
 def _generate(options: argparse.Namespace) -> int:

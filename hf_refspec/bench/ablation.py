@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from ..datastore.format import new_folder
 from ..datastore.store import Datastore
 from ..drafting.datastore_drafts import DatastoreDrafts
+from .plots import new_plot
 from .replay import replay, stand_in_model
 from .suites import humaneval
 
@@ -53,7 +54,7 @@ def ablate(options: argparse.Namespace) -> int:
             points.append(Point(form, _size(part), stats.mat))
             print(f"{form:12} {points[-1].size / 1e6:8.2f} {stats.mat:6.3f}", flush=True)
         (out / "ablation.json").write_text(json.dumps([asdict(p) for p in points], indent=1) + "\n")
-        _plot(points, out / "ablation.png")
+        plot_points(points, out / "ablation.png")
     return 0
 
 
@@ -88,19 +89,11 @@ def _size(store: Datastore) -> int:
     return sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
 
 
-def _plot(points: list[Point], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
-        chosen = [point for point in points if point.form == form]
-        sizes, mats = [point.size / 1e6 for point in chosen], [point.mat for point in chosen]
-        axes.plot(sizes, mats, marker=marker, label=form)
-    axes.set(xscale="log", xlabel="size of the datastore (MB)", ylabel="MAT")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
+def plot_points(points: list[Point], path: Path) -> None:
+    """Draws MAT against size, a line for each form."""
+    with new_plot(path) as axes:
+        for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
+            chosen = [point for point in points if point.form == form]
+            sizes, mats = [point.size / 1e6 for point in chosen], [point.mat for point in chosen]
+            axes.plot(sizes, mats, marker=marker, label=form)
+        axes.set(xscale="log", xlabel="size of the datastore (MB)", ylabel="MAT")

@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 from transformers import (
     AutoTokenizer,
-    LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -34,6 +33,7 @@ from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
+from .models import random_model
 from .suites import RecordedAnswer, llma_rag
 
 
@@ -59,15 +59,7 @@ class ForcedText(LogitsProcessor):
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:
     """A model whose forward pass costs next to nothing, for replays."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=2**17,
-    )
-    return LlamaForCausalLM(config).eval()
+    return random_model("tiny", vocab_size)
 
 
 def replay(

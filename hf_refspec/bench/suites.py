@@ -1,13 +1,18 @@
-"""Recorded answers to replay, from the files in which others have published them."""
+"""What is asked: recorded answers and questions, from the files in which others published them."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
+
+from .records import Record, read_records
+
+# Of a text in which nothing can be looked up.
+RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
+PREFIX = "Please answer the following as well as you can. "
 
 
 @dataclass(frozen=True)
@@ -18,18 +23,37 @@ class RecordedAnswer:
     answer_ids: list[int]
 
 
+@dataclass(frozen=True)
+class Question:
+    """What a user asks, turn after turn.
+
+    Attributes:
+        id (`str`): Its category and number.
+        turns (`list[str]`): The user's messages.
+        answers (`list[str]`, *optional*): What was answered to each, where that was recorded.
+    """
+
+    id: str
+    turns: list[str]
+    answers: list[str] | None = None
+
+
 def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
     Args:
         path (`str` or `Path`): The paper's `rag.jsonl`: `query`, `docs` and `result.text` a line.
         tokenizer (`PreTrainedTokenizerBase`): Of the target model that is imagined.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If a line of it is malformed.
     """
     answers = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        prompt = "docs:\n" + "\n".join(record["docs"]) + f"\nquery: {record['query']}\nanswer:"
-        answers.append(recorded(prompt, record["result"]["text"], tokenizer))
+    for record in read_records(path):
+        docs, query = "\n".join(record.texts("docs")), record.text("query")
+        prompt = f"docs:\n{docs}\nquery: {query}\nanswer:"
+        answers.append(recorded(prompt, record.text("result", "text"), tokenizer))
     return answers
 
 
@@ -39,11 +63,14 @@ def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Reco
     Args:
         path (`str` or `Path`): `HumanEval.jsonl.gz`: `prompt` and `canonical_solution` a line.
         tokenizer (`PreTrainedTokenizerBase`): Of the target model that is imagined.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If a line of it is malformed.
     """
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
     return [
-        recorded(record["prompt"], record["canonical_solution"], tokenizer) for record in records
+        recorded(record.text("prompt"), record.text("canonical_solution"), tokenizer)
+        for record in read_records(path)
     ]
 
 
@@ -54,3 +81,66 @@ def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> Re
     if ids[: len(prompt_ids)] != prompt_ids:  # a token that would reach over the border
         ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
     return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], tokenizer.eos_token_id])
+
+
+def spec_bench(path: str | Path) -> list[Question]:
+    """The 480 questions of Spec-Bench (arXiv 2401.07851), 80 of them with a second turn.
+
+    Answers are the references that the file has for translation, summarization, mathematics and
+    some others: one for each turn.
+
+    Args:
+        path (`str` or `Path`): Its `question.jsonl`: `question_id`, `category` and `turns` a line.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If a line of it is malformed.
+    """
+    return [_spec_bench_question(record) for record in read_records(path)]
+
+
+def _spec_bench_question(record: Record) -> Question:
+    turns, answers = record.texts("turns"), record.optional_texts("reference")
+    known = answers is not None and len(answers) == len(turns) and all(map(str.strip, answers))
+    name = f"{record.text('category')}/{record.content.get('question_id')}"
+    return Question(name, turns, answers if known else None)
+
+
+def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of a conversation in which it is the model's turn.
+
+    Args:
+        messages (`list[str]`): By user and model in turn.
+        tokenizer (`PreTrainedTokenizerBase`): Its chat template is used, if it has one.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer("".join(f"{message}\n\n" for message in messages))["input_ids"]
+    chat = [
+        {"role": "assistant" if i % 2 else "user", "content": message}
+        for i, message in enumerate(messages)
+    ]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def neighbours(question: str) -> list[str]:
+    """Four questions that somebody who means the same could have asked."""
+    words = question.split(" ")
+    swapped = list(words)
+    for i in range(2, len(words) - 1, 8):
+        swapped[i], swapped[i + 1] = words[i + 1], words[i]
+    return [
+        " ".join(word for i, word in enumerate(words) if i % 7 != 3),
+        " ".join(word for i, word in enumerate(words) if i % 11 != 6),
+        " ".join(swapped),
+        PREFIX + question,
+    ]
+
+
+def random_texts(tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """Random tokens after random tokens: nothing to look up, the worst that a drafter can meet."""
+    special = set(tokenizer.all_special_ids)
+    ordinary = [token for token in range(len(tokenizer)) if token not in special]
+    rng = np.random.default_rng(0)
+    texts = rng.choice(ordinary, (RANDOM_TEXTS, RANDOM_PROMPT + RANDOM_ANSWER)).tolist()
+    return [RecordedAnswer(ids[:RANDOM_PROMPT], ids[RANDOM_PROMPT:]) for ids in texts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from pathlib import Path
@@ -10,7 +11,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hf_refspec.bench.suites import humaneval, llma_rag, recorded
+from hf_refspec.bench.suites import (
+    chat_prompt,
+    humaneval,
+    llma_rag,
+    neighbours,
+    random_texts,
+    recorded,
+    spec_bench,
+)
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(
@@ -73,3 +82,63 @@ def test_humaneval_as_published_has_164_problems():
         assert text.split() == expected.split()
         assert ids[-1] == tokenizer.eos_token_id
         assert len(answer.answer_ids) > 1
+
+
+def test_a_malformed_line_is_named(tmp_path, data, tokenizer):
+    path = data / "llma_rag.jsonl"
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"query": "who?", "docs": ["x"]}\n')
+    with pytest.raises(ValueError, match=r"llma_rag.jsonl, line 4: result.text must be text"):
+        llma_rag(path, tokenizer)
+
+
+def test_questions_have_answers_where_there_is_one_for_each_turn(data):
+    questions = spec_bench(data / "spec_bench_questions.jsonl")
+    assert [question.id for question in questions] == [
+        "writing/81",
+        "math/101",
+        "translation/161",
+        "rag/321",
+    ]
+    assert [question.answers for question in questions] == [
+        None,
+        ["It is four.", "It is five."],
+        ["a cat"],
+        None,
+    ]
+
+
+def test_neighbours_are_four_different_questions_and_the_same_each_time():
+    question = " ".join(f"word{i}" for i in range(30))
+    texts = neighbours(question)
+    assert len({question, *texts}) == 5
+    assert texts == neighbours(question)
+    assert all(len(set(text.split()) & set(question.split())) >= 25 for text in texts)
+    assert sorted(texts[2].split()) == sorted(question.split())
+    assert len(neighbours("Why?")) == 4
+
+
+def test_a_conversation_goes_through_the_chat_template_if_there_is_one(tokenizer):
+    ids = chat_prompt(["hi", "ho", "ha"], tokenizer)
+    assert tokenizer.decode(ids) == "user: hi\nassistant: ho\nuser: ha\nassistant: "
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    assert plain.decode(chat_prompt(["hi", "ho"], plain)) == "hi\n\nho\n\n"
+
+
+def test_random_texts_are_ordinary_tokens_and_the_same_each_time(tokenizer):
+    texts = random_texts(tokenizer)
+    assert texts == random_texts(tokenizer)
+    assert {len(text.prompt_ids) for text in texts} == {512}
+    assert {len(text.answer_ids) for text in texts} == {128}
+    special = set(tokenizer.all_special_ids)
+    assert not any(special & {*text.prompt_ids, *text.answer_ids} for text in texts)
+
+
+@needs_data
+def test_spec_bench_as_published_has_480_questions():
+    questions = spec_bench(DATA / "spec_bench_questions.jsonl")
+    assert len(questions) == 480
+    assert sum(len(question.turns) > 1 for question in questions) == 80
+    answered = {question.id.split("/")[0] for question in questions if question.answers}
+    assert {"translation", "summarization", "math_reasoning"} <= answered

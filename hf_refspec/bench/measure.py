@@ -1,0 +1,234 @@
+"""One prompt, decoded in all ways in turn, timed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from .models import context_length
+from .replay import ForcedText
+from .ways import Way
+
+NEW_TOKENS = 256  # at most, where the model says what it likes
+WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
+
+
+class IdsDifferError(Exception):
+    """A way to decode has not given the ids of plain decoding."""
+
+
+class ContextTooShortError(Exception):
+    """The model's context does not hold a prompt and its answer."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of `generate`.
+
+    Attributes:
+        way (`str`), nodes (`int` or `str`): How, see [`Way`].
+        tokens (`int`): New tokens.
+        forward_passes (`int`): Of the model, the prefill among them.
+        prefill_seconds (`float`): Up to the end of the first forward pass.
+        decoding_seconds (`float`): From there on.
+        identical (`bool`): Whether the ids were those of plain decoding.
+        drafted, accepted (`int`), accepted_lengths (`list[int]`), drafting_seconds (`float`): Of
+            our own ways, see [`SpeculationStats`].
+    """
+
+    way: str
+    nodes: int | str
+    tokens: int
+    forward_passes: int
+    prefill_seconds: float
+    decoding_seconds: float
+    identical: bool = True
+    drafted: int = 0
+    accepted: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+    drafting_seconds: float = 0.0
+
+
+class PassTimer:
+    """Counts a model's forward passes and notes when the first is over.
+
+    A streamer could tell nearly the same, but would cost each token a copy from the GPU, in our
+    ways more than in plain decoding.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.passes = 0
+        self.began = self.prefilled = self.ended = 0.0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Times what is done meanwhile."""
+        hook = self._model.register_forward_hook(self._count)
+        try:
+            self.began = self._now()
+            yield
+            self.ended = self._now()
+        finally:
+            hook.remove()
+
+    def _count(self, *_: Any) -> None:
+        self.passes += 1
+        if self.passes == 1:
+            self.prefilled = self._now()
+
+    def _now(self) -> float:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return perf_counter()
+
+
+@dataclass
+class Bench:
+    """A model and the ways to decode with it.
+
+    Attributes:
+        model (`PreTrainedModel`): The target model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        make_ways (callable): Makes the ways, with drafters that have seen nothing.
+        replay (`bool`): Whether recorded answers are forced.
+        ways (`list[Way]`): Those in use; the first is plain decoding.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    make_ways: Callable[[], list[Way]]
+    replay: bool
+    ways: list[Way] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Takes drafters that have seen nothing: what one suite said is nothing to another."""
+        self.ways = self.make_ways()
+
+    def warm_up(self) -> None:
+        """Lets the first call of each way, which compiles, probes and loads, pass uncounted.
+
+        The model is made to repeat itself, so that drafts of all sizes are verified.
+        """
+        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        length = min(WARM_UP_TEXT, context_length(self.model))
+        repeated = [1 + i % min(100, vocab_size - 1) for i in range(length)]
+        border = max(length - WARM_UP_TOKENS, 1)
+        prompt_ids, answer_ids = repeated[:border], repeated[border:]
+        for way in self.make_ways():
+            self._generate(prompt_ids, **self._target(prompt_ids, answer_ids), **way.kwargs)
+
+    def ask(
+        self, name: str, prompt_ids: list[int], answer_ids: list[int] | None = None
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Decodes in all ways in turn.
+
+        Args:
+            name (`str`): What the prompt is called.
+            prompt_ids (`list[int]`): The prompt.
+            answer_ids (`list[int]`, *optional*): What the model is made to say; else it says what
+                it likes.
+
+        Returns:
+            What was measured, as plain types, and the ids of plain decoding.
+
+        Raises:
+            ContextTooShortError: If the model's context does not hold it.
+            IdsDifferError: If ids differ in float32.
+        """
+        self.check_context(name, prompt_ids, NEW_TOKENS if answer_ids is None else len(answer_ids))
+        samples: list[Sample] = []
+        plain_ids: list[int] = []
+        for way in self.ways:
+            sample, ids = self._timed(way, prompt_ids, answer_ids)
+            plain_ids = plain_ids or ids
+            expected = plain_ids if answer_ids is None else answer_ids
+            if ids != expected:
+                sample = Sample(**{**asdict(sample), "identical": False})
+                self._check_difference(name, way, ids, expected)
+            samples.append(sample)
+        entry = {"name": name, "prompt_tokens": len(prompt_ids)}
+        return {**entry, "samples": [asdict(sample) for sample in samples]}, plain_ids
+
+    def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
+        """What the model says by itself, not timed.
+
+        Raises:
+            ContextTooShortError: If the model's context does not hold it.
+        """
+        self.check_context(name, prompt_ids, NEW_TOKENS)
+        return self._generate(prompt_ids, max_new_tokens=NEW_TOKENS)
+
+    def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
+        """Adds a finished call to all caches."""
+        for cache in filter(None, (way.cache for way in self.ways)):
+            cache.add(prompt_ids, output_ids)
+
+    def check_context(self, name: str, prompt_ids: list[int], new_tokens: int) -> None:
+        """Refuses a prompt that, with its answer, is longer than the model can read.
+
+        Raises:
+            ContextTooShortError: If it is.
+        """
+        context = context_length(self.model)
+        if len(prompt_ids) + new_tokens > context:
+            raise ContextTooShortError(
+                f"{name} has {len(prompt_ids)} tokens and up to {new_tokens} new ones, more than "
+                f"the model's context of {context}"
+            )
+
+    def _timed(
+        self, way: Way, prompt_ids: list[int], answer_ids: list[int] | None
+    ) -> tuple[Sample, list[int]]:
+        timer = PassTimer(self.model)
+        with timer():
+            ids = self._generate(prompt_ids, **self._target(prompt_ids, answer_ids), **way.kwargs)
+        sample = Sample(
+            way.name,
+            way.nodes,
+            tokens=len(ids),
+            forward_passes=timer.passes,
+            prefill_seconds=timer.prefilled - timer.began,
+            decoding_seconds=timer.ended - timer.prefilled,
+        )
+        if way.drafter is None:
+            return sample, ids
+        names = ("drafted", "accepted", "accepted_lengths", "drafting_seconds")
+        stats = {name: getattr(way.drafter.stats, name) for name in names}
+        return Sample(**{**asdict(sample), **stats}), ids
+
+    def _target(self, prompt_ids: list[int], answer_ids: list[int] | None) -> dict[str, Any]:
+        """The arguments that make the model say the answer, or let it say what it likes."""
+        if answer_ids is None:
+            return {"max_new_tokens": NEW_TOKENS}
+        text = torch.tensor(prompt_ids + answer_ids, device=self.model.device)
+        return {
+            "max_new_tokens": len(answer_ids),
+            "eos_token_id": None,
+            "logits_processor": LogitsProcessorList([ForcedText(text)]),
+        }
+
+    def _generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
+        ids = torch.tensor([prompt_ids], device=self.model.device)
+        # Said outright: a prompt may hold the token that else is taken for padding.
+        mask = torch.ones_like(ids)
+        output = self.model.generate(ids, attention_mask=mask, do_sample=False, **kwargs)
+        return output[0, len(prompt_ids) :].tolist()
+
+    def _check_difference(self, name: str, way: Way, ids: list[int], expected: list[int]) -> None:
+        """In a shorter type than float32 near-ties may fall either way."""
+        if self.model.dtype != torch.float32:
+            return
+        pairs = enumerate(zip(ids, expected, strict=False))
+        shorter = min(len(ids), len(expected))
+        first = next((i for i, (one, other) in pairs if one != other), shorter)
+        raise IdsDifferError(
+            f"{name}: {way.name} ({way.nodes} nodes) gives other ids than plain decoding, from new "
+            f"token {first} on; in float32 they must be the same"
+        )

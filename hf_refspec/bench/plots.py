@@ -1,0 +1,118 @@
+"""The plots of a run, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .summary import Key, Spread, Summary
+from .ways import BLEND, BUDGETS, LOOK_UP, PLAIN
+
+LONGEST = 20  # accepted tokens that are told apart
+
+
+def check_plotting() -> None:
+    """Refuses to start what could not be plotted in the end.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            "hf-refspec bench plots with matplotlib; install the extra `bench`"
+        ) from None
+
+
+def draw_plots(
+    suites: dict[str, dict[Key, Summary]], pass_costs: dict[str, Any], folder: Path
+) -> list[str]:
+    """Draws what was measured.
+
+    Args:
+        suites (`dict`): Of each suite that decodes, the summary of each way.
+        pass_costs (`dict`): See [`measure_pass_costs`].
+        folder (`Path`): Where the files go.
+
+    Returns:
+        Their names.
+    """
+    plots: dict[str, Callable[[Any], None]] = {}
+    if suites:
+        plots["accepted_lengths.png"] = lambda axes: _accepted_lengths(suites, axes)
+        plots["speed_against_budget.png"] = lambda axes: _speed_against_budget(suites, axes)
+    if pass_costs:
+        plots["pass_costs.png"] = lambda axes: _pass_costs(pass_costs, axes)
+    for name, draw in plots.items():
+        with new_plot(folder / name) as axes:
+            draw(axes)
+    return list(plots)
+
+
+@contextmanager
+def new_plot(path: Path) -> Iterator[Any]:
+    """Axes to draw on, which are written to a file in the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    try:
+        yield axes
+        axes.grid(alpha=0.3)
+        axes.legend()
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    finally:
+        pyplot.close(figure)
+
+
+def _accepted_lengths(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
+    """How many of the forward passes accepted so many draft tokens or more."""
+    for name, ways in suites.items():
+        counts = np.array(ways[BLEND, BUDGETS[-1]].accepted_lengths)
+        share = counts[::-1].cumsum()[::-1] / counts.sum()
+        axes.plot(share[: LONGEST + 1], marker=".", label=name)
+    axes.set(
+        xlabel="accepted draft tokens, at least",
+        ylabel="share of forward passes",
+        title=f"{BLEND}, {BUDGETS[-1]} nodes",
+        xticks=range(0, LONGEST + 1, 2),
+    )
+
+
+def _speed_against_budget(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
+    """Tokens a second of the blend with each budget, with "auto", and of prompt look-up."""
+    for name, ways in suites.items():
+        keys = [(PLAIN, 0), *((BLEND, nodes) for nodes in BUDGETS)]
+        speeds = [ways[key].tokens_per_second.median for key in keys]
+        [line] = axes.plot([nodes for _, nodes in keys], speeds, marker="o", label=name)
+        for key, style in (((BLEND, "auto"), "--"), ((LOOK_UP, 10), ":")):
+            level = ways[key].tokens_per_second.median
+            axes.axhline(level, linestyle=style, color=line.get_color(), linewidth=1)
+    axes.set(
+        xlabel="draft nodes",
+        ylabel="tokens/s in decoding",
+        ylim=(0, None),
+        title='dashed: "auto"; dotted: prompt look-up',
+    )
+
+
+def _pass_costs(pass_costs: dict[str, Any], axes: Any) -> None:
+    tokens = [int(each) for each in pass_costs["seconds"]]
+    spreads = [Spread.of(each) for each in pass_costs["seconds"].values()]
+    one = spreads[0].median
+    axes.plot(
+        tokens, [each.median / one for each in spreads], marker="o", label="median, quartiles"
+    )
+    low, high = ([getattr(each, end) / one for each in spreads] for end in ("low", "high"))
+    axes.fill_between(tokens, low, high, alpha=0.3)
+    axes.set(
+        xscale="log", xlabel="tokens in a forward pass", ylabel="cost, against one", ylim=(0, None)
+    )
+    axes.set_xticks(tokens, [str(each) for each in tokens])

@@ -1,0 +1,88 @@
+"""Files of JSON lines as others have published them; what is wrong with one is told by its line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of a file.
+
+    Attributes:
+        where (`str`): The file and the line, for whoever has to look it up.
+        content (`dict`): What it says.
+    """
+
+    where: str
+    content: dict[str, Any]
+
+    def text(self, *names: str) -> str:
+        """The string at `names`, one inside the other.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        value: Any = self.content
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, str):
+            raise ValueError(f"{self.where}: {'.'.join(names)} must be text, but is {value!r:.80}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """The strings in the list `name`, at least one.
+
+        Raises:
+            ValueError: If there are none.
+        """
+        values = self.content.get(name)
+        if not _are_texts(values) or not values:
+            raise ValueError(f"{self.where}: {name} must be a list of texts, but is {values!r:.80}")
+        return values
+
+    def optional_texts(self, name: str) -> list[str] | None:
+        """The strings in the list `name`, `None` if it is something else or is not there."""
+        values = self.content.get(name)
+        return values if _are_texts(values) else None
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def read_records(path: str | Path) -> list[Record]:
+    """Reads a file of one JSON object a line, packed by gzip if it is called `.gz`.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If a line is something else.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; benchmarks/README.md says where to get it")
+    packed = path.read_bytes()
+    try:
+        text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8")
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; get it again") from None
+    return [
+        _record(f"{path}, line {number}", line)
+        for number, line in enumerate(text.split("\n"), 1)
+        if line.strip()
+    ]
+
+
+def _record(where: str, line: str) -> Record:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be a JSON object, but is {line.strip()!r:.80}")
+    return Record(where, content)

@@ -1,0 +1,167 @@
+"""The suites: what each reads, how one of its questions is measured, and how that is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from . import latency, report, suites
+from .measure import Bench
+from .suites import Question, RecordedAnswer, chat_prompt, neighbours
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where questions come from.
+
+    Attributes:
+        tokenizer (`PreTrainedTokenizerBase`): The target model's.
+        replay (`bool`): Whether recorded answers will be forced.
+        data (`Path`, *optional*): The folder with the data files.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    replay: bool
+    data: Path | None = None
+
+    def file(self, name: str) -> Path:
+        """A data file.
+
+        Raises:
+            ValueError: If no folder was named.
+        """
+        if self.data is None:
+            raise ValueError(f"{name} is needed; name the folder that it is in with --data")
+        return self.data / name
+
+
+@dataclass(frozen=True)
+class Named:
+    """A recorded answer with a name."""
+
+    id: str
+    answer: RecordedAnswer
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of questions of one kind.
+
+    Attributes:
+        read (callable): Reads all questions, before work starts; each has an `id`.
+        measure (callable): Measures one question and yields what comes of it, as plain types.
+        tables (callable): The Markdown of all that `measure` has yielded.
+        decodes (`bool`): Whether it decodes with the model, all ways in turn.
+    """
+
+    read: Callable[[Source], list[Any]]
+    measure: Callable[[Bench, Any], Iterator[dict[str, Any]]]
+    tables: Callable[[list[dict[str, Any]]], str] = report.decoding_table
+    decodes: bool = True
+
+
+def _read_rag(source: Source) -> list[Named]:
+    return _named(suites.llma_rag(source.file("llma_rag.jsonl"), source.tokenizer))
+
+
+def _read_humaneval(source: Source) -> list[Named]:
+    return _named(suites.humaneval(source.file("HumanEval.jsonl.gz"), source.tokenizer))
+
+
+def _read_random(source: Source) -> list[Named]:
+    if not source.replay:
+        raise ValueError("no-overlap is random text, which no model says by itself; add --replay")
+    return _named(suites.random_texts(source.tokenizer))
+
+
+def _named(answers: list[RecordedAnswer]) -> list[Named]:
+    return [Named(str(number), answer) for number, answer in enumerate(answers, 1)]
+
+
+def _read_spec_bench(source: Source) -> list[Question]:
+    questions = suites.spec_bench(source.file("spec_bench_questions.jsonl"))
+    # To replay are those that have a recorded answer.
+    return [question for question in questions if question.answers or not source.replay]
+
+
+def _read_multi_turn(source: Source) -> list[Question]:
+    return [question for question in _read_spec_bench(source) if len(question.turns) > 1]
+
+
+def _read_cached_sessions(source: Source) -> list[Question]:
+    if source.replay:
+        raise ValueError(
+            "cached-sessions needs the model's own answers, to questions of which none is "
+            "recorded; run it without --replay"
+        )
+    return _read_spec_bench(source)
+
+
+def _ask(bench: Bench, question: Named) -> Iterator[dict[str, Any]]:
+    answer = question.answer
+    entry, _ = bench.ask(
+        question.id, answer.prompt_ids, answer.answer_ids if bench.replay else None
+    )
+    yield entry
+
+
+def _ask_first_turn(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
+    yield next(_converse(bench, question))
+
+
+def _converse(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
+    """Each turn after those before it, with what the model answered to them."""
+    messages: list[str] = []
+    for turn, text in enumerate(question.turns):
+        messages.append(text)
+        prompt_ids = chat_prompt(messages, bench.tokenizer)
+        answer_ids = None
+        if bench.replay and question.answers is not None:
+            answer = bench.tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
+            answer_ids = [*answer, bench.tokenizer.eos_token_id]
+        entry, ids = bench.ask(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
+        messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
+        yield entry
+
+
+def _ask_again(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
+    """The first turn, after the model has answered four questions that mean the same."""
+    for text in neighbours(question.turns[0]):
+        prompt_ids = chat_prompt([text], bench.tokenizer)
+        bench.remember(prompt_ids, bench.answer(question.id, prompt_ids))
+    yield from _ask_first_turn(bench, question)
+
+
+def _read_latency(source: Source) -> list[latency.Point]:
+    return latency.latency_points()
+
+
+def _measure_latency(bench: Bench, point: latency.Point) -> Iterator[dict[str, Any]]:
+    yield latency.measure_latency(point, bench.tokenizer)
+
+
+SUITES: dict[str, Suite] = {
+    "rag": Suite(_read_rag, _ask),
+    "humaneval": Suite(_read_humaneval, _ask),
+    "spec-bench": Suite(_read_spec_bench, _ask_first_turn),
+    "multi-turn": Suite(_read_multi_turn, _converse),
+    "cached-sessions": Suite(_read_cached_sessions, _ask_again),
+    "no-overlap": Suite(_read_random, _ask),
+    "latency": Suite(_read_latency, _measure_latency, report.latency_table, decodes=False),
+}
+
+
+def find_suites(names: list[str]) -> dict[str, Suite]:
+    """The suites of these names.
+
+    Raises:
+        ValueError: If there is none of a name.
+    """
+    for name in names:
+        if name not in SUITES:
+            raise ValueError(f"{name!r} is no suite; there are {', '.join(SUITES)}")
+    return {name: SUITES[name] for name in names}

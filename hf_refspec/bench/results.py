@@ -1,0 +1,116 @@
+"""What was measured, in one JSON file that is whole at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+FILE = "results.json"
+
+
+@dataclass
+class Results:
+    """All that was measured, and with what.
+
+    Attributes:
+        machine, versions, settings (`dict`): With what.
+        pass_costs (`dict`): What a forward pass costs, see [`measure_pass_costs`].
+        suites (`dict`): For each suite, how many questions it has, and those that are done, by id:
+            what was measured, or why it was skipped.
+    """
+
+    machine: dict[str, Any]
+    versions: dict[str, Any]
+    settings: dict[str, Any]
+    pass_costs: dict[str, Any] = field(default_factory=dict)
+    suites: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def begin(self, suite: str, questions: int) -> None:
+        """Makes a place for a suite, if there is none."""
+        self.suites.setdefault(suite, {"questions": questions, "done": {}})
+        self.suites[suite]["questions"] = questions
+
+    def is_done(self, suite: str, question: str) -> bool:
+        """Whether a question has been measured, or skipped."""
+        return question in self.suites[suite]["done"]
+
+    def add(
+        self, suite: str, question: str, entries: list[dict[str, Any]], skipped: str | None
+    ) -> None:
+        """Adds what came of a question."""
+        self.suites[suite]["done"][question] = {"entries": entries, "skipped": skipped}
+
+    def entries(self, suite: str) -> list[dict[str, Any]]:
+        """All that was measured of a suite."""
+        done = self.suites[suite]["done"].values()
+        return [entry for question in done for entry in question["entries"]]
+
+    def skipped(self, suite: str) -> list[str]:
+        """Why questions of a suite were skipped."""
+        done = self.suites[suite]["done"].values()
+        return [question["skipped"] for question in done if question["skipped"]]
+
+    def write(self, folder: Path) -> None:
+        """Writes results.json; an earlier one is replaced in one go."""
+        new = folder / f".{FILE}.new"
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Reads a file, or the results.json of a folder.
+
+        Raises:
+            OSError: If it cannot be read.
+            ValueError: If it is something else.
+        """
+        path = path / FILE if path.is_dir() else path
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
+            results = cls(**content)
+            for suite in results.suites.keys():  # noqa: SIM118 (a list has none)
+                results.entries(suite)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} holds no results of hf-refspec bench: {error}") from None
+        return results
+
+
+def open_results(folder: Path, fresh: Results, resume: bool) -> Results:
+    """What an earlier run left in a folder, or fresh results in a new one.
+
+    Args:
+        folder (`Path`): Where they are, or will be.
+        fresh ([`Results`]): Those of a run that begins.
+        resume (`bool`): Whether to go on with what is there.
+
+    Raises:
+        FileExistsError: If there are results, and they are not to be gone on with.
+        ValueError: If they were measured with other settings or versions, or elsewhere.
+    """
+    if not (folder / FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        return fresh
+    if not resume:
+        raise FileExistsError(
+            f"{folder / FILE} exists; add --resume to go on with it, or choose another --out"
+        )
+    earlier = Results.read(folder)
+    for kind in ("machine", "versions", "settings"):
+        before, now = getattr(earlier, kind), getattr(fresh, kind)
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{folder} was measured with {name} {before.get(name)!r}, not "
+                    f"{now.get(name)!r}; choose another --out"
+                )
+    return earlier

@@ -1,0 +1,44 @@
+"""Two runs are compared on the prompts that both have measured."""
+
+from __future__ import annotations
+
+import pytest
+from test_summary import sample
+
+from hf_refspec.bench.compare import comparison
+from hf_refspec.bench.results import Results
+from hf_refspec.cli import main
+
+
+def results(seconds: float, names: str, **settings) -> Results:
+    made = Results({}, {"torch": "2"}, settings)
+    made.begin("rag", 3)
+    for name in names:
+        samples = [sample("plain", 11, 11, 1.0, 10.0), sample("ours", 11, 5, 1.0, seconds)]
+        made.add("rag", name, [{"name": name, "samples": samples}], None)
+    return made
+
+
+def test_shows_what_differs():
+    text = comparison(results(5.0, "ab", dtype="x"), results(4.0, "bc", dtype="y"))
+    assert "| dtype | x | y |" in text
+    assert "torch" not in text
+    assert "## rag, 1 prompts" in text
+    assert "| ours | 8 | 2.20 → 2.20 | +0.0% | 2.0 → 2.5 | +25.0% | 2.00 → 2.50 | +25.0% |" in text
+
+
+def test_nothing_in_common_is_refused():
+    with pytest.raises(ValueError, match="no prompt in common"):
+        comparison(results(5.0, "a"), results(4.0, "b"))
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        results(5.0, "ab").write(tmp_path / name)
+    assert main(["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b/results.json")]) == 0
+    assert "## rag, 2 prompts" in capsys.readouterr().out
+    assert main(["bench", "compare", str(tmp_path / "a")]) == 2
+    assert "takes two results, but got 1" in capsys.readouterr().err
+    assert main(["bench", "compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
+    assert "c.json" in capsys.readouterr().err

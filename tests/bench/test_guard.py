@@ -1,0 +1,49 @@
+"""MAT has not dropped and drafting has not become dearer than benchmarks/guard.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_refspec.bench.guard import Case, Figures, data_cases, failures, measure, shipped_cases
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+DATA = Path(__file__).parents[3] / "shared" / "data"
+BASELINE = json.loads((BENCHMARKS / "guard.json").read_text(encoding="utf-8"))
+
+
+def check(cases: dict[str, Case]) -> None:
+    measured = {name: measure(case) for name, case in cases.items()}
+    worse = failures(measured, BASELINE)
+    assert not worse, "\n".join(worse)
+
+
+def test_nothing_has_become_worse(tmp_path):
+    check(shipped_cases(BENCHMARKS / "guard.jsonl", tmp_path))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the data files, see benchmarks/README.md")
+def test_nothing_has_become_worse_on_the_data_files():
+    check(data_cases(DATA))
+
+
+@pytest.mark.parametrize(
+    ("figures", "worse"),
+    [
+        (Figures(2.0, 100, 1.0), None),
+        (Figures(1.981, 101, 1.49), None),
+        (Figures(1.97, 101, 1.0), "a case: MAT was 2.0, is 1.97"),
+        (Figures(2.0, 102, 1.0), "a case: forward passes were 100, are 102"),
+        (Figures(2.5, 80, 1.51), "a case: drafting cost 1.0 calibration loops, costs 1.51"),
+    ],
+)
+def test_what_counts_as_worse(figures, worse):
+    baseline = {"a case": {"mat": 2.0, "forward_passes": 100, "relative_cost": 1.0}}
+    assert failures({"a case": figures}, baseline) == ([worse] if worse else [])
+
+
+def test_a_case_without_figures_is_told():
+    [line] = failures({"new": Figures(2.0, 100, 1.0)}, {})
+    assert line == "new: not in the baseline; add it with --write"

@@ -1,0 +1,101 @@
+"""A prompt is decoded in all ways in turn, timed, counted and compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hf_refspec as rs
+from hf_refspec.bench import measure
+from hf_refspec.bench.measure import Bench, ContextTooShortError, IdsDifferError
+from hf_refspec.bench.models import random_model
+from hf_refspec.bench.ways import Way, make_ways
+
+PROMPT, ANSWER = [5, 6, 7, 8] * 3, [5, 6, 7, 8, 5, 6, 9, 10, 2]
+
+
+def begun(model, tokenizer, ways=make_ways, replay=True) -> Bench:
+    bench = Bench(model, tokenizer, ways, replay)
+    bench.begin()
+    return bench
+
+
+def test_every_way_says_the_recorded_answer(tokenizer):
+    bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
+    entry, ids = bench.ask("a prompt", PROMPT, ANSWER)
+    assert ids == ANSWER
+    assert (entry["name"], entry["prompt_tokens"]) == ("a prompt", 12)
+    assert [(s["way"], s["nodes"]) for s in entry["samples"]] == [
+        (way.name, way.nodes) for way in bench.ways
+    ]
+    for sample in entry["samples"]:
+        assert sample["identical"]
+        assert sample["tokens"] == 9
+        assert sample["prefill_seconds"] > 0 and sample["decoding_seconds"] > 0
+    passes = {(s["way"], s["nodes"]): s["forward_passes"] for s in entry["samples"]}
+    assert passes["plain generate", 0] == 9
+    assert passes["prompt look-up of transformers", 10] < 9
+    assert passes["ReferenceCopy", 64] == 4  # 5 | 6 7 8 5 6, 9 | 10 | 2, some in one pass
+    ours = entry["samples"][-1]
+    assert sum(ours["accepted_lengths"]) == ours["forward_passes"]
+
+
+def test_what_a_model_says_by_itself_is_that_of_plain_decoding(tokenizer, byte_llama, monkeypatch):
+    monkeypatch.setattr(measure, "NEW_TOKENS", 12)
+    bench = begun(byte_llama, tokenizer, replay=False)
+    entry, ids = bench.ask("a prompt", PROMPT)
+    assert all(sample["identical"] for sample in entry["samples"])
+    expected = byte_llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
+    assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
+
+
+def other_ways() -> list[Way]:
+    return [Way("plain generate", 0), Way("another", 0, options={"min_new_tokens": 12})]
+
+
+def test_other_ids_stop_it_in_float32_and_are_counted_in_bfloat16(tokenizer, monkeypatch):
+    monkeypatch.setattr(measure, "NEW_TOKENS", 12)
+    model = random_model("tiny", len(tokenizer))
+    ids = begun(model, tokenizer, other_ways, replay=False).answer("a prompt", PROMPT)
+    model.generation_config.eos_token_id = ids[3]
+    stops_at = ids.index(ids[3])
+    with pytest.raises(IdsDifferError, match=rf"a prompt: another .* new token {stops_at} on"):
+        begun(model, tokenizer, other_ways, replay=False).ask("a prompt", PROMPT)
+    model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
+    ids = begun(model, tokenizer, other_ways, replay=False).answer("a prompt", PROMPT)
+    model.generation_config.eos_token_id = ids[3]
+    bench = begun(model, tokenizer, other_ways, replay=False)
+    entry, _ = bench.ask("a prompt", PROMPT)
+    assert [sample["identical"] for sample in entry["samples"]] == [True, False]
+
+
+def test_a_prompt_that_the_context_does_not_hold_is_refused(tokenizer):
+    model = random_model("tiny", len(tokenizer))
+    model.config.max_position_embeddings = 20
+    bench = begun(model, tokenizer)
+    with pytest.raises(ContextTooShortError, match=r"12 tokens and up to 9 new ones.* 20"):
+        bench.ask("a prompt", PROMPT, ANSWER)
+    with pytest.raises(ContextTooShortError, match=f"up to {measure.NEW_TOKENS} new ones"):
+        bench.answer("a prompt", PROMPT)
+
+
+def test_first_calls_leave_nothing_behind(tokenizer):
+    bench = Bench(random_model("tiny", len(tokenizer)), tokenizer, make_ways, replay=True)
+    bench.warm_up()
+    bench.begin()
+    assert [len(way.cache) for way in bench.ways if way.cache is not None] == [0] * 6
+    bench.remember(PROMPT, ANSWER)
+    assert [len(way.cache) for way in bench.ways if way.cache is not None] == [1] * 6
+    bench.begin()
+    assert [len(way.cache) for way in bench.ways if way.cache is not None] == [0] * 6
+
+
+def test_a_datastore_adds_its_ways(tmp_path, tokenizer):
+    store = rs.Datastore.build(["def f(): pass"] * 3, tokenizer, tmp_path / "s", progress=False)
+    names = [way.name for way in make_ways(store)]
+    assert [name for name in names if name not in {way.name for way in make_ways()}] == [
+        "REST's algorithm",
+        "DatastoreDrafts",
+    ]
+    compact = store.compact(tmp_path / "c", max_bytes=5000, progress=False)
+    assert "REST's algorithm" not in [way.name for way in make_ways(compact)]

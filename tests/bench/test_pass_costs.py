@@ -1,0 +1,13 @@
+"""Forward passes over 1 to 64 tokens are timed."""
+
+from __future__ import annotations
+
+from hf_refspec.bench.models import random_model
+from hf_refspec.bench.pass_costs import ROUNDS, measure_pass_costs
+
+
+def test_each_number_of_tokens_is_timed_in_each_round():
+    costs = measure_pass_costs(random_model("tiny", 64))
+    assert list(costs["seconds"]) == ["1", "2", "4", "8", "16", "32", "64"]
+    assert all(len(seconds) == ROUNDS for seconds in costs["seconds"].values())
+    assert min(map(min, costs["seconds"].values())) > 0

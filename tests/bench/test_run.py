@@ -1,0 +1,196 @@
+"""`hf-refspec bench` measures suites, keeps what it has measured, and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_refspec.bench import measure
+from hf_refspec.bench.registry import SUITES
+from hf_refspec.bench.results import Results
+from hf_refspec.bench.ways import PLAIN, Way
+from hf_refspec.cli import main
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def replay(tmp_path, data, tokenizer, monkeypatch):
+    """The arguments of a replay with a tiny model of bytes, without suites."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    given = ["--replay", "--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu"]
+    return [*given, "--data", "data", "--out", "out"]
+
+
+@pytest.fixture
+def model(tmp_path, data, tokenizer, byte_llama, monkeypatch):
+    """The arguments of a run in which a model of bytes says what it likes, without suites."""
+    byte_llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "NEW_TOKENS", 10)
+    return ["--model", "model", "--device", "cpu", "--data", "data", "--out", "out"]
+
+
+def done(suite: str) -> dict:
+    return Results.read(Path("out")).suites[suite]["done"]
+
+
+def test_replays_every_suite_that_has_answers(replay, capsys):
+    suites = ["rag", "humaneval", "spec-bench", "multi-turn"]
+    assert main(["bench", *suites, *replay]) == 0
+    assert list(done("rag")) == ["1", "2", "3"]
+    assert list(done("humaneval")) == ["1", "2"]
+    assert list(done("spec-bench")) == ["math/101", "translation/161"]
+    entries = done("multi-turn")["math/101"]["entries"]
+    assert [entry["name"] for entry in entries] == ["math/101, turn 1", "math/101, turn 2"]
+    assert [entry["samples"][0]["tokens"] for entry in entries] == [12, 12]  # with its end
+    results = Results.read(Path("out"))
+    assert results.settings["model"] == "tiny" and results.settings["dtype"] == "float32"
+    assert results.machine["cores"] >= 1 and results.versions["torch"] == torch.__version__
+
+    report = Path("out/report.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in report
+    for suite in suites:
+        assert f"## {suite}\n" in report
+    assert "| way | nodes | math | translation |" in report
+    for plot in ("accepted_lengths.png", "speed_against_budget.png", "pass_costs.png"):
+        assert Path("out", plot).read_bytes().startswith(PNG)
+        assert f"]({plot})" in report
+
+
+def test_a_model_answers_by_itself(model, capsys):
+    assert main(["bench", "cached-sessions", "multi-turn", *model, "--limit", "1"]) == 0
+    [question] = done("cached-sessions").values()
+    samples = {(s["way"], s["nodes"]): s for s in question["entries"][0]["samples"]}
+    assert samples["plain generate", 0]["forward_passes"] == 10
+    # The same was asked four times before.
+    cached, uncached = samples["blend", 64], samples["ReferenceCopy", 64]
+    assert cached["forward_passes"] <= uncached["forward_passes"]
+    assert [entry["name"][-6:] for entry in done("multi-turn")["writing/81"]["entries"]] == [
+        "turn 1",
+        "turn 2",
+    ]
+
+
+def test_random_text_gives_no_drafts(replay, monkeypatch):
+    monkeypatch.setattr("hf_refspec.bench.suites.RANDOM_ANSWER", 6)
+    assert main(["bench", "no-overlap", *replay, "--limit", "1"]) == 0
+    [entry] = done("no-overlap")["1"]["entries"]
+    assert {sample["tokens"] for sample in entry["samples"]} == {6}
+
+
+def test_latency_needs_no_model_of_ones_own(replay, monkeypatch, capsys):
+    monkeypatch.setattr("hf_refspec.bench.latency.CONTEXTS", (64,))
+    assert main(["bench", "latency", *replay, "--limit", "1"]) == 0
+    assert "| ReferenceCopy | 64 |" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(replay, monkeypatch, capsys):
+    suite, asked = SUITES["rag"], []
+
+    def interrupted(bench, question):
+        asked.append(question.id)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return suite.measure(bench, question)
+
+    monkeypatch.setitem(SUITES, "rag", dataclasses.replace(suite, measure=interrupted))
+    assert main(["bench", "rag", *replay]) == 130
+    printed = capsys.readouterr().out
+    assert "1 of 3 questions" in printed and "--resume" in printed
+    before = done("rag")
+    assert list(before) == ["1"]
+    assert main(["bench", "rag", *replay]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert main(["bench", "rag", *replay, "--resume"]) == 0
+    assert asked == ["1", "2", "2", "3"]
+    assert list(done("rag")) == ["1", "2", "3"]
+    assert done("rag")["1"] == before["1"]
+
+
+def test_a_prompt_that_the_context_does_not_hold_is_skipped_and_counted(model, tmp_path, capsys):
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 110})
+    )
+    assert main(["bench", "multi-turn", *model]) == 0
+    report = capsys.readouterr().out
+    assert "2 of 2 questions, 2 of them skipped, at least in part" in report
+    assert "writing/81, turn 2 has " in report and "context of 110" in report
+    assert len(done("multi-turn")["writing/81"]["entries"]) == 1
+
+
+def test_other_ids_stop_it(model, monkeypatch, capsys):
+    wrong = Way("wrong", 0, options={"bad_words_ids": [[token] for token in range(60, 200)]})
+    monkeypatch.setattr("hf_refspec.bench.run.make_ways", lambda store: [Way(PLAIN, 0), wrong])
+    assert main(["bench", "rag", *model]) == 1
+    assert "wrong (0 nodes) gives other ids than plain decoding" in capsys.readouterr().out
+
+
+def test_the_ablation_of_a_datastore_is_reported_with_it(replay, capsys):
+    points = [{"form": "compact", "size": 10**6 * i, "mat": 1.5 + i / 10} for i in (1, 2)]
+    Path("out/ablation").mkdir(parents=True)
+    Path("out/ablation/ablation.json").write_text(json.dumps(points))
+    assert main(["bench", "humaneval", *replay, "--limit", "1"]) == 0
+    assert Path("out/store_size.png").read_bytes().startswith(PNG)
+    assert "| compact | 2.00 | 1.700 |" in Path("out/report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rags"], "'rags' is no suite; there are rag, humaneval, spec-bench"),
+        (["cached-sessions"], "needs the model's own answers"),
+        (["rag", "--data", "elsewhere"], "elsewhere/llma_rag.jsonl is missing"),
+        (["rag", "--model", "model"], "two models"),
+        (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
+        (["rag", "--datastore", "no/store/here"], "no/store/here"),
+    ],
+)
+def test_bad_input_is_named_before_work_starts(replay, capsys, arguments, message):
+    assert main(["bench", *replay, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("hf-refspec: ")
+    assert not Path("out").exists()
+
+
+def test_a_malformed_line_is_named(replay, data, capsys):
+    with open(data / "spec_bench_questions.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"question_id": 5, "category": "x", "turns": "Why?"}\n')
+    assert main(["bench", "spec-bench", *replay]) == 2
+    error = capsys.readouterr().err
+    assert "data/spec_bench_questions.jsonl, line 5: turns must be a list of texts" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-overlap", "--out", "out"], "add --replay"),
+        (["rag", "--out", "out"], "llma_rag.jsonl is needed; name the folder that it is in"),
+        (["rag"], "--out is missing"),
+        (["rag", "--out", "out", "--random-model", "tiny"], "add --replay to --random-model tiny"),
+        (["rag", "--out", "out", "--tokenizer", "x"], "--tokenizer x is for --random-model"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_without_questions_is_refused(replay, data, capsys):
+    (data / "llma_rag.jsonl").write_text("")
+    assert main(["bench", "rag", *replay]) == 2
+    assert "no question for rag in data" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(replay, capsys):
+    assert main(["bench", "rag", *replay, "--device", "cuda"]) == 2
+    assert "torch sees no GPU" in capsys.readouterr().err
