@@ -18,6 +18,18 @@ from .drafting.stats import SpeculationStats
 from .drafting.tree import DraftTree
 from .hook import install, is_installed, uninstall
 from .index.kernels import warmup
+from .ralm.checked_search import RetrievalError
+from .ralm.dense import DenseRetriever
+from .ralm.iterative import iterative_ralm
+from .ralm.knn_datastore import KnnDatastore
+from .ralm.knn_lm import knn_lm, perplexity
+from .ralm.knowledge_base import KnowledgeBase
+from .ralm.langchain import from_langchain
+from .ralm.milvus import MilvusRetriever
+from .ralm.retrieval_stats import RetrievalStats
+from .ralm.retriever import Retrieved, Retriever
+from .ralm.sparse import SparseRetriever
+from .ralm.speculation import Speculation
 from .version import __version__
 
 __all__ = [
@@ -25,15 +37,29 @@ __all__ = [
     "Datastore",
     "DatastoreDrafts",
     "DatastoreError",
+    "DenseRetriever",
     "DraftTree",
     "Drafter",
+    "KnnDatastore",
+    "KnowledgeBase",
+    "MilvusRetriever",
     "ReferenceCopy",
     "RetrievalCache",
+    "RetrievalError",
+    "RetrievalStats",
+    "Retrieved",
+    "Retriever",
+    "SparseRetriever",
+    "Speculation",
     "SpeculationStats",
     "__version__",
+    "from_langchain",
     "install",
     "is_installed",
+    "iterative_ralm",
+    "knn_lm",
     "mean_embedding",
+    "perplexity",
     "speculate",
     "uninstall",
     "warmup",

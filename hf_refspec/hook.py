@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from transformers import (
@@ -20,9 +21,16 @@ from transformers import (
 )
 
 from .decoding import speculate
+from .ralm.iterative import iterative_ralm
+from .ralm.knn_lm import knn_lm
+from .ralm.refusals import refusals_of
 from .validation import check_call, check_model, setting
 
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
+
+# Other decoding loops that transformers should not drop the streamer and the tokenizer on the way
+# to.
+RETRIEVING = (iterative_ralm, knn_lm)
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -60,11 +68,11 @@ def _speculative(generate: Any) -> Any:
     def generate_speculatively(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
-        asked = kwargs.get("candidate_generator") is not None
-        if asked or _is_door(kwargs.get("custom_generate")):
+        prepare = _preparation(kwargs)
+        if prepare is not None:
             call = signature.bind(self, *args, **kwargs).arguments
             named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
-            return generate(self, **_speculative_kwargs(self, {**named, **call.get("kwargs", {})}))
+            return generate(self, **prepare(self, {**named, **call.get("kwargs", {})}))
         if "candidate_generator" in kwargs:  # None: a plain call, whatever the other options
             for option in OPTIONS:
                 kwargs.pop(option, None)
@@ -73,9 +81,22 @@ def _speculative(generate: Any) -> Any:
     return generate_speculatively
 
 
+def _preparation(kwargs: dict[str, Any]) -> Callable[..., dict[str, Any]] | None:
+    """What makes the keyword arguments for a decoding loop of this package; `None` for others."""
+    door = kwargs.get("custom_generate")
+    if kwargs.get("candidate_generator") is not None or _is_door(door):
+        return _speculative_kwargs
+    return _retrieving_kwargs if _function(door) in RETRIEVING else None
+
+
 def _is_door(custom_generate: Any) -> bool:
     """Whether it is [`speculate`], or a `functools.partial` of it."""
-    return getattr(custom_generate, "func", custom_generate) is speculate
+    return _function(custom_generate) is speculate
+
+
+def _function(custom_generate: Any) -> Any:
+    """What is behind a `functools.partial`."""
+    return getattr(custom_generate, "func", custom_generate)
 
 
 def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +120,21 @@ def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[
         **_with_stop_strings(model, others),
         "custom_generate": functools.partial(speculate, **options),
     }
+
+
+def _retrieving_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments with which `generate` comes to a loop that retrieves: with the streamer
+    and the tokenizer bound, see [`_speculative_kwargs`]."""
+    door = kwargs["custom_generate"]
+    loop = _function(door)
+    with refusals_of(loop.__name__):
+        check_model(model)
+        check_call(model, kwargs)
+    options = dict(getattr(door, "keywords", {}))
+    options |= {name: kwargs[name] for name in ("streamer", "tokenizer") if name in kwargs}
+    prepared = _with_stop_strings(model, {**options, **kwargs})
+    others = {name: value for name, value in prepared.items() if name not in options}
+    return {**others, "custom_generate": functools.partial(loop, **options)}
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:

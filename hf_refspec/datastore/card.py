@@ -35,18 +35,19 @@ def datastore_card(config: StoreConfig, repo_id: str | None) -> str:
     licence = source.get("license")
     template = Template((files(__package__) / "card.md").read_text(encoding="utf-8"))
     return template.substitute(
-        metadata=_metadata(licence),
+        metadata=card_metadata(licence),
         title=repo_id.split("/")[-1] if repo_id else "Datastore",
         repo=json.dumps(repo_id or "path/to/this/folder"),
         compact_use=_compact_use(config),
-        facts=_rows(_facts(config)),
-        files=_rows(_files(config)),
+        facts=table_rows(_facts(config)),
+        files=table_rows(_files(config)),
         mat=_mat(source.get("mat")),
         licence_note="" if licence else " Which one it is has not been stated: find out first.",
     )
 
 
-def _metadata(licence: str | None) -> str:
+def card_metadata(licence: str | None) -> str:
+    """The block of metadata at the top of a card."""
     metadata: dict[str, Any] = {}
     if licence:
         identifier = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
@@ -78,14 +79,14 @@ def _facts(config: StoreConfig) -> list[tuple[str, ...]]:
     facts.append(("Tokenizer fingerprint", f"`{config.fingerprint}`"))
     if config.shards:
         size = sum(s.tokens_file.size + s.suffixes_file.size for s in config.shards)
-        facts.append(("Full form", f"{_size(size)}: all tokens and their suffix array"))
+        facts.append(("Full form", f"{readable_size(size)}: all tokens and their suffix array"))
     if config.ngrams:
         size, ngrams = config.ngrams.file.size, sum(config.ngrams.ngrams)
         facts.append(
             (
                 "Compact form",
-                f"{_size(size)}: {ngrams:,} n-grams of up to {len(config.ngrams.ngrams)} tokens, "
-                f"with {config.ngrams.nodes:,} draft nodes",
+                f"{readable_size(size)}: {ngrams:,} n-grams of up to {len(config.ngrams.ngrams)} "
+                f"tokens, with {config.ngrams.nodes:,} draft nodes",
             )
         )
     if "hf_refspec" in source:
@@ -95,7 +96,7 @@ def _facts(config: StoreConfig) -> list[tuple[str, ...]]:
 
 def _files(config: StoreConfig) -> list[tuple[str, ...]]:
     def row(file: FileEntry, holds: str) -> tuple[str, ...]:
-        return f"`{file.name}`", _size(file.size), holds
+        return f"`{file.name}`", readable_size(file.size), holds
 
     rows = []
     for shard in config.shards:
@@ -109,21 +110,21 @@ def _files(config: StoreConfig) -> list[tuple[str, ...]]:
 def _compact_use(config: StoreConfig) -> str:
     if not config.ngrams or not config.shards:
         return ""
-    size = _size(config.ngrams.file.size)
+    size = readable_size(config.ngrams.file.size)
     return f'With `form="compact"` only the compact form is downloaded, {size}.\n\n'
 
 
 def _mat(figures: dict[str, float] | None) -> str:
     if not figures:
         return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
-    rows = _rows([(label, f"{value:.2f}") for label, value in figures.items()])
+    rows = table_rows([(label, f"{value:.2f}") for label, value in figures.items()])
     return (
         "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
         f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"
     )
 
 
-def _rows(cells: list[tuple[str, ...]]) -> str:
+def table_rows(cells: list[tuple[str, ...]]) -> str:
     """Lines of a table; no cell can break out of its own."""
     return "\n".join(
         "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |"
@@ -131,7 +132,8 @@ def _rows(cells: list[tuple[str, ...]]) -> str:
     )
 
 
-def _size(size: float) -> str:
+def readable_size(size: float) -> str:
+    """A number of bytes, for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             break

@@ -18,17 +18,19 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -139,15 +141,7 @@ class StoreConfig:
 
     def write(self, folder: Path) -> None:
         """Replaces the folder's config.json in one go."""
-        text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
-        new = folder / f".{CONFIG}.new"
-        with _gone_on_failure(new):
-            with open(new, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, folder / CONFIG)
-        sync_folder(folder)
+        write_config(folder, {"format_version": FORMAT_VERSION, **asdict(self)})
 
     @classmethod
     def read(cls, folder: Path) -> StoreConfig:
@@ -156,45 +150,77 @@ class StoreConfig:
         Raises:
             DatastoreError: If there is none, or it is not one that this version can read.
         """
-        path = folder / CONFIG
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
-                raise DatastoreError(f"{path} is not a file")
-            with open(path, "rb") as file:
-                text = file.read(_LARGEST_CONFIG + 1)
-            if len(text) > _LARGEST_CONFIG:
-                raise DatastoreError(f"{path} is too large to be a datastore's")
-            content = json.loads(text)
-        except FileNotFoundError:
-            raise DatastoreError(f"{folder} is not a datastore: it has no {CONFIG}") from None
-        except NotADirectoryError:
-            raise DatastoreError(f"{folder} is not a folder with a datastore") from None
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, DatastoreError):
-                raise
-            raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
-        if not isinstance(content, dict) or "format_version" not in content:
-            raise DatastoreError(f"{path} is not a datastore's: it names no format_version")
-        version = content["format_version"]
-        if type(version) is not int or version != FORMAT_VERSION:
-            raise DatastoreError(
-                f"{path} has format_version {short(version)}, but this hf_refspec reads only "
-                f"{FORMAT_VERSION}; install the hf_refspec that it was made with, or build it again"
-            )
-        try:
-            return _parse_config(content)
-        except KeyError as error:
-            raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
-        except ValueError as error:
-            raise DatastoreError(f"{path} is damaged: {error}") from None
+        return read_config(folder, "datastore", FORMAT_VERSION, _parse_config)
+
+
+def write_config(folder: Path, content: dict[str, Any]) -> None:
+    """Replaces a folder's config.json in one go."""
+    new = folder / f".{CONFIG}.new"
+    with _gone_on_failure(new):
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / CONFIG)
+    sync_folder(folder)
+
+
+def read_config(
+    folder: Path, noun: str, format_version: int, parse: Callable[[dict[str, Any]], T]
+) -> T:
+    """Reads a folder's config.json.
+
+    Args:
+        folder (`Path`): The folder.
+        noun (`str`): What it should be, for messages.
+        format_version (`int`): The one that can be read.
+        parse (`Callable`): Makes of the content what it says. What it lacks may be a `KeyError`,
+            what is wrong with it a `ValueError`.
+
+    Raises:
+        DatastoreError: If there is none, or it is not one that this version can read.
+    """
+    path = folder / CONFIG
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+            raise DatastoreError(f"{path} is not a file")
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_CONFIG + 1)
+        if len(text) > _LARGEST_CONFIG:
+            raise DatastoreError(f"{path} is too large to be a {noun}'s")
+        content = json.loads(text)
+    except FileNotFoundError:
+        raise DatastoreError(f"{folder} is not a {noun}: it has no {CONFIG}") from None
+    except NotADirectoryError:
+        raise DatastoreError(f"{folder} is not a folder with a {noun}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DatastoreError):
+            raise
+        raise DatastoreError(f"{path} is damaged: it is not JSON ({error})") from None
+    if not isinstance(content, dict) or "format_version" not in content:
+        raise DatastoreError(f"{path} is not a {noun}'s: it names no format_version")
+    version = content["format_version"]
+    if type(version) is not int or version != format_version:
+        raise DatastoreError(
+            f"{path} has format_version {short(version)}, but this hf_refspec reads only "
+            f"{format_version}; install the hf_refspec that it was made with, or build it again"
+        )
+    try:
+        return parse(content)
+    except KeyError as error:
+        raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
+    except ValueError as error:
+        if isinstance(error, DatastoreError):
+            raise
+        raise DatastoreError(f"{path} is damaged: {error}") from None
 
 
 def _parse_config(content: dict[str, Any]) -> StoreConfig:
-    vocab_size = _count(content, "vocab_size", 1, 2**31 - 1)
+    vocab_size = expected_count(content, "vocab_size", 1, 2**31 - 1)
     shards = [
         ShardEntry(
-            tokens=_count(shard, "tokens", 1, LARGEST_SHARD),
-            documents=_count(shard, "documents", 0, LARGEST_SHARD),
+            tokens=expected_count(shard, "tokens", 1, LARGEST_SHARD),
+            documents=expected_count(shard, "documents", 0, LARGEST_SHARD),
             tokens_file=_parse_file(shard["tokens_file"], "tokens"),
             suffixes_file=_parse_file(shard["suffixes_file"], "suffixes"),
         )
@@ -205,16 +231,16 @@ def _parse_config(content: dict[str, Any]) -> StoreConfig:
         listed = _list(ngrams, "ngrams", LONGEST_NGRAM)
         counts = {f"ngrams[{i}]": count for i, count in enumerate(listed)}
         ngrams = NgramsEntry(
-            ngrams=[_count(counts, order, 0, LARGEST_SHARD) for order in counts],
-            nodes=_count(ngrams, "nodes", 0, LARGEST_SHARD),
-            corpus_tokens=_count(ngrams, "corpus_tokens", 0, 2**62),
+            ngrams=[expected_count(counts, order, 0, LARGEST_SHARD) for order in counts],
+            nodes=expected_count(ngrams, "nodes", 0, LARGEST_SHARD),
+            corpus_tokens=expected_count(ngrams, "corpus_tokens", 0, 2**62),
             file=_parse_file(ngrams["file"], "ngrams"),
         )
     config = StoreConfig(
-        fingerprint=_expected(content, "fingerprint", str),
-        tokenizer=_expected(content, "tokenizer", str),
+        fingerprint=expected_entry(content, "fingerprint", str),
+        tokenizer=expected_entry(content, "tokenizer", str),
         vocab_size=vocab_size,
-        source=_expected(content, "source", dict),
+        source=expected_entry(content, "source", dict),
         shards=shards,
         ngrams=ngrams,
     )
@@ -225,20 +251,31 @@ def _parse_config(content: dict[str, Any]) -> StoreConfig:
     names = [file.name for file in config.files()]
     if len(set(names)) < len(names):
         raise ValueError("it names a file twice")
-    if _nesting(config.source) > _DEEPEST_SOURCE:  # To write it again would be too much for Python.
-        raise ValueError("source is nested too deep")
+    check_nesting(config.source)
     return config
 
 
 def _parse_file(content: Any, kind: str) -> FileEntry:
-    name = _expected(content, "name", str)
+    return parse_file(content, kind, FILE_NAME)
+
+
+def parse_file(content: Any, kind: str, names: re.Pattern[str]) -> FileEntry:
+    """What config.json says about a file, whose name must be one of `names` and begin with `kind`.
+
+    Raises:
+        KeyError, ValueError: If it does not say it, or something else.
+    """
+    name = expected_entry(content, "name", str)
     # Else a datastore could name a file outside of its folder.
-    if not FILE_NAME.fullmatch(name) or not name.startswith(kind):
+    if not names.fullmatch(name) or not name.startswith(kind):
         raise ValueError(f"{short(name)} is not the name of a file of {kind} in its folder")
-    return FileEntry(name, _count(content, "size", 0, 2**62), _expected(content, "sha256", str))
+    return FileEntry(
+        name, expected_count(content, "size", 0, 2**62), expected_entry(content, "sha256", str)
+    )
 
 
-def _expected(content: Any, key: Any, kind: type) -> Any:
+def expected_entry(content: Any, key: Any, kind: type) -> Any:
+    """An entry of config.json, which must be of a type."""
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {key}")
     if not isinstance(content[key], kind) or isinstance(content[key], bool):
@@ -246,28 +283,35 @@ def _expected(content: Any, key: Any, kind: type) -> Any:
     return content[key]
 
 
-def _count(content: Any, key: Any, low: int, high: int) -> int:
-    count = _expected(content, key, int)
-    if not low <= count <= high:
-        raise ValueError(f"{key} is {short(count)}")
-    return count
+def expected_count(content: Any, key: Any, low: int, high: int) -> int:
+    """A number of config.json, which must be from `low` to `high`."""
+    number = expected_entry(content, key, int)
+    if not low <= number <= high:
+        raise ValueError(f"{key} is {short(number)}")
+    return number
 
 
 def _list(content: Any, key: str, most: int) -> list[Any]:
-    entries = _expected(content, key, list)
+    entries = expected_entry(content, key, list)
     if len(entries) > most:
         raise ValueError(f"{key} has {len(entries)} entries, more than {most}")
     return entries
 
 
-def _nesting(content: Any) -> int:
-    """How deep lists and dicts are in each other, counted no further than is too deep."""
-    depth, level = 0, [content]
+def check_nesting(source: dict[str, Any]) -> None:
+    """Refuses a source with lists and dicts so deep in each other that Python cannot write it.
+
+    Raises:
+        ValueError: If it is such a one.
+    """
+    depth = 0
+    level: list[Any] = [source]
     while level and depth <= _DEEPEST_SOURCE:
         depth += 1
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for some in inner for each in some if isinstance(each, (dict, list))]
-    return depth
+    if depth > _DEEPEST_SOURCE:
+        raise ValueError("source is nested too deep")
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> FileEntry:
@@ -294,6 +338,33 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> FileEntry:
     return entry
 
 
+def write_rows(
+    path: Path, name: str, rows: Iterable[np.ndarray], shape: tuple[int, int]
+) -> FileEntry:
+    """Writes one float32 array, laid out in one dimension, without ever having all of it in memory.
+
+    Args:
+        path (`Path`): The new file.
+        name (`str`): The array's.
+        rows (`Iterable[np.ndarray]`): Its rows in order, float32 of shape `(any, shape[1])`.
+        shape (`tuple[int, int]`): Of all of it.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk.
+    """
+    size = 4 * shape[0] * shape[1]
+    about = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({name: about}).encode()
+    header += b" " * (-len(header) % 8)  # The numbers begin at a multiple of their size.
+    with _gone_on_failure(path), open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for some in rows:
+            file.write(np.ascontiguousarray(some, "<f4").data)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry.of(path)
+
+
 @contextmanager
 def _gone_on_failure(new: Path) -> Iterator[None]:
     """Deletes a new file if what is done meanwhile fails: on a full disk it is in the way."""
@@ -305,7 +376,7 @@ def _gone_on_failure(new: Path) -> Iterator[None]:
 
 
 def read_arrays(
-    folder: Path, entry: FileEntry, expected: dict[str, tuple[np.dtype, int | None]]
+    folder: Path, entry: FileEntry, expected: Mapping[str, tuple[np.dtype, int | None]]
 ) -> dict[str, np.ndarray]:
     """Maps the arrays of a file into memory; their content is not read, and not checked.
 

@@ -1,12 +1,18 @@
-"""Datastores on the Hugging Face Hub: how they come from there, and how they get there."""
+"""Folders on the Hugging Face Hub: how they come from there, and how they get there.
+
+Datastores and knowledge bases are published alike, as dataset repos.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 from huggingface_hub import (
     CommitInfo,
@@ -29,10 +35,40 @@ from huggingface_hub.errors import (
 
 from ..version import __version__
 from .card import datastore_card
-from .format import CONFIG, FILE_NAME, DatastoreError, StoreConfig, check_file
+from .format import CONFIG, FILE_NAME, DatastoreError, FileEntry, StoreConfig, check_file
 
 CARD = "README.md"
 _LIBRARY: dict[str, Any] = {"library_name": "hf_refspec", "library_version": __version__}
+
+
+class FolderConfig(Protocol):
+    """What the config.json of a folder says that can be published."""
+
+    def files(self) -> list[FileEntry]:
+        """All files that the folder consists of, beside config.json."""
+
+    def write(self, folder: Path) -> None:
+        """Writes it into another folder."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of folder that can be published.
+
+    Attributes:
+        noun (`str`): What it is called.
+        file_name (`re.Pattern`): The names that its files can have.
+        read (`Callable`): Reads the config.json of a folder.
+        card (`Callable`): Writes the card for a config and a repo.
+    """
+
+    noun: str
+    file_name: re.Pattern[str]
+    read: Callable[[Path], FolderConfig]
+    card: Callable[[Any, str | None], str]
+
+
+DATASTORE = Kind("datastore", FILE_NAME, StoreConfig.read, datastore_card)
 
 
 def fetch(
@@ -42,15 +78,16 @@ def fetch(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
+    kind: Kind = DATASTORE,
 ) -> Path:
-    """Brings a datastore onto this machine: config.json, the files that it names, and the card.
+    """Brings a folder onto this machine: config.json, the files that it names, and the card.
 
     Args:
         repo_or_path (`str` or `os.PathLike`):
             A folder, which is returned as it is, or else the name of a dataset repo on the Hub.
         form (`str`, *optional*):
-            `"compact"` leaves out the shards; `"full"` demands that there are shards. By default
-            all is fetched that there is.
+            Of a datastore: `"compact"` leaves out the shards; `"full"` demands that there are
+            shards. By default all is fetched that there is.
         revision (`str`, *optional*):
             A branch, a tag or a commit of the repo; by default its main branch.
         token (`str` or `bool`, *optional*):
@@ -59,6 +96,7 @@ def fetch(
             Where downloads are kept; by default huggingface_hub's cache.
         local_files_only (`bool`, *optional*, defaults to `False`):
             Whether to make do with what has been downloaded before.
+        kind ([`Kind`], *optional*): What it is; by default a datastore.
 
     Returns:
         `Path`: The folder. With `form="compact"` the shards that its config.json names may be
@@ -67,7 +105,7 @@ def fetch(
     Raises:
         ValueError: If `form` is none of these.
         OSError: If there is no such repo or revision, or it cannot be read or reached.
-        DatastoreError: If it is not a datastore, or lacks that form.
+        DatastoreError: If it is not of that kind, or lacks that form.
     """
     if form not in (None, "full", "compact"):
         raise ValueError(f'form must be "full", "compact" or None, but is {form!r}')
@@ -84,7 +122,7 @@ def fetch(
     wanted = CONFIG
     try:
         folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
-        names = _files_of_form(StoreConfig.read(folder), form)
+        names = _files_of_form(kind.read(folder), form)
         # The commit that config.json is from, even if another one is pushed meanwhile.
         commit = folder.name
         wanted = "a file"
@@ -95,11 +133,13 @@ def fetch(
             if not (folder / wanted).exists():
                 hf_hub_download(repo_id, wanted, revision=commit, **options)
     except Exception as error:  # It raises those of several libraries, not all of them its own.
-        raise _fetch_error(error, repo_id, revision, wanted, local_files_only) from error
+        raise _fetch_error(error, kind, repo_id, revision, wanted, local_files_only) from error
     return folder
 
 
-def _files_of_form(config: StoreConfig, form: str | None) -> list[str]:
+def _files_of_form(config: FolderConfig, form: str | None) -> list[str]:
+    if form is None or not isinstance(config, StoreConfig):
+        return [file.name for file in config.files()]
     if form == "full" and not config.shards:
         raise DatastoreError('it has only the compact form; leave form="full" out')
     if form != "compact":
@@ -110,7 +150,12 @@ def _files_of_form(config: StoreConfig, form: str | None) -> list[str]:
 
 
 def _fetch_error(
-    error: Exception, repo_id: str, revision: str | None, wanted: str, local_files_only: bool
+    error: Exception,
+    kind: Kind,
+    repo_id: str,
+    revision: str | None,
+    wanted: str,
+    local_files_only: bool,
 ) -> Exception:
     """What to raise instead of `error`, in terms of what was asked for."""
     repo = f"the dataset repo {repo_id!r}"
@@ -152,7 +197,7 @@ def _fetch_error(
                 f"({_one_line(error.__cause__ or error)}); check the connection and try again"
             )
         case EntryNotFoundError() if wanted == CONFIG:
-            return DatastoreError(f"{place} is not a datastore: it has no {CONFIG}")
+            return DatastoreError(f"{place} is not a {kind.noun}: it has no {CONFIG}")
         case EntryNotFoundError():
             return DatastoreError(f"{place} is damaged: it lacks {wanted}, which {CONFIG} names")
         case HfHubHTTPError() if error.response.status_code in (401, 403):
@@ -171,38 +216,40 @@ def push(
     repo_id: str,
     private: bool | None = None,
     token: str | bool | None = None,
-    commit_message: str = "Upload the datastore",
+    commit_message: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
+    kind: Kind = DATASTORE,
 ) -> CommitInfo:
-    """Publishes a datastore as a dataset repo: config.json, the files that it names, and the card.
+    """Publishes a folder as a dataset repo: config.json, the files that it names, and the card.
 
-    All of it is one commit, which also removes the files of an older version of the datastore.
-    The folder's README.md is the card; where there is none, one is generated.
+    All of it is one commit, which also removes the files of an older version of it. The folder's
+    README.md is the card; where there is none, one is generated.
 
     Args:
-        folder (`str` or `os.PathLike`): The datastore's. It is read completely first, and not
-            published if it is damaged.
+        folder (`str` or `os.PathLike`): The folder. It is read completely first, and not published
+            if it is damaged.
         repo_id (`str`): The repo's name on the Hub; it is created if there is none.
         private (`bool`, *optional*):
             Who can read the repo; by default as the repo is, or as your organisation has it.
         token (`str` or `bool`, *optional*): By default that of `hf auth login`.
-        commit_message (`str`, *optional*, defaults to `"Upload the datastore"`):
-            The first line of the commit's message.
+        commit_message (`str`, *optional*):
+            The first line of the commit's message; by default `"Upload the datastore"`.
         revision (`str`, *optional*):
             The branch, which is created if there is none; by default the main branch.
         create_pr (`bool`, *optional*, defaults to `False`):
             Whether to open a pull request instead of changing the branch.
+        kind ([`Kind`], *optional*): What it is; by default a datastore.
 
     Returns:
         `CommitInfo`: What has been committed, with its address.
 
     Raises:
-        DatastoreError: If the folder is not a datastore, or damaged.
+        DatastoreError: If the folder is not of that kind, or damaged.
         OSError: If it cannot be published. The repo is never left half changed.
     """
     folder = Path(folder)
-    config = StoreConfig.read(folder)
+    config = kind.read(folder)
     for entry in config.files():
         check_file(folder, entry)
     api = HfApi(token=token, **_LIBRARY)
@@ -222,8 +269,8 @@ def push(
         present = api.list_repo_files(repo_id, repo_type="dataset", revision=info.sha)
         return api.create_commit(
             repo_id,
-            [*_additions(folder, config, repo_id), *_deletions(config, present)],
-            commit_message=commit_message,
+            [*_additions(folder, config, repo_id, kind), *_deletions(config, present, kind)],
+            commit_message=commit_message or f"Upload the {kind.noun}",
             repo_type="dataset",
             revision=revision,
             create_pr=create_pr,
@@ -232,18 +279,20 @@ def push(
         )
     except Exception as error:  # It raises those of several libraries, not all of them its own.
         raise OSError(
-            f"the datastore in {folder} was not pushed to {repo_id!r} at revision "
+            f"the {kind.noun} in {folder} was not pushed to {repo_id!r} at revision "
             f"{revision or constants.DEFAULT_REVISION!r}: {_push_reason(error)}"
         ) from error
 
 
-def _additions(folder: Path, config: StoreConfig, repo_id: str) -> list[CommitOperationAdd]:
+def _additions(
+    folder: Path, config: FolderConfig, repo_id: str, kind: Kind
+) -> list[CommitOperationAdd]:
     with TemporaryDirectory() as copy:
         # What has been read and checked, even if config.json is replaced during the upload.
         config.write(Path(copy))
         content = (Path(copy) / CONFIG).read_bytes()
     written = folder / CARD
-    card = written.read_bytes() if written.exists() else datastore_card(config, repo_id).encode()
+    card = written.read_bytes() if written.exists() else kind.card(config, repo_id).encode()
     files = [file.name for file in config.files()]
     return [
         CommitOperationAdd(CONFIG, content),
@@ -252,12 +301,12 @@ def _additions(folder: Path, config: StoreConfig, repo_id: str) -> list[CommitOp
     ]
 
 
-def _deletions(config: StoreConfig, present: list[str]) -> list[CommitOperationDelete]:
+def _deletions(config: FolderConfig, present: list[str], kind: Kind) -> list[CommitOperationDelete]:
     named = {file.name for file in config.files()}
     return [
         CommitOperationDelete(path_in_repo=name)
         for name in present
-        if FILE_NAME.fullmatch(name) and name not in named
+        if kind.file_name.fullmatch(name) and name not in named
     ]
 
 

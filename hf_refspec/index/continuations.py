@@ -238,14 +238,13 @@ def grow_from_continuations(rows, lengths, ranges, counts, doubt, tokens, parent
     while table_size < 2 * count:
         table_size *= 2
     table = np.empty(table_size, dtype=np.int32)
-    table_node = np.empty(table_size, dtype=np.int32)
-    table_node[:] = -2
+    table_node = np.full(table_size, -2, dtype=np.int32)
 
     size, node, node_depth, node_prob, row = 0, -1, 0, 1.0, 0 if count else -1
     while True:
         # How much one place of each order has to say here.
-        order_places[:] = 0.0
-        order_rows[:] = 0
+        for order in range(order_count):
+            order_places[order], order_rows[order] = 0.0, 0
         each = row
         while each >= 0:
             order_places[orders[each]] += occurrences[each]

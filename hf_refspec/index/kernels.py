@@ -23,9 +23,10 @@ _compile_lock = threading.Lock()
 class Kernel:
     """A function that numba compiles for its signatures, at its first call or by `warmup`."""
 
-    def __init__(self, function: Callable, signatures: tuple[str, ...]):
+    def __init__(self, function: Callable, signatures: tuple[str, ...], drafts: bool):
         self.__doc__ = function.__doc__
         self.python = function
+        self.drafts = drafts
         self._signatures = signatures
         self._compiled: Any = None
         _kernels.append(self)
@@ -54,14 +55,20 @@ class Kernel:
         return function
 
 
-def kernel(*signatures: str) -> Callable[[Callable], Kernel]:
-    """Makes a function a `Kernel` with these numba signatures."""
-    return lambda function: Kernel(function, signatures)
+def kernel(*signatures: str, drafts: bool = True) -> Callable[[Callable], Kernel]:
+    """Makes a function a `Kernel` with these numba signatures.
+
+    Args:
+        signatures (`str`): One for each combination of types.
+        drafts (`bool`, *optional*, defaults to `True`): Whether it is needed to draft.
+    """
+    return lambda function: Kernel(function, signatures, drafts)
 
 
 def warmup() -> None:
-    """Compiles all kernels now (seconds, once: numba keeps them on disk), so that no call waits."""
-    _compile(_kernels, awaited=False)
+    """Compiles all kernels that draft now (seconds, once: numba keeps them on disk), so that no
+    call waits. Those of retrievers are compiled by their first search."""
+    _compile([each for each in _kernels if each.drafts], awaited=False)
 
 
 def _compile(kernels: list[Kernel], awaited: bool) -> None:
@@ -470,8 +477,7 @@ def grow_tree(
     while table_size < 2 * capacity:
         table_size *= 2
     table = np.empty(table_size, dtype=np.int32)
-    table_node = np.empty(table_size, dtype=np.int32)
-    table_node[:] = -2
+    table_node = np.full(table_size, -2, dtype=np.int32)
 
     size, node, node_depth, node_prob, match = 0, -1, 0, 1.0, 0
     while True:

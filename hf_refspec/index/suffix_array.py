@@ -190,7 +190,8 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
     Returns:
         How many lengths stand in the text; -1 if the suffix array is damaged.
     """
-    ranges[:] = 0
+    for i in range(len(ranges)):
+        ranges[i, 0] = ranges[i, 1] = 0
     # Of each length, the first suffix that begins with the pattern and the first one after these.
     lows = np.empty(2 * TOGETHER, dtype=np.int64)
     highs = np.empty(2 * TOGETHER, dtype=np.int64)
@@ -198,8 +199,8 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
     found, total = 0, len(ranges)
     while found < total:
         searches = 2 * min(TOGETHER, total - found)
-        lows[:] = 0
-        highs[:] = len(suffixes)
+        for i in range(searches):
+            lows[i], highs[i] = 0, len(suffixes)
         searching = len(suffixes) > 0
         while searching:
             searching = False
@@ -272,14 +273,10 @@ def sample_continuations(
     """
     # Nearly every place read is far from the others. Loops that do nothing else let the processor
     # wait for many of them at a time.
-    positions = np.empty(counts[:, column].max() if len(counts) else 0, dtype=np.int64)
+    positions = np.empty(len(rows), dtype=np.int64)
     for i in range(len(ranges)):
-        low, high, begin, count = (
-            ranges[i, column, 0],
-            ranges[i, column, 1],
-            begins[i, column],
-            counts[i, column],
-        )
+        low, high = ranges[i, column, 0], ranges[i, column, 1]
+        begin, count = begins[i, column], counts[i, column]
         for row in range(count):
             positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
         for row in range(count):

@@ -1,0 +1,1 @@
+"""Language models that retrieve while they generate, and retrieval that is speculated."""

@@ -1,0 +1,239 @@
+"""A retriever that is not trusted: searched in another thread, with a time limit, and checked."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .retriever import Retrieved, Retriever
+
+_ATTEMPTS = 2
+
+
+class RetrievalError(RuntimeError):
+    """The retriever failed, twice where that can be chance, or gave an answer that none can be.
+
+    Attributes:
+        text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
+    """
+
+    def __init__(self, message: str, text_ids: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.text_ids = text_ids
+
+
+def attempt(retriever: Retriever, method: str, *args: Any) -> Any:
+    """Calls a retriever's method, and once more if that raises.
+
+    Raises:
+        RetrievalError: If it raises again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return getattr(retriever, method)(*args)
+        except Exception:  # the second time says what it is
+            continue
+    try:
+        return getattr(retriever, method)(*args)
+    except Exception as error:
+        raise _failed(retriever, method, error) from error
+
+
+def _failed(retriever: Retriever, method: str, error: BaseException) -> RetrievalError:
+    return RetrievalError(
+        f"{type(retriever).__name__}.{method} raised {type(error).__name__} {_ATTEMPTS} times: "
+        f"{error}"
+    )
+
+
+class RunningSearch:
+    """A search that another thread does.
+
+    Attributes:
+        queries (sequence): What is searched for.
+        count (`int`): How many passages for each.
+        began (`float`): When, by `perf_counter`.
+        seconds (`float`): What it took; 0 before it is done.
+    """
+
+    def __init__(self, queries: Sequence[Any], count: int) -> None:
+        self.queries = queries
+        self.count = count
+        self.began = perf_counter()
+        self.seconds = 0.0
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self._done = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def run(self, retriever: Retriever) -> None:
+        """Does it, in the thread that calls this."""
+        began = perf_counter()
+        try:
+            self.answer = retriever.search(self.queries, self.count)
+        except BaseException as error:  # it is raised where it is waited for
+            self.error = error
+        self.seconds = perf_counter() - began
+        self._done.set()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until it is done, or has taken that long. Says whether it is done."""
+        if timeout is not None:
+            timeout = max(timeout - (perf_counter() - self.began), 0.0)
+        return self._done.wait(timeout)
+
+
+class CheckedRetriever:
+    """Searches in a thread of its own, tries again once, and checks every answer.
+
+    A context manager: the thread ends with it. One that a retriever holds fast ends when the
+    retriever lets go; it does not keep the process alive.
+
+    Args:
+        retriever ([`Retriever`]): What is asked.
+        k (`int`): How many passages a step needs. Fewer are only an answer where there are no
+            more.
+        timeout (`float`, *optional*): The most seconds that a search may take.
+    """
+
+    def __init__(self, retriever: Retriever, k: int, timeout: float | None) -> None:
+        self._retriever = retriever
+        self._name = type(retriever).__name__
+        self._k = k
+        self._timeout = timeout
+        self._most_known = 0  # how many passages it certainly has
+        self._search: RunningSearch | None = None  # the last one
+        self._begin_thread()
+
+    def __enter__(self) -> CheckedRetriever:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._jobs.put(None)
+        if self._search is None or self._search.done:
+            self._thread.join()
+
+    def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
+        """Has another thread search for the `count` best passages of each query."""
+        self._search = search = RunningSearch(queries, count)
+        self._jobs.put(search)
+        return search
+
+    def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
+        """Waits for a search, and checks what it has found.
+
+        Returns:
+            The passages of each query, and the seconds that the search took.
+
+        Raises:
+            RetrievalError: If it failed, or was too slow, for the second time, or if its answer
+                cannot be one.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            done = search.wait(self._timeout)
+            if done and search.error is None:
+                return self._checked(search), search.seconds
+            if attempt < _ATTEMPTS:
+                if not done:  # it is left alone with its thread
+                    self._jobs.put(None)
+                    self._begin_thread()
+                search = self.begin(search.queries, search.count)
+        if search.error is not None and done:
+            raise _failed(self._retriever, "search", search.error) from search.error
+        raise RetrievalError(
+            f"{self._name}.search did not answer within the time limit of {self._timeout:g} "
+            f"seconds, asked {_ATTEMPTS} times. Is its server up? `Speculation(timeout=...)` "
+            "allows more."
+        )
+
+    def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
+        """`Retriever.score`, tried again once.
+
+        Raises:
+            RetrievalError: If it failed, or if its answer cannot be one.
+        """
+        scores = np.asarray(attempt(self._retriever, "score", query, ids))
+        if scores.shape != ids.shape:
+            raise RetrievalError(
+                f"{self._name}.score was asked for {len(ids)} passages, but returned an array of "
+                f"shape {scores.shape}."
+            )
+        self._check_finite("score", scores)
+        return scores
+
+    def _begin_thread(self) -> None:
+        self._jobs: queue.SimpleQueue[RunningSearch | None] = queue.SimpleQueue()
+        # A daemon: a server that stalls must not keep the process from ending.
+        self._thread = threading.Thread(
+            target=_work, args=(self._jobs, self._retriever), name="retrieval", daemon=True
+        )
+        self._thread.start()
+
+    def _checked(self, search: RunningSearch) -> list[Retrieved]:
+        answers, asked = search.answer, len(search.queries)
+        try:
+            answers = list(answers)
+        except TypeError:
+            answers = None
+        if answers is None or len(answers) != asked:
+            returned = repr(search.answer) if answers is None else f"{len(answers)} answers"
+            raise RetrievalError(
+                f"{self._name}.search was asked {asked} queries, but returned {returned}. It must "
+                "return a list with one Retrieved for each."
+            )
+        checked = [self._checked_answer(answer, search.count) for answer in answers]
+        self._most_known = max(self._most_known, *map(len, checked))
+        for answer in checked:
+            if len(answer) < min(self._k, self._most_known):
+                raise RetrievalError(
+                    f"{self._name}.search returned {len(answer)} of {self._k} passages that a step "
+                    f"needs, though it has {self._most_known} or more."
+                )
+        return checked
+
+    def _checked_answer(self, answer: Any, count: int) -> Retrieved:
+        try:
+            ids, scores = np.asarray(answer.ids), np.asarray(answer.scores)
+        except AttributeError:
+            raise RetrievalError(
+                f"{self._name}.search must return a list of Retrieved, but {answer!r} is in it."
+            ) from None
+        if ids.ndim != 1 or ids.shape != scores.shape:
+            raise RetrievalError(
+                f"{self._name}.search returned ids of shape {ids.shape} with scores of shape "
+                f"{scores.shape}; both must be one-dimensional and of one length."
+            )
+        if len(ids) == 0:
+            raise RetrievalError(
+                f"{self._name}.search found no passage for a query. Is its knowledge base empty?"
+            )
+        if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
+            raise RetrievalError(
+                f"{self._name}.search returned ids that are no passage's: {ids[:5]} (dtype "
+                f"{ids.dtype}). They must be integers from 0 on."
+            )
+        if len(np.unique(ids)) < len(ids):
+            raise RetrievalError(f"{self._name}.search returned the same passage twice: {ids[:20]}")
+        self._check_finite("search", scores)
+        return Retrieved(ids[:count].astype(np.int64, copy=False), scores[:count])
+
+    def _check_finite(self, method: str, scores: np.ndarray) -> None:
+        if not np.isfinite(scores).all():
+            raise RetrievalError(
+                f"{self._name}.{method} returned scores that are not finite. Are there NaN among "
+                "its embeddings, or those of the query?"
+            )
+
+
+def _work(jobs: queue.SimpleQueue, retriever: Retriever) -> None:
+    while (search := jobs.get()) is not None:
+        search.run(retriever)
+        del search  # and what it found, while there is nothing to do

@@ -1,0 +1,355 @@
+"""Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
+
+The passage stands before the prompt, in place of the one before it. With speculation the passage
+comes from the request cache, see `speculation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..drafting.drafter import Drafter, check_count
+from ..drafting.tree import DraftTree
+from ..positions import _embedded_positions
+from ..validation import check_model, check_request
+from ..verification import find_cache
+from .checked_search import RetrievalError, attempt
+from .passage_contexts import FORWARDED, ContextChange, PassageContexts
+from .passage_drafts import PassageDrafts
+from .refusals import refusals_of
+from .retrieval_stats import RetrievalStats
+from .retriever import Retrieved, Retriever
+from .revisable_text import RevisableText, TextMark
+from .speculation import Speculation, generate_speculatively
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+# What `generate` prepares, and is made anew for each passage.
+_PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache_params")
+
+
+@torch.no_grad()
+def iterative_ralm(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    retriever: Retriever,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    generation_stride: int = 4,
+    query_length: int = 32,
+    speculation: str | Speculation | None = "psa",
+    drafter: Drafter | None = None,
+    retrieval_stats: RetrievalStats | None = None,
+    streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """Retrieval-augmented generation for
+    `model.generate(..., custom_generate=hf_refspec.iterative_ralm, retriever=retriever)`.
+
+    Every few tokens, the last tokens of prompt and output retrieve the best passage, which stands
+    before the prompt (behind its BOS token) in place of the last one. The ids are the same with
+    every `speculation`; what is streamed is verified. `generate` prepares all arguments but these:
+
+    Args:
+        retriever ([`Retriever`]): Where the passages come from. Their ids are those of the model's
+            tokenizer. A passage that is too long for the context is cut at its end.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's. It says which token is BOS,
+            which the generation config says otherwise; `stop_strings` need it.
+        generation_stride (`int`, *optional*, defaults to 4): Tokens between two retrievals.
+        query_length (`int`, *optional*, defaults to 32): The last tokens that a query is made of.
+        speculation (`str`, `Speculation`, *optional*, defaults to `"psa"`): See
+            [`Speculation.parse`]; `None` for the baseline, which waits for every retrieval.
+        drafter ([`Drafter`], *optional*): Drafts tokens from the passage, the prompt and the output
+            within a step, [`ReferenceCopy`] for example. Fewer forward passes, the same ids.
+        retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was retrieved and how
+            long it took.
+
+    Returns:
+        What `generate` returns, without any passage: ids `(1, length)`, or a
+        `GenerateDecoderOnlyOutput` that has no cache.
+
+    Logits processors and stopping criteria must go by the ids alone: what is rolled back they are
+    asked again.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an argument asks for what cannot be done, or there is no room for a passage.
+        RetrievalError: If the retriever fails, with the text so far.
+    """
+    speculation = Speculation.parse(speculation)
+    _check_options(retriever, generation_stride, query_length, drafter, retrieval_stats)
+    _check_request(model, input_ids, generation_config, model_kwargs)
+    text = RevisableText(input_ids, logits_processor, stopping_criteria, generation_config)
+    room = _room_for_passages(model, text)
+    prompt = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    bos = generation_config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
+    begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
+    contexts = PassageContexts(
+        model,
+        generation_config,
+        model_kwargs,
+        prompt[:begin],
+        prompt[begin:],
+        input_ids.device,
+    )
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    with ExitStack() as call:
+        drafts = None
+        if drafter is not None:
+            drafter.prepare(model)
+            call.enter_context(drafter.session(prompt, vocab_size))
+            drafts = PassageDrafts(drafter, model, contexts)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        passages = Passages(retriever, room, vocab_size)
+        iterative = IterativeText(
+            text, contexts, passages, prompt, generation_stride, query_length, drafts, streamer
+        )
+        try:
+            generate_speculatively(iterative, retriever, speculation, k=1, stats=retrieval_stats)
+        except RetrievalError as error:
+            error.text_ids = text.ids[0].tolist()
+            raise
+        if drafts is not None:
+            drafts.finish(prompt, iterative.output.numpy(force=True)[0].astype(np.int64))
+    if streamer is not None:
+        streamer.end()
+    if not generation_config.return_dict_in_generate:
+        return text.ids
+    return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
+
+
+class Passages:
+    """The passages of one call, cut to the room that there is.
+
+    Args:
+        retriever ([`Retriever`]): Where they come from.
+        room (`int`, *optional*): The most tokens of one.
+        vocab_size (`int`): The model's.
+    """
+
+    def __init__(self, retriever: Retriever, room: int | None, vocab_size: int) -> None:
+        self.retriever = retriever
+        self._room = room
+        self._vocab_size = vocab_size
+        self._tokens: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage, int64.
+
+        Raises:
+            RetrievalError: If the retriever does not know it, or if these are no tokens of the
+                model.
+        """
+        if passage_id not in self._tokens:
+            tokens = np.asarray(attempt(self.retriever, "passage", passage_id))
+            self._check(passage_id, tokens)
+            self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
+        return self._tokens[passage_id]
+
+    def _check(self, passage_id: int, tokens: np.ndarray) -> None:
+        name = f"{type(self.retriever).__name__}.passage({passage_id})"
+        if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
+            raise RetrievalError(
+                f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
+                f"{tokens.shape} and the dtype {tokens.dtype}."
+            )
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+            raise RetrievalError(
+                f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "
+                f"has {self._vocab_size} tokens. Was the knowledge base built with another "
+                "tokenizer?"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class IterativeStep:
+    """The tokens behind one passage, and the way back to before them."""
+
+    passage: np.ndarray
+    before: TextMark
+    change: ContextChange
+    end: int  # the length of the text after it
+
+
+class IterativeText:
+    """The text of one call, see [`SpeculativeText`].
+
+    Args:
+        text ([`RevisableText`]): Prompt and output.
+        contexts ([`PassageContexts`]): What the model sees of it.
+        passages ([`Passages`]): What is retrieved.
+        prompt (`np.ndarray`, int64): The prompt without padding.
+        stride (`int`): The tokens of a step.
+        query_length (`int`): The tokens of a query.
+        drafts ([`PassageDrafts`], *optional*): Drafts tokens.
+        streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
+    """
+
+    def __init__(
+        self,
+        text: RevisableText,
+        contexts: PassageContexts,
+        passages: Passages,
+        prompt: np.ndarray,
+        stride: int,
+        query_length: int,
+        drafts: PassageDrafts | None,
+        streamer: BaseStreamer | None,
+    ) -> None:
+        self._text = text
+        self._contexts = contexts
+        self._passages = passages
+        self._prompt = prompt
+        self._prompt_length = len(text)
+        self._stride = stride
+        self._query_length = query_length
+        self._drafts = drafts
+        self._streamer = streamer
+        self._unverified: list[IterativeStep] = []
+
+    @property
+    def finished(self) -> bool:
+        return self._text.finished
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What was generated, `(1, n)`."""
+        return self._text.ids[:, self._prompt_length :]
+
+    def query(self) -> Any:
+        last = self.output[0, -self._query_length :].numpy(force=True).astype(np.int64)
+        ids = np.concatenate([self._prompt, last])[-self._query_length :]
+        return attempt(self._passages.retriever, "encode", ids)
+
+    def step(self, found: Retrieved) -> IterativeStep:
+        passage = self._passages[int(found.ids[0])]
+        before = self._text.mark()
+        context, change = self._contexts.enter(passage)
+        step = IterativeStep(passage, before, change, end=len(self._text) + self._stride)
+        self._unverified.append(step)
+        while not self._text.finished and len(self._text) < step.end:
+            if self._drafts is None:
+                context.extend(self.output, DraftTree.empty(), self._text)
+            else:
+                most = step.end - len(self._text)
+                self._drafts.extend(context, self.output, self._text, most)
+        step.end = len(self._text)
+        return step
+
+    def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
+        # Two passages may be the same text.
+        return np.array_equal(step.passage, self._passages[int(truth.ids[0])])
+
+    def roll_back(self, step: IterativeStep) -> None:
+        while step in self._unverified:
+            last = self._unverified.pop()
+            self._contexts.undo(last.change)
+            self._text.roll_back(last.before)
+        if self._drafts is not None:
+            self._drafts.roll_back()
+
+    def commit(self, steps: Sequence[IterativeStep]) -> None:
+        if not steps:
+            return
+        del self._unverified[: len(steps)]
+        if self._streamer is not None:
+            for token in self._text.ids[0, steps[0].before.length : steps[-1].end].cpu():
+                self._streamer.put(token[None])
+
+
+def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> np.ndarray:
+    """The tokens of the prompt that the model sees."""
+    ids = input_ids[0].numpy(force=True).astype(np.int64)
+    return ids if attention_mask is None else ids[attention_mask[0].numpy(force=True) != 0]
+
+
+def _room_for_passages(model: PreTrainedModel, text: RevisableText) -> int | None:
+    """The most tokens that a passage may have, `None` where the model sets no limit.
+
+    Raises:
+        ValueError: If there is no room for one.
+    """
+    context_length = _embedded_positions(model.config.get_text_config(decoder=True))
+    if context_length is None or text.max_length is None:
+        return None
+    room = context_length - text.max_length
+    if room < 1:
+        raise ValueError(
+            f"There is no room for a passage: {type(model).__name__} takes {context_length} "
+            f"tokens, of which the prompt and its continuation may have {text.max_length} "
+            f"(`max_length`; the prompt has {len(text)}). Lower `max_new_tokens`, or shorten the "
+            "prompt."
+        )
+    return room
+
+
+def _check_options(
+    retriever: Any,
+    generation_stride: Any,
+    query_length: Any,
+    drafter: Any,
+    retrieval_stats: Any,
+) -> None:
+    if not isinstance(retriever, Retriever) or isinstance(retriever, type):
+        raise TypeError(
+            "`retriever` must have the methods of `hf_refspec.Retriever` (encode, search, score, "
+            f"passage), as `hf_refspec.DenseRetriever(...)` does, but is {retriever!r}."
+        )
+    check_count("generation_stride", generation_stride)
+    check_count("query_length", query_length)
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise TypeError(
+            "`drafter` must be a drafter of hf_refspec, `hf_refspec.ReferenceCopy()` for example, "
+            f"or None, but is {drafter!r}."
+        )
+    if retrieval_stats is not None and not isinstance(retrieval_stats, RetrievalStats):
+        raise TypeError(
+            "`retrieval_stats` must be a `hf_refspec.RetrievalStats()` to be filled, or None, but "
+            f"is {retrieval_stats!r}."
+        )
+
+
+def _check_request(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> None:
+    with refusals_of("iterative_ralm"):
+        check_model(model)
+        check_request(input_ids, generation_config, model_kwargs)
+    if len(input_ids) != 1:
+        raise ValueError(
+            f"`iterative_ralm` takes one prompt at a time, but `input_ids` has {len(input_ids)} "
+            "rows: each would have passages of its own. Call `generate` for each."
+        )
+    if getattr(find_cache(model_kwargs), "_is_user_defined", False):
+        raise ValueError(
+            "`past_key_values` cannot be combined with `iterative_ralm`: passages stand before "
+            "the prompt, so that each needs a cache of its own. Leave it out."
+        )
+    for name, value in model_kwargs.items():
+        if value is not None and name not in (*_PREPARED, *FORWARDED):
+            raise ValueError(
+                f"`{name}` cannot be combined with `iterative_ralm`: it describes the prompt "
+                "alone, and passages stand before it. Leave it out."
+            )

@@ -1,0 +1,485 @@
+"""kNN-LM: a language model that looks up, at every token, what followed similar contexts.
+
+Khandelwal et al. 2020, with the look-ups speculated (RaLMSpec, section 5.3 and appendix): the next
+query needs the next token, and the entries after those that were found before nearly always give
+it. Verification therefore compares tokens, not neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..drafting.tree import DraftTree
+from ..validation import check_model, check_request
+from ..verification import Verification, _restore, _snapshot, find_cache
+from .hidden_states import HiddenStates, Layer, watched
+from .knn_datastore import KnnDatastore
+from .nearest_rows import LEAST_WALKED
+from .refusals import refusals_of
+from .retrieval_stats import RetrievalStats
+from .retriever import Retrieved, Retriever
+from .speculation import RetrievalError, Speculation, generate_speculatively
+from .windows import batches, context_length, padded, tokenized, windows
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+DEFAULT_K = 1024
+DEFAULT_LAMBDA = 0.25
+# With more than that, the request cache gets enough: the entries after each would bring hardly
+# anything, and make it dearer to ask than to be wrong.
+_MOST_WITH_NEIGHBOURS = 128
+
+
+@torch.no_grad()
+def knn_lm(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    knn_datastore: KnnDatastore | None = None,
+    k: int = DEFAULT_K,
+    lambda_: float = DEFAULT_LAMBDA,
+    temperature: float = 1.0,
+    speculation: str | Speculation | None = "psa",
+    retrieval_stats: RetrievalStats | None = None,
+    streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    """A kNN-LM for `model.generate(..., custom_generate=hf_refspec.knn_lm, knn_datastore=store)`.
+
+    Every token comes from `lambda_ * p_knn + (1 - lambda_) * p_lm`. Logits processors get the
+    logarithm of that, and greedy search or sampling goes on as usual. The text is the same with
+    every `speculation`, provided that logits processors and stopping criteria depend on nothing but
+    their arguments: they are asked about speculated tokens as well. `generate` prepares all
+    arguments but these:
+
+    Args:
+        knn_datastore ([`KnnDatastore`]): Built with this model.
+        k (`int`, *optional*, defaults to 1024): How many neighbours are looked up.
+        lambda_ (`float`, *optional*, defaults to 0.25): How much the neighbours count, 0 to 1.
+        temperature (`float`, *optional*, defaults to 1.0): Of `p_knn`: squared distances are
+            divided by it. The temperature of sampling can be set in a `generation_config`.
+        speculation (`str` or [`Speculation`], *optional*, defaults to `"psa"`): See
+            [`Speculation.parse`]; `None` looks up before every token.
+        retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was looked up and how
+            long that took.
+
+    Returns:
+        What `generate` returns: ids `(1, length)`, or a `GenerateDecoderOnlyOutput`.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an option has a value that it cannot have, the datastore was built with
+            another model, or an argument of `generate` cannot be combined with this.
+        RetrievalError: If the datastore fails; it carries the text so far.
+    """
+    speculation = Speculation.parse(speculation)
+    mixture = Mixture(knn_datastore, k, lambda_, temperature)
+    if retrieval_stats is not None and not isinstance(retrieval_stats, RetrievalStats):
+        raise TypeError(
+            "retrieval_stats must be a RetrievalStats() to be filled, or None, but is "
+            f"{retrieval_stats!r}"
+        )
+    _check_request(model, input_ids, logits_processor, generation_config, model_kwargs, speculation)
+    _check_prefetch(mixture, speculation)
+    mixture.datastore.check_model(model)
+    with watched(model, mixture.datastore.config.layer) as hidden:
+        text = KnnText(
+            _StepwiseModel(model, generation_config, model_kwargs, hidden),
+            input_ids,
+            mixture,
+            _Chooser(logits_processor, generation_config.do_sample),
+            stopping_criteria,
+            streamer,
+        )
+        # The engine only searches and scores: nothing is put before the text.
+        retriever = cast(Retriever, mixture.datastore)
+        try:
+            generate_speculatively(
+                text,
+                retriever,
+                speculation,
+                mixture.k,
+                mixture.datastore.neighbours if mixture.k <= _MOST_WITH_NEIGHBOURS else None,
+                retrieval_stats,
+            )
+        except RetrievalError as error:
+            error.text_ids = text.ids[0].tolist()
+            raise
+    if streamer is not None:
+        streamer.end()
+    if not generation_config.return_dict_in_generate:
+        return text.ids
+    return GenerateDecoderOnlyOutput(sequences=text.ids, past_key_values=text.cache)
+
+
+class Mixture:
+    """The distribution of the next token: the model's and the neighbours'.
+
+    Args:
+        datastore ([`KnnDatastore`]): Where neighbours are looked up.
+        k (`int`): How many.
+        lambda_ (`float`): How much they count.
+        temperature (`float`): Squared distances are divided by it.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If it has a value that it cannot have.
+    """
+
+    def __init__(self, datastore: Any, k: int, lambda_: float, temperature: float) -> None:
+        if not isinstance(datastore, KnnDatastore):
+            raise TypeError(
+                f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
+                "KnnDatastore.build(model, tokenizer, corpus, path)"
+            )
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+            raise TypeError(f"k must be an int, but is {k!r}")
+        if not 1 <= k <= len(datastore):
+            raise ValueError(
+                f"k must be from 1 to {len(datastore)}, the entries of the datastore, but is {k}"
+            )
+        if not 0 <= lambda_ <= 1:
+            raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be above 0 and finite, but is {temperature}")
+        self.datastore = datastore
+        self.k = int(k)
+        self._temperature = float(temperature)
+        self._log_knn = math.log(lambda_) if lambda_ > 0 else -math.inf
+        self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
+
+    def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
+        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`.
+
+        Args:
+            logits (`torch.Tensor` of shape `(vocab_size,)`): The model's.
+            found ([`Retrieved`]): The neighbours of its hidden state.
+        """
+        log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
+        tokens, probs = self.datastore.next_tokens(found, self._temperature)
+        with np.errstate(divide="ignore"):  # of a far neighbour nothing may be left
+            log_knn = (np.log(probs) + self._log_knn).astype(np.float32)
+        # Each token once: on a GPU a sum over neighbours would depend on their order.
+        places = torch.from_numpy(tokens).to(logits.device)
+        mixed = torch.logaddexp(log_probs[places], torch.from_numpy(log_knn).to(logits.device))
+        return log_probs.index_copy_(0, places, mixed)
+
+    def log_probs_of(
+        self, targets: np.ndarray, log_lm: np.ndarray, states: np.ndarray
+    ) -> np.ndarray:
+        """Log-probabilities of given tokens, float64 of shape `(n,)`.
+
+        Args:
+            targets (`np.ndarray`, int64 of shape `(n,)`): The tokens.
+            log_lm (`np.ndarray`, float64 of shape `(n,)`): What they are by the model alone.
+            states (`np.ndarray`, float32 of shape `(n, dimension)`): The hidden states before them.
+        """
+        knn = np.zeros(len(targets))
+        for i, found in enumerate(self.datastore.search(list(states), self.k)):
+            tokens, probs = self.datastore.next_tokens(found, self._temperature)
+            knn[i] = probs[tokens == targets[i]].sum()
+        with np.errstate(divide="ignore"):
+            return np.logaddexp(log_lm + self._log_lm, np.log(knn) + self._log_knn)
+
+
+class _Chooser:
+    """Chooses tokens as `GenerationMixin._sample` does: one draw for each, if it samples."""
+
+    def __init__(self, logits_processor: LogitsProcessorList, do_sample: bool) -> None:
+        self._logits_processor = logits_processor
+        self._do_sample = do_sample
+
+    def __call__(self, ids: torch.Tensor, log_probs: torch.Tensor) -> int:
+        scores = self._logits_processor(ids, log_probs[None].to(ids.device))
+        if self._do_sample:
+            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
+        return int(scores.argmax(dim=-1))
+
+    def random_state(self, device: torch.device) -> torch.Tensor | None:
+        """From where the next draw is made; `None` if there is none."""
+        return _generator(device).get_state() if self._do_sample else None
+
+    def set_random_state(self, device: torch.device, state: torch.Tensor | None) -> None:
+        """Has the next draw made from there."""
+        if state is not None:
+            _generator(device).set_state(state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that draws without a generator of their own are made with."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = getattr(torch, device.type)
+    return module.default_generators[device.index or 0]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where a model was in its text: how much of it the cache held or, where that is not all there
+    is to a cache, the state of its layers."""
+
+    cache: Cache
+    length: int | None
+    layers: list[dict[str, Any]]
+    model_kwargs: dict[str, Any]
+    last_position: int
+
+
+class _StepwiseModel(Verification):
+    """Forward passes over the prompt and then over one token at a time, with a way back."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        hidden: HiddenStates,
+    ) -> None:
+        if find_cache(model_kwargs) is None:
+            raise ValueError(
+                "knn_lm needs a model that keeps its past in a `Cache`, but "
+                f"{type(model).__name__} does not"
+            )
+        super().__init__(model, generation_config, model_kwargs)
+        self._hidden = hidden
+
+    def logits(self, ids: torch.Tensor, prompt_length: int) -> tuple[torch.Tensor, np.ndarray]:
+        """After `ids`: the logits, of shape `(vocab_size,)`, and the hidden state."""
+        if ids.shape[1] == prompt_length:
+            logits = self.prefill(ids)
+        else:
+            logits = self.verify(ids, DraftTree.empty())
+            self.commit(DraftTree.empty(), [])
+        return logits[0], self._hidden.last().float().numpy(force=True).copy()
+
+    def mark(self) -> _Mark:
+        """To go back to here."""
+        plain = all(type(layer) is DynamicLayer for layer in self.cache.layers)
+        return _Mark(
+            self.cache,
+            self.cache.get_seq_length() if plain else None,
+            [] if plain else _snapshot(self.cache),
+            self.model_kwargs,
+            self.last_position,
+        )
+
+    def go_back(self, mark: _Mark) -> None:
+        """Forgets what has been read since."""
+        self.cache, self.model_kwargs = mark.cache, mark.model_kwargs
+        self.last_position = mark.last_position
+        if mark.length is not None:
+            self.cache.crop(mark.length - self.cache.get_seq_length())
+        else:
+            _restore(self.cache, mark.layers)
+
+    def _keep(self, draft: DraftTree, path: list[int]) -> None:
+        """Nothing is drafted."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A token, what it was chosen by, and where it was chosen."""
+
+    token: int
+    found: Retrieved
+    ids: torch.Tensor
+    logits: torch.Tensor
+    query: np.ndarray
+    mark: _Mark
+    random_state: torch.Tensor | None
+
+
+class KnnText:
+    """The text of one call, as [`SpeculativeText`]: a step is a token.
+
+    Attributes:
+        ids (`torch.LongTensor` of shape `(1, length)`): Prompt and output.
+        finished (`bool`): Whether a stopping criterion has ended it.
+    """
+
+    def __init__(
+        self,
+        model: _StepwiseModel,
+        input_ids: torch.Tensor,
+        mixture: Mixture,
+        choose: _Chooser,
+        stopping_criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+    ) -> None:
+        self.ids = input_ids
+        self.finished = False
+        self._model = model
+        self._prompt_length = input_ids.shape[1]
+        self._mixture = mixture
+        self._choose = choose
+        self._stopping_criteria = stopping_criteria
+        self._streamer = streamer
+        # What the model says after the text; `None` as long as it has not been asked.
+        self._said: tuple[torch.Tensor, np.ndarray] | None = None
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+
+    @property
+    def cache(self) -> Cache:
+        """The model's, with all tokens but the last."""
+        return self._model.cache
+
+    def query(self) -> np.ndarray:
+        """The hidden state after the text."""
+        if self._said is None:
+            self._said = self._model.logits(self.ids, self._prompt_length)
+        return self._said[1]
+
+    def step(self, found: Retrieved) -> _Step:
+        """Chooses a token."""
+        query = self.query()
+        assert self._said is not None
+        logits = self._said[0]
+        state = self._choose.random_state(self.ids.device)
+        token = self._choose(self.ids, self._mixture.log_probs(logits, found))
+        step = _Step(token, found, self.ids, logits, query, self._model.mark(), state)
+        new_id = torch.tensor([[token]], device=self.ids.device)
+        self.ids = torch.cat([self.ids, new_id], dim=-1)
+        self._said = None
+        self.finished = bool(self._stopping_criteria(self.ids, None).all())
+        return step
+
+    def agrees(self, step: _Step, truth: Retrieved) -> bool:
+        """Whether these neighbours give the same token, by the same random number."""
+        if np.array_equal(step.found.ids, truth.ids):
+            return True
+        now = self._choose.random_state(step.ids.device)
+        self._choose.set_random_state(step.ids.device, step.random_state)
+        token = self._choose(step.ids, self._mixture.log_probs(step.logits, truth))
+        self._choose.set_random_state(step.ids.device, now)
+        return token == step.token
+
+    def roll_back(self, step: _Step) -> None:
+        """To before the token was chosen."""
+        self.ids = step.ids
+        self.finished = False
+        self._said = (step.logits, step.query)
+        self._model.go_back(step.mark)
+        self._choose.set_random_state(step.ids.device, step.random_state)
+
+    def commit(self, steps: Sequence[_Step]) -> None:
+        """Streams the tokens."""
+        if self._streamer is not None:
+            for step in steps:
+                self._streamer.put(torch.tensor([step.token]))
+
+
+def _check_request(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    speculation: Speculation | None,
+) -> None:
+    """Refuses what this cannot do, from the arguments as `generate` has prepared them."""
+    with refusals_of("knn_lm"):
+        check_model(model)
+        check_request(input_ids, generation_config, model_kwargs)
+    if len(input_ids) > 1:
+        raise ValueError(
+            f"`knn_lm` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "
+            "prompt at a time."
+        )
+    if generation_config.return_dict_in_generate:
+        for name in ("output_scores", "output_logits"):
+            if getattr(generation_config, name):
+                raise ValueError(f"`knn_lm` cannot be combined with `{name}=True`: not supported.")
+    stateful = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+    for processor in logits_processor:
+        if speculation is not None and isinstance(processor, stateful):
+            raise ValueError(
+                f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
+                "tokens that are taken back. Pass `speculation=None`, or leave it out."
+            )
+
+
+def _check_prefetch(mixture: Mixture, speculation: Speculation | None) -> None:
+    """A graph may find another nearest entry where more of them are wanted."""
+    if speculation is None or speculation.prefetch == "auto" or mixture.datastore.index == "flat":
+        return
+    most = max(mixture.k, LEAST_WALKED)
+    if speculation.prefetch > most:
+        raise ValueError(
+            f'prefetch must be at most {most} with index="hnsw" and k={mixture.k}, but is '
+            f"{speculation.prefetch}"
+        )
+
+
+@torch.no_grad()
+def perplexity(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    knn_datastore: KnnDatastore | None = None,
+    k: int = DEFAULT_K,
+    lambda_: float = DEFAULT_LAMBDA,
+    temperature: float = 1.0,
+) -> float:
+    """The perplexity of a text, or of several together: of the model, or of the kNN-LM.
+
+    A long text is read in windows that overlap, each token once (but for the first of each text,
+    which nothing comes before).
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        text (`str` or iterable of them): What is read.
+        knn_datastore ([`KnnDatastore`], *optional*): Without it, only the model is asked.
+        k, lambda_, temperature: As of [`knn_lm`].
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If the text has fewer than two tokens, or an argument is none that it can be.
+    """
+    mixture = None
+    if knn_datastore is not None:
+        mixture = Mixture(knn_datastore, k, lambda_, temperature)
+        knn_datastore.check_tokenizer(tokenizer)
+        knn_datastore.check_model(model)
+    layer: Layer = "last_hidden" if knn_datastore is None else knn_datastore.config.layer
+    length, total, count = context_length(model), 0.0, 0
+    with watched(model, layer) as hidden:
+        for batch in batches(windows(tokenized(text, tokenizer), length), length):
+            ids = padded(batch, model.device)
+            logits = model(ids, use_cache=False).logits
+            for row, window in enumerate(batch):
+                predicted = slice(window.known - 1, len(window.ids) - 1)
+                targets = window.ids[window.known :]
+                log_probs = logits[row, predicted].float().log_softmax(dim=-1)
+                places = torch.from_numpy(targets).to(log_probs.device)[:, None]
+                found = log_probs.gather(1, places)[:, 0].double().numpy(force=True)
+                if mixture is not None:
+                    assert hidden.states is not None
+                    states = hidden.states[row, predicted].float().numpy(force=True)
+                    found = mixture.log_probs_of(targets, found, states)
+                total -= float(found.sum())
+                count += len(targets)
+    if count == 0:
+        raise ValueError("text must have at least two tokens: there is nothing to predict")
+    return math.exp(total / count)

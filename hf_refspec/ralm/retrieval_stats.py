@@ -1,0 +1,83 @@
+"""What retrieval did during a call and where the time went."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RetrievalStats:
+    """Counts and times of one call that retrieves while it generates.
+
+    Attributes:
+        searches (`int`): Searches of the retriever, each for one or more queries.
+        retrievals (`int`): Queries that it was asked in them.
+        speculated (`int`): Steps that were generated with what the request cache found.
+        verified (`int`): Of these, those that were found right.
+        mismatched (`int`): Those that were found wrong, and were done again with the truth.
+        discarded (`int`): Those that came after a wrong one.
+        strides (`list[int]`): How many steps each verification was of.
+        best_ids (`list[int]`): For each step of the text, the best of what the retriever found.
+        speculation_was_right (`list[bool]`): For each step of the text, whether it was speculated
+            and found right.
+        model_seconds (`float`): Generating.
+        query_seconds (`float`): Making queries.
+        cache_seconds (`float`): Asking the request cache, and filling it.
+        verification_seconds (`float`): Searches, also while the model was generating.
+        waiting_seconds (`float`): Waiting for a search.
+    """
+
+    searches: int = 0
+    retrievals: int = 0
+    speculated: int = 0
+    verified: int = 0
+    mismatched: int = 0
+    discarded: int = 0
+    strides: list[int] = field(default_factory=list)
+    best_ids: list[int] = field(default_factory=list)
+    speculation_was_right: list[bool] = field(default_factory=list)
+    model_seconds: float = 0.0
+    query_seconds: float = 0.0
+    cache_seconds: float = 0.0
+    verification_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """The steps of the text, each generated with what one query found."""
+        return len(self.best_ids)
+
+    @property
+    def gamma(self) -> float:
+        """The share of verified steps that were right, of those that a verification got to."""
+        return self.verified / max(self.verified + self.mismatched, 1)
+
+    def clear(self) -> None:
+        """Forgets everything, for another call."""
+        self.__init__()  # type: ignore[misc]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain types that JSON can hold."""
+        return {**dataclasses.asdict(self), "steps": self.steps, "gamma": self.gamma}
+
+    def __str__(self) -> str:
+        line = f"{self.steps} steps, {self.retrievals} queries in {self.searches} searches"
+        if self.strides:
+            line += (
+                f" (mean stride {sum(self.strides) / len(self.strides):.1f}), "
+                f"{self.speculated} speculated, {self.verified} right ({100 * self.gamma:.1f} %), "
+                f"{self.mismatched} wrong, {self.discarded} discarded"
+            )
+        seconds = {
+            "model": self.model_seconds,
+            "waiting": self.waiting_seconds,
+            "queries": self.query_seconds,
+            "cache": self.cache_seconds,
+        }
+        total = sum(seconds.values())
+        line += f", {total:.1f} s"
+        parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
+        line += ": " + ", ".join(parts) if parts else ""
+        return f"{line}; {self.verification_seconds:.1f} s in searches"

@@ -1,0 +1,356 @@
+"""Iterative RaLM on real tiny models: whatever is speculated, the ids are by definition."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from architectures import VOCAB_SIZE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+import hf_refspec as rs
+from hf_refspec.ralm.iterative import iterative_ralm
+from hf_refspec.ralm.retrieval_stats import RetrievalStats
+from hf_refspec.ralm.retriever import Retrieved
+from hf_refspec.ralm.speculation import RetrievalError, Speculation
+
+BOS = 1
+PROMPT = torch.tensor([[BOS, 5, 9, 12, 7, 5, 9, 33, 12, 7]])
+GREEDY = {"do_sample": False, "eos_token_id": None}
+SPECULATIONS = [
+    "",
+    "p",
+    "s",
+    "a",
+    "psa",
+    Speculation.published("psa"),
+    Speculation(prefetch="auto"),
+    Speculation(stride=1, asynchronous=False),
+    Speculation(stride=5, prefetch=2),
+]
+
+
+class BagOfTokens:
+    """Exact retrieval by the mean of random embeddings of the last tokens."""
+
+    def __init__(self, vocab_size: int = VOCAB_SIZE, passages: int = 60, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.passages = [rng.integers(3, vocab_size, rng.integers(5, 20)) for _ in range(passages)]
+        self.embeddings = rng.standard_normal((vocab_size, 16)).astype(np.float32)
+        self.vectors = np.stack([self.encode(passage) for passage in self.passages])
+
+    def encode(self, token_ids):
+        mean = self.embeddings[token_ids].mean(axis=0)
+        return mean / np.linalg.norm(mean)
+
+    def search(self, queries, k):
+        ids = np.arange(len(self.passages))
+        return [Retrieved.best(ids, self.score(query, ids), k) for query in queries]
+
+    def score(self, query, ids):
+        return (self.vectors[ids] * query).sum(axis=-1)  # the same in every batch
+
+    def passage(self, passage_id):
+        return self.passages[passage_id]
+
+
+@pytest.fixture(scope="module")
+def retriever() -> BagOfTokens:
+    return BagOfTokens()
+
+
+def generate(model, retriever, prompt=PROMPT, **options):
+    options = {"query_length": 8, **options}
+    return model.generate(prompt, custom_generate=iterative_ralm, retriever=retriever, **options)
+
+
+@torch.no_grad()
+def by_definition(model, retriever, prompt, new_tokens, stride=4, query_length=8) -> list[int]:
+    """No cache of any kind."""
+    ids = prompt[0].tolist()
+    end = len(ids) + new_tokens
+    while len(ids) < end:
+        (found,) = retriever.search([retriever.encode(np.array(ids[-query_length:]))], 1)
+        passage = retriever.passage(found.ids[0]).tolist()
+        for _ in range(min(stride, end - len(ids))):
+            context = [BOS, *passage, *ids[1:]] if ids[0] == BOS else passage + ids
+            logits = model(input_ids=torch.tensor([context]), use_cache=False).logits
+            ids.append(int(logits[0, -1].argmax()))
+    return ids
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    # A tree, ALiBi, a sliding window, running states, several tokens not exact, no cache.
+    ["llama", "gpt2", "bloom", "mistral", "mamba2", "lfm2", "mamba", "rwkv"],
+)
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:, 1:]], ids=["bos", "no bos"])
+def test_the_ids_are_those_of_the_definition(models_by_type, retriever, model_type, prompt):
+    model = models_by_type(model_type)
+    expected = by_definition(model, retriever, prompt, new_tokens=22)
+    for speculation in (None, "", "psa"):
+        for drafter in (None, rs.ReferenceCopy()):
+            options = {"speculation": speculation, "drafter": drafter}
+            ids = generate(model, retriever, prompt, max_new_tokens=22, **options, **GREEDY)
+            assert ids[0].tolist() == expected
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
+def test_speculation_changes_no_ids_and_not_one_bit_of_a_score(
+    llama, retriever, speculation, sample
+):
+    options = {
+        "max_new_tokens": 41,
+        "do_sample": sample,
+        "eos_token_id": None,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    outputs, stats = [], []
+    for each in (None, speculation):
+        torch.manual_seed(7)
+        stats.append(RetrievalStats())
+        outputs.append(
+            generate(llama, retriever, speculation=each, retrieval_stats=stats[-1], **options)
+        )
+        outputs[-1].state = torch.get_rng_state()
+    plain, speculated = outputs
+    assert speculated.sequences.tolist() == plain.sequences.tolist()
+    assert torch.equal(torch.cat(speculated.scores), torch.cat(plain.scores))
+    assert torch.equal(torch.cat(speculated.logits), torch.cat(plain.logits))
+    assert len(plain.scores) == 41
+    assert torch.equal(speculated.state, plain.state)
+    assert stats[1].best_ids == stats[0].best_ids
+    assert stats[0].steps == 11
+    assert speculated.past_key_values is None
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    stride=st.integers(1, 9),
+    query_length=st.integers(1, 20),
+    speculation=st.sampled_from(SPECULATIONS),
+    drafts=st.booleans(),
+    model_type=st.sampled_from(["llama", "mistral", "mamba2"]),
+)
+def test_sampled_ids_are_those_of_the_baseline(
+    models_by_type, retriever, seed, stride, query_length, speculation, drafts, model_type
+):
+    options = {
+        "max_new_tokens": 18,
+        "do_sample": True,
+        "temperature": 0.7,
+        "generation_stride": stride,
+        "query_length": query_length,
+    }
+    results = []
+    for each, drafter in ((None, None), (speculation, rs.ReferenceCopy() if drafts else None)):
+        torch.manual_seed(seed)
+        model = models_by_type(model_type)
+        ids = generate(model, retriever, speculation=each, drafter=drafter, **options)
+        results.append((ids.tolist(), torch.get_rng_state().tolist()))
+    assert results[0] == results[1]
+
+
+def test_a_drafter_saves_forward_passes(models_by_type, retriever):
+    drafter = rs.ReferenceCopy()
+    options = {"max_new_tokens": 60, **GREEDY}
+    model = models_by_type("gemma2")  # which repeats itself
+    for _ in range(3):  # what passes cost is measured first
+        ids = generate(model, retriever, drafter=drafter, **options)
+    assert ids.tolist() == generate(model, retriever, **options).tolist()
+    assert drafter.stats.mat > 1.2
+    assert drafter.stats.accepted > 0
+
+
+class Streamed(BaseStreamer):
+    def __init__(self, cancel_at: int | None = None):
+        self.puts, self.ended, self.cancel_at = [], 0, cancel_at
+
+    def put(self, value):
+        if len(self.puts) == self.cancel_at:
+            raise InterruptedError
+        self.puts.append(value.tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("speculation", [None, "", "psa"])
+def test_only_what_is_verified_is_streamed(llama, retriever, speculation):
+    streamer = Streamed()
+    options = {"max_new_tokens": 30, "speculation": speculation, **GREEDY}
+    ids = generate(llama, retriever, streamer=streamer, **options)
+    new_ids = ids[0, PROMPT.shape[1] :].tolist()
+    assert streamer.puts == [PROMPT.tolist(), *([token] for token in new_ids)]
+    assert streamer.ended == 1
+    with pytest.raises(InterruptedError):
+        generate(llama, retriever, streamer=Streamed(cancel_at=9), **options)
+
+
+@pytest.mark.parametrize("speculation", [None, "", "psa"])
+def test_eos_ends_the_text_in_the_middle_of_a_step(llama, retriever, speculation):
+    whole = generate(llama, retriever, max_new_tokens=40, speculation=None, **GREEDY)[0].tolist()
+    for position in (10, 15, 21, 33):
+        eos = whole[position]
+        end = whole.index(eos, PROMPT.shape[1]) + 1
+        options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": eos}
+        ids = generate(llama, retriever, speculation=speculation, **options)
+        assert ids[0].tolist() == whole[:end]
+
+
+def test_stop_strings_end_the_text(byte_llama, tokenizer):
+    retriever = BagOfTokens(vocab_size=len(tokenizer))
+    prompt = tokenizer("def f(x):", return_tensors="pt").input_ids
+    options = {"prompt": prompt, "max_new_tokens": 40, "tokenizer": tokenizer, **GREEDY}
+    whole = generate(byte_llama, retriever, speculation=None, **options)
+    output = tokenizer.decode(whole[0, prompt.shape[1] :])
+    text = next(character for character in output[5:] if character.isascii())
+    lengths = set()
+    for speculation in (None, "", "psa"):
+        ids = generate(
+            byte_llama, retriever, speculation=speculation, stop_strings=[text], **options
+        )
+        assert ids[0].tolist() == whole[0, : ids.shape[1]].tolist()
+        lengths.add(ids.shape[1])
+    assert len(lengths) == 1
+    assert lengths.pop() < whole.shape[1]
+
+
+def test_padding_is_not_seen(llama, retriever):
+    expected = generate(llama, retriever, max_new_tokens=12, **GREEDY)[0].tolist()
+    padded = torch.cat([torch.zeros((1, 3), dtype=torch.long), PROMPT], dim=-1)
+    mask = (padded != 0).long()
+    ids = generate(llama, retriever, padded, attention_mask=mask, max_new_tokens=12, **GREEDY)
+    assert ids[0].tolist() == [0, 0, 0, *expected]
+
+
+def test_the_bos_token_is_the_tokenizers(llama, retriever, tokenizer):
+    expected = generate(llama, retriever, max_new_tokens=12, **GREEDY).tolist()
+    options = {"max_new_tokens": 12, "tokenizer": tokenizer, **GREEDY}
+    assert generate(llama, retriever, **options, bos_token_id=77).tolist() == expected
+
+
+class OnePassage(BagOfTokens):
+    def __init__(self, tokens):
+        super().__init__(passages=1)
+        self.passages = [np.array(tokens)]
+
+    def encode(self, token_ids):
+        return np.ones(16, dtype=np.float32)
+
+
+def small_llama(positions: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=positions,
+        initializer_range=0.25,
+        bos_token_id=BOS,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_passage_that_is_too_long_is_cut_at_its_end():
+    model = small_llama(positions=64)
+    tokens = np.arange(3, 93)
+    room = 64 - PROMPT.shape[1] - 20
+    long = generate(model, OnePassage(tokens), max_new_tokens=20, **GREEDY).tolist()
+    assert long == generate(model, OnePassage(tokens[:room]), max_new_tokens=20, **GREEDY).tolist()
+    other = OnePassage(tokens[: room - 1])
+    assert long != generate(model, other, max_new_tokens=20, **GREEDY).tolist()
+
+
+def test_an_empty_passage_leaves_plain_generation(llama):
+    plain = llama.generate(PROMPT, max_new_tokens=20, **GREEDY).tolist()
+    empty = OnePassage(np.empty(0, dtype=np.int64))
+    assert generate(llama, empty, max_new_tokens=20, **GREEDY).tolist() == plain
+
+
+def test_passages_of_the_same_text_are_the_same(llama):
+    retriever = BagOfTokens()
+    plain = generate(llama, retriever, max_new_tokens=20, speculation=None, **GREEDY).tolist()
+    retriever.passages = [*retriever.passages, *retriever.passages]
+    retriever.vectors = np.concatenate([retriever.vectors] * 2)
+    for speculation in (None, "psa"):
+        options = {"max_new_tokens": 20, "speculation": speculation, **GREEDY}
+        assert generate(llama, retriever, **options).tolist() == plain
+
+
+@pytest.mark.parametrize("method", ["encode", "search", "score", "passage"])
+def test_an_error_of_the_retriever_carries_the_text_so_far(llama, method):
+    class Failing(BagOfTokens):
+        queries = 0
+
+        def fail(self, name):
+            if name == method and self.queries > 10:
+                raise ConnectionError("the server is gone")
+
+        def encode(self, token_ids):
+            self.queries += "vectors" in self.__dict__  # not while these are made
+            self.fail("encode")
+            return super().encode(token_ids)
+
+        def search(self, queries, k):
+            self.fail("search")
+            return super().search(queries, k)
+
+        def score(self, query, ids):
+            if threading.current_thread().name != "retrieval":
+                self.fail("score")
+            return super().score(query, ids)
+
+        def passage(self, passage_id):
+            self.fail("passage")
+            return super().passage(passage_id)
+
+    options = {"max_new_tokens": 40, "generation_stride": 1, "query_length": 2, **GREEDY}
+    plain = generate(llama, BagOfTokens(), **options)[0].tolist()
+    with pytest.raises(RetrievalError, match=f"{method} raised.*the server is gone") as caught:
+        generate(llama, Failing(), **options, speculation=Speculation(stride=3))
+    text_ids = caught.value.text_ids
+    assert PROMPT.shape[1] <= len(text_ids) < len(plain)
+    assert text_ids == plain[: len(text_ids)]
+    assert not any(thread.name == "retrieval" for thread in threading.enumerate())
+
+
+def test_tokens_outside_of_the_vocabulary_are_named(llama):
+    with pytest.raises(RetrievalError, match=r"passage\(0\) has ids from 4 to 500.*vocabulary"):
+        generate(llama, OnePassage([4, 500]), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"retriever": None}, TypeError, "`retriever` must have the methods"),
+        ({"retriever": BagOfTokens}, TypeError, "`retriever` must have the methods"),
+        ({"generation_stride": 0}, ValueError, "generation_stride must be at least 1"),
+        ({"query_length": 2.5}, TypeError, "query_length must be an int"),
+        ({"speculation": "xyz"}, ValueError, "speculation must be of the letters"),
+        ({"drafter": "copy"}, TypeError, "`drafter` must be a drafter"),
+        ({"retrieval_stats": {}}, TypeError, "`retrieval_stats` must be a"),
+        ({"num_beams": 2}, ValueError, "`iterative_ralm` cannot be combined with `num_beams=2`"),
+        ({"use_cache": False}, ValueError, "`iterative_ralm`.*`use_cache=False`"),
+        ({"prompt": PROMPT.repeat(2, 1)}, ValueError, "one prompt at a time"),
+        ({"past_key_values": DynamicCache()}, ValueError, "`past_key_values` cannot be combined"),
+        ({"max_new_tokens": 600}, ValueError, "no room for a passage: LlamaForCausalLM takes 512"),
+        ({"synced_gpus": True}, ValueError, "`synced_gpus=True`.*`iterative_ralm`"),
+        ({"candidate_generator": rs.ReferenceCopy()}, ValueError, "`candidate_generator`"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(llama, options, error, message):
+    options = {"retriever": BagOfTokens(), "max_new_tokens": 4, **options}
+    with pytest.raises(error, match=message):
+        generate(llama, **options)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES, build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.knn_lm import Mixture, knn_lm, perplexity
+from hf_refspec.ralm.retrieval_stats import RetrievalStats
+from hf_refspec.ralm.retriever import Retrieved
+from hf_refspec.ralm.speculation import RetrievalError, Speculation
+
+CORPUS = [
+    "for i in range(10):\n    print(i)\nfor j in range(20):\n    print(j)\n",
+    "def f(x):\n    return x + 1\n\ndef g(x):\n    return f(x) + 1\n",
+]
+SPECULATIONS = ["", "p", "s", "a", "ps", "pa", "sa", "psa", Speculation.published("psa")]
+PROMPT = "for k in ran"
+
+
+@pytest.fixture(scope="module")
+def store(byte_llama, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("knn") / "store"
+    return KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+
+
+@pytest.fixture(scope="module")
+def inputs(tokenizer):
+    return tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+
+
+def generate(model, inputs, store, **options):
+    options = {"k": 8, "lambda_": 0.6, "temperature": 4.0, "max_new_tokens": 40, **options}
+    torch.manual_seed(options.pop("seed", 0))
+    return model.generate(**inputs, custom_generate=knn_lm, knn_datastore=store, **options)
+
+
+class TestTheSameTextWithEverySpeculation:
+    @pytest.mark.parametrize("k", [1, 8, 100])
+    @pytest.mark.parametrize("do_sample", [False, True])
+    def test_greedy_and_sampled(self, byte_llama, inputs, store, k, do_sample):
+        options = {"k": k, "do_sample": do_sample}
+        plain = generate(byte_llama, inputs, store, speculation=None, **options)
+        after_plain = torch.get_rng_state()
+        for speculation in SPECULATIONS:
+            ids = generate(byte_llama, inputs, store, speculation=speculation, **options)
+            assert torch.equal(ids, plain), speculation
+            assert torch.equal(torch.get_rng_state(), after_plain)
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        st.integers(0, 2**31),
+        st.sampled_from(SPECULATIONS),
+        st.sampled_from([0.0, 0.3, 1.0]),
+        st.integers(1, 30),
+    )
+    def test_by_chance(self, byte_llama, inputs, store, seed, speculation, lambda_, length):
+        options = {"seed": seed, "lambda_": lambda_, "max_new_tokens": length, "do_sample": True}
+        plain = generate(byte_llama, inputs, store, speculation=None, **options)
+        ids = generate(byte_llama, inputs, store, speculation=speculation, **options)
+        assert torch.equal(ids, plain)
+
+    def test_with_a_graph(self, byte_llama, inputs, store):
+        walked = KnnDatastore(store.path, "hnsw")
+        for do_sample in (False, True):
+            plain = generate(byte_llama, inputs, walked, speculation=None, do_sample=do_sample)
+            ids = generate(byte_llama, inputs, walked, do_sample=do_sample)
+            assert torch.equal(ids, plain)
+
+    def test_with_processors_that_look_at_the_text(self, byte_llama, inputs, store):
+        options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "top_k": 20}
+        for do_sample in (False, True):
+            options["do_sample"] = do_sample
+            plain = generate(byte_llama, inputs, store, speculation=None, **options)
+            assert torch.equal(generate(byte_llama, inputs, store, **options), plain)
+
+    @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text", "mamba2", "qwen3_moe"])
+    def test_on_other_caches_than_of_plain_attention(
+        self, models_by_type, model_type, inputs, tokenizer, tmp_path
+    ):
+        by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+        architecture = by_type[model_type]
+        architecture = type(architecture)(
+            model_type, "tree", {**architecture.config, "vocab_size": len(tokenizer)}
+        )
+        model = build(architecture)
+        options = {"layer": "last_hidden", "progress": False}
+        store = KnnDatastore.build(model, tokenizer, CORPUS, tmp_path / "store", **options)
+        for do_sample in (False, True):
+            options = {"do_sample": do_sample, "k": 3}
+            plain = generate(model, inputs, store, speculation=None, **options)
+            assert torch.equal(generate(model, inputs, store, speculation="ps", **options), plain)
+
+
+class TestTheDistribution:
+    def test_is_the_weighted_sum_of_both(self, store):
+        """Khandelwal et al. 2020, equations 2 and 3, in plain Python."""
+        logits = torch.randn(259, generator=torch.Generator().manual_seed(0)) * 3
+        found = store.search([store.keys[17] + 0.1], 12)[0]
+        lambda_, temperature = 0.3, 5.0
+        of_neighbours = [0.0] * 259
+        for entry, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
+            of_neighbours[int(store.values[entry])] += math.exp(score / temperature)
+        of_model = [math.exp(logit) for logit in logits.tolist()]
+        mixed = Mixture(store, 12, lambda_, temperature).log_probs(logits, found).exp().tolist()
+        for token in range(259):
+            p_knn = of_neighbours[token] / sum(of_neighbours)
+            p_lm = of_model[token] / sum(of_model)
+            assert math.isclose(
+                mixed[token], lambda_ * p_knn + (1 - lambda_) * p_lm, rel_tol=1e-4, abs_tol=1e-9
+            )
+
+    def test_is_the_models_with_lambda_0(self, byte_llama, inputs, store):
+        plain = byte_llama.generate(**inputs, max_new_tokens=30)
+        assert torch.equal(
+            generate(byte_llama, inputs, store, lambda_=0.0, max_new_tokens=30), plain
+        )
+
+    def test_is_the_neighbours_with_lambda_1(self, byte_llama, store, tokenizer):
+        prompt = tokenizer(CORPUS[0][:20], return_tensors="pt", return_token_type_ids=False)
+        ids = generate(byte_llama, prompt, store, lambda_=1.0, k=1)
+        assert tokenizer.decode(ids[0]).startswith(CORPUS[0][:45])
+
+    def test_keeps_what_probabilities_would_lose(self, store):
+        logits = torch.zeros(259)
+        logits[7] = -200.0
+        found = Retrieved(np.array([0]), np.float32([0.0]))
+        log_probs = Mixture(store, 1, 0.5, 1.0).log_probs(logits, found)
+        assert log_probs[7] < -200 and log_probs.isfinite().all()
+
+    def test_generates_what_a_loop_over_the_formula_does(self, byte_llama, inputs, store):
+        ids, seen = inputs["input_ids"], []
+        mlp = byte_llama.model.layers[-1].mlp
+        handle = mlp.register_forward_pre_hook(lambda module, args: seen.append(args[0][0, -1]))
+        for _ in range(20):
+            with torch.no_grad():
+                p = 0.4 * byte_llama(ids).logits[0, -1].softmax(-1)
+            distances = ((store.keys - seen[-1].numpy()) ** 2).sum(axis=1)
+            nearest = np.argsort(distances, kind="stable")[:8]
+            weights = np.exp(-distances[nearest] / 4)
+            for token, weight in zip(store.values[nearest], weights / weights.sum(), strict=True):
+                p[token] += 0.6 * weight
+            ids = torch.cat([ids, p.argmax().reshape(1, 1)], dim=-1)
+        handle.remove()
+        assert torch.equal(generate(byte_llama, inputs, store, max_new_tokens=20), ids)
+
+
+class Record(BaseStreamer):
+    def __init__(self):
+        self.ids, self.ended = [], False
+
+    def put(self, value):
+        self.ids += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+class Stop(StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+class TestGenerate:
+    def test_returns_a_dict_with_the_cache_of_all_but_the_last_and_fills_stats(
+        self, byte_llama, inputs, store
+    ):
+        stats = RetrievalStats()
+        output = generate(
+            byte_llama, inputs, store, return_dict_in_generate=True, retrieval_stats=stats
+        )
+        assert torch.equal(output.sequences, generate(byte_llama, inputs, store))
+        length = output.sequences.shape[1]
+        assert output.past_key_values.get_seq_length() == length - 1
+        assert stats.steps == length - inputs["input_ids"].shape[1]
+
+    @pytest.mark.parametrize("k", [1, 200])
+    def test_speculates_several_tokens_a_search(self, byte_llama, inputs, store, k):
+        stats = RetrievalStats()
+        options = {"k": min(k, len(store)), "retrieval_stats": stats}
+        generate(byte_llama, inputs, store, speculation="p", **options)
+        assert stats.searches < stats.steps
+        assert stats.verified > 0
+
+    def test_ends_with_eos(self, byte_llama, inputs, store):
+        ids = generate(byte_llama, inputs, store)
+        eos = int(ids[0, -5])
+        first = ids[0, inputs["input_ids"].shape[1] :].tolist().index(eos)
+        ended = generate(byte_llama, inputs, store, eos_token_id=eos)
+        assert ended.shape[1] == inputs["input_ids"].shape[1] + first + 1
+        assert torch.equal(ended[0], ids[0, : ended.shape[1]])
+
+    def test_ends_with_a_stopping_criterion(self, byte_llama, inputs, store):
+        for speculation in (None, "", "psa"):
+            ids = generate(
+                byte_llama, inputs, store, stopping_criteria=[Stop(23)], speculation=speculation
+            )
+            assert ids.shape[1] == 23
+
+    def test_streams_each_token_once(self, byte_llama, inputs, store):
+        streamer = Record()
+        ids = byte_llama.generate(
+            **inputs,
+            max_new_tokens=40,
+            custom_generate=functools.partial(
+                knn_lm, knn_datastore=store, k=8, lambda_=0.6, temperature=4.0, streamer=streamer
+            ),
+        )
+        assert streamer.ids == ids[0].tolist()
+        assert streamer.ended
+
+    def test_goes_on_from_a_cache(self, byte_llama, inputs, store):
+        expected = generate(byte_llama, inputs, store)
+        cache = DynamicCache(config=byte_llama.config)
+        with torch.no_grad():
+            byte_llama(inputs["input_ids"][:, :-1], past_key_values=cache)
+        assert torch.equal(generate(byte_llama, inputs, store, past_key_values=cache), expected)
+
+    def test_samples_with_the_temperature_of_a_generation_config(self, byte_llama, inputs, store):
+        config = GenerationConfig(temperature=0.01, do_sample=True, max_new_tokens=20)
+        ids = generate(byte_llama, inputs, store, generation_config=config, max_new_tokens=20)
+        assert torch.equal(ids, generate(byte_llama, inputs, store, max_new_tokens=20))
+
+    def test_carries_the_verified_text_when_the_datastore_fails(
+        self, byte_llama, inputs, store, monkeypatch
+    ):
+        expected = generate(byte_llama, inputs, store)
+        broken, calls = pickle.loads(pickle.dumps(store)), []
+
+        def search(queries, k):
+            calls.append(len(queries))
+            if len(calls) > 5:
+                raise OSError("the disk is gone")
+            return store.search(queries, k)
+
+        monkeypatch.setattr(broken, "search", search)
+        with pytest.raises(RetrievalError, match="the disk is gone") as error:
+            generate(byte_llama, inputs, broken, speculation="p")
+        verified = error.value.text_ids
+        assert len(verified) > inputs["input_ids"].shape[1]
+        assert expected[0, : len(verified)].tolist() == verified
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"k": 0}, ValueError, "k must be from 1 to"),
+            ({"k": 10**6}, ValueError, "k must be from 1 to"),
+            ({"k": "all"}, TypeError, "k must be an int"),
+            ({"lambda_": 1.5}, ValueError, "lambda_ must be from 0 to 1"),
+            ({"lambda_": math.nan}, ValueError, "lambda_ must be from 0 to 1"),
+            ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
+            ({"speculation": "x"}, ValueError, "speculation must be of the letters"),
+            ({"num_beams": 2}, ValueError, "`knn_lm` cannot be combined with `num_beams=2`"),
+            ({"use_cache": False}, ValueError, "`knn_lm` cannot be combined with `use_cache"),
+            (
+                {"return_dict_in_generate": True, "output_scores": True},
+                ValueError,
+                "output_scores",
+            ),
+            ({"retrieval_stats": {}}, TypeError, "RetrievalStats"),
+            ({"guidance_scale": 2.0}, ValueError, "Pass `speculation=None`"),
+        ],
+    )
+    def test_is_refused(self, byte_llama, inputs, store, options, error, message):
+        with pytest.raises(error, match=message):
+            generate(byte_llama, inputs, store, **options)
+
+    def test_no_datastore_is_refused(self, byte_llama, inputs):
+        with pytest.raises(TypeError, match=r"KnnDatastore\.build"):
+            generate(byte_llama, inputs, None)
+
+    def test_several_rows_are_refused(self, byte_llama, inputs, store):
+        rows = {name: value.repeat(2, 1) for name, value in inputs.items()}
+        with pytest.raises(ValueError, match="2 rows"):
+            generate(byte_llama, rows, store)
+
+    def test_another_model_is_refused(self, llama, inputs, store):
+        prompt = {"input_ids": torch.tensor([[3, 4, 5]])}
+        with pytest.raises(ValueError, match="vocabulary of 259"):
+            generate(llama, prompt, store)
+
+    def test_more_prefetched_than_a_graph_is_walked_for_is_refused(self, byte_llama, inputs, store):
+        walked = KnnDatastore(store.path, "hnsw")
+        with pytest.raises(ValueError, match="prefetch must be at most 128"):
+            generate(byte_llama, inputs, walked, speculation=Speculation(prefetch=200))
+
+
+class Double(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        self.sums = scores.exp().sum(dim=-1)
+        return scores * 2
+
+
+def test_processors_see_log_probabilities(byte_llama, inputs, store):
+    processor = Double()
+    generate(byte_llama, inputs, store, logits_processor=[processor], max_new_tokens=3)
+    assert torch.allclose(processor.sums, torch.ones(1), atol=1e-5)
+
+
+class TestPerplexity:
+    def test_is_that_of_the_models_own_loss(self, byte_llama, tokenizer):
+        text = CORPUS[0]
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = math.exp(byte_llama(ids, labels=ids).loss)
+        assert math.isclose(perplexity(byte_llama, tokenizer, text), expected, rel_tol=1e-4)
+
+    def test_weighs_the_probability_of_every_token(self, byte_llama, tokenizer, store):
+        text = "for k in range(3):\n    f(k)\n"
+        ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
+        states = []
+        mlp = byte_llama.model.layers[-1].mlp
+        handle = mlp.register_forward_pre_hook(lambda module, args: states.append(args[0][0]))
+        with torch.no_grad():
+            logits = byte_llama(ids[None]).logits[0]
+        handle.remove()
+        mixture = Mixture(store, 8, 0.4, 3.0)
+        total = 0.0
+        for position in range(len(ids) - 1):
+            (found,) = store.search([states[0][position].numpy()], 8)
+            total += float(mixture.log_probs(logits[position], found)[ids[position + 1]])
+        expected = math.exp(-total / (len(ids) - 1))
+        found = perplexity(byte_llama, tokenizer, text, store, k=8, lambda_=0.4, temperature=3.0)
+        assert math.isclose(found, expected, rel_tol=1e-4)
+
+    def test_is_low_on_what_the_datastore_knows(self, byte_llama, tokenizer, store):
+        options = {"k": 1, "lambda_": 0.9}
+        known = perplexity(byte_llama, tokenizer, CORPUS, store, **options)
+        assert known < 1.2 < perplexity(byte_llama, tokenizer, CORPUS)
+
+    def test_of_no_text_is_refused(self, byte_llama, tokenizer):
+        with pytest.raises(ValueError, match="two tokens"):
+            perplexity(byte_llama, tokenizer, "x")
+
+    def test_of_another_tokenizer_is_refused(self, byte_llama, tokenizer, store):
+        other = pickle.loads(pickle.dumps(tokenizer))
+        other.add_tokens(["other"])
+        with pytest.raises(ValueError, match="another tokenizer"):
+            perplexity(byte_llama, other, "text", store, k=1)

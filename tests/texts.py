@@ -1,0 +1,29 @@
+"""Small texts and a small encoder, the same on every machine."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+_WORDS = (
+    "tree river stone light music bread winter engine garden letter mountain paper window market "
+    "silver question harbour story copper village"
+)
+WORDS = _WORDS.split()
+DIMENSION = 24
+
+
+def bag_of_words(texts: list[str]) -> np.ndarray:
+    """Makes the same vector of the same words in any order, float32 of shape `(n, DIMENSION)`."""
+    vectors = np.zeros((len(texts), DIMENSION))
+    for row, text in enumerate(texts):
+        for word in text.split():
+            vectors[row] += np.random.default_rng(zlib.crc32(word.encode())).normal(size=DIMENSION)
+    return vectors.astype(np.float32)
+
+
+def some_texts(count: int, seed: int = 0, words: int = 6) -> list[str]:
+    """Texts of random words, some of them twice."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, words)) for _ in range(count)]
