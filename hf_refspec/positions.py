@@ -43,7 +43,7 @@ def furthest_position(config: PreTrainedConfig, last_position: int) -> int | Non
         reaches there would change those of the tokens that are accepted. "longrope" changes them
         once; "dynamic" at every step from there on, where nothing can be drafted any more.
     """
-    table = _embedded_positions(config)
+    table = embedded_positions(config)
     limits = [] if table is None or last_position >= table else [table - 1]
     rope = length_dependent_rope(config)
     if rope:
@@ -60,7 +60,8 @@ def furthest_position(config: PreTrainedConfig, last_position: int) -> int | Non
     return min(limits, default=None)
 
 
-def _embedded_positions(config: PreTrainedConfig) -> int | None:
+def embedded_positions(config: PreTrainedConfig) -> int | None:
+    """The length of the table of position embeddings, where the configuration names one."""
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 

@@ -200,8 +200,8 @@ class TreeVerification(Verification):
             and model_kwargs.get("position_ids") is not None
             and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
             and not cache.offloading
-            and _all_plain_attention(cache)
-            and _all_plain_attention(new_cache(model))
+            and all_plain_attention(cache)
+            and all_plain_attention(new_cache(model))
             and not _attends_locally(model)
             and not length_dependent_rope(model.config.get_text_config(decoder=True))
         )
@@ -294,19 +294,19 @@ class RecurrentVerification(Verification):
         return cache is not None and _holds_running_state(cache)
 
     def verify(self, input_ids: torch.Tensor, draft: DraftTree) -> torch.Tensor:
-        self._before = _snapshot(self.cache) if len(draft) else []
+        self._before = snapshot(self.cache) if len(draft) else []
         return super().verify(input_ids, draft)
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
         if len(path) == len(draft):
             self.pending = 1
         else:
-            _restore(self.cache, self._before)
+            restore(self.cache, self._before)
             self.pending += len(path) + 1
 
     def abandon(self, draft: DraftTree, path: list[int]) -> None:
         if len(draft):
-            _restore(self.cache, self._before)
+            restore(self.cache, self._before)
 
     def finish(self, input_ids: torch.Tensor) -> None:
         if self.pending > 1:
@@ -334,7 +334,7 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def _all_plain_attention(cache: Cache) -> bool:
+def all_plain_attention(cache: Cache) -> bool:
     """Whether every layer keeps one entry per position, `(batch, heads, length, head_dim)`."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
@@ -360,7 +360,7 @@ def _move_entries(cache: Cache, positions: list[int], start: int) -> None:
         layer.values[..., start:stop, :] = layer.values.index_select(-2, index)
 
 
-def _snapshot(cache: Cache) -> list[dict[str, Any]]:
+def snapshot(cache: Cache) -> list[dict[str, Any]]:
     """The state of every layer. Keys and values grow by concatenation, so that holding on to the
     tensors is enough; running states are written in place and are copied."""
     return [{name: _copied(value) for name, value in vars(layer).items()} for layer in cache.layers]
@@ -372,6 +372,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _restore(cache: Cache, states: list[dict[str, Any]]) -> None:
+def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
+    """Puts a cache back to where [`snapshot`] was taken."""
     for layer, state in zip(cache.layers, states, strict=True):
         vars(layer).update(state)

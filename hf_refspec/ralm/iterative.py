@@ -24,7 +24,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.drafter import Drafter, check_count
 from ..drafting.tree import DraftTree
-from ..positions import _embedded_positions
+from ..positions import embedded_positions
 from ..validation import check_model, check_request
 from ..verification import find_cache
 from .checked_search import RetrievalError, attempt
@@ -288,7 +288,7 @@ def _room_for_passages(model: PreTrainedModel, text: RevisableText) -> int | Non
     Raises:
         ValueError: If there is no room for one.
     """
-    context_length = _embedded_positions(model.config.get_text_config(decoder=True))
+    context_length = embedded_positions(model.config.get_text_config(decoder=True))
     if context_length is None or text.max_length is None:
         return None
     room = context_length - text.max_length

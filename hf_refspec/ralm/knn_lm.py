@@ -28,7 +28,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
 from ..validation import check_model, check_request
-from ..verification import Verification, _restore, _snapshot, find_cache
+from ..verification import Verification, find_cache, restore, snapshot
 from .hidden_states import HiddenStates, Layer, watched
 from .knn_datastore import KnnDatastore
 from .nearest_rows import LEAST_WALKED
@@ -278,7 +278,7 @@ class _StepwiseModel(Verification):
         return _Mark(
             self.cache,
             self.cache.get_seq_length() if plain else None,
-            [] if plain else _snapshot(self.cache),
+            [] if plain else snapshot(self.cache),
             self.model_kwargs,
             self.last_position,
         )
@@ -290,7 +290,7 @@ class _StepwiseModel(Verification):
         if mark.length is not None:
             self.cache.crop(mark.length - self.cache.get_seq_length())
         else:
-            _restore(self.cache, mark.layers)
+            restore(self.cache, mark.layers)
 
     def _keep(self, draft: DraftTree, path: list[int]) -> None:
         """Nothing is drafted."""

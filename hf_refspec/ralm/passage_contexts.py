@@ -31,11 +31,11 @@ from ..verification import (
     CACHE_NAMES,
     RecurrentVerification,
     Verification,
-    _all_plain_attention,
-    _restore,
-    _snapshot,
+    all_plain_attention,
     find_cache,
     new_cache,
+    restore,
+    snapshot,
 )
 
 # Keyword arguments of the forward pass that are the same for every passage.
@@ -121,7 +121,7 @@ class Context:
             passes.restarted,
             passes.cache,
             passes.model_kwargs,
-            None if self._crops else _snapshot(passes.cache),
+            None if self._crops else snapshot(passes.cache),
         )
 
     def roll_back(self, mark: ContextMark | None) -> None:
@@ -131,7 +131,7 @@ class Context:
         if mark.layers is None:
             mark.cache.crop((mark.length - mark.pending) - (self._length - passes.pending))
         else:
-            _restore(mark.cache, mark.layers)
+            restore(mark.cache, mark.layers)
         self._passes, self._length = passes, mark.length
         passes.pending = mark.pending
         passes.last_position = mark.last_position
@@ -148,7 +148,7 @@ class Context:
 
     @property
     def _crops(self) -> bool:
-        return self._passes is not None and _all_plain_attention(self._passes.cache)
+        return self._passes is not None and all_plain_attention(self._passes.cache)
 
     def _pending_at(self, length: int) -> int:
         """How many tokens the cache lacks when the context has so many."""
