@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 
 from .embedding_search import EmbeddingSearch, Index
 from .knowledge_base import KnowledgeBase
-from .nearest_rows import scan
+from .nearest_rows import QUERIES_AT_ONCE, scan_rows
 
 _LINKS = 32
 _MOST_OF_A_GPU = 2048  # neighbours of a query, in FAISS
-# Queries of one scan: as many as stay in the fastest memory beside a row.
-_QUERIES_AT_ONCE = 32
 Candidates = list[tuple[np.ndarray, float]]
 
 
@@ -44,7 +40,6 @@ class DenseRetriever(EmbeddingSearch):
         super().__init__(knowledge_base, encoder, index)
         self._faiss = _import_faiss(needed=index == "hnsw")
         self._made = self._make_index()
-        # The scan is one for distances; without lengths, a distance is an inner product.
         self._no_lengths = np.zeros(len(knowledge_base), dtype=np.float32)
 
     def _make_index(self) -> Any:
@@ -64,8 +59,8 @@ class DenseRetriever(EmbeddingSearch):
         if self._made is None:
             return [
                 each
-                for begin in range(0, len(queries), _QUERIES_AT_ONCE)
-                for each in self._scan(queries[begin : begin + _QUERIES_AT_ONCE], count)
+                for begin in range(0, len(queries), QUERIES_AT_ONCE)
+                for each in self._scan(queries[begin : begin + QUERIES_AT_ONCE], count)
             ]
         options = {}
         if self.index == "hnsw":
@@ -77,33 +72,10 @@ class DenseRetriever(EmbeddingSearch):
         ]
 
     def _scan(self, queries: np.ndarray, count: int) -> Candidates:
-        """Looks at all embeddings; every thread at a part of them."""
-        total = len(self._embeddings)
-        edges = np.linspace(0, total, min(torch.get_num_threads(), total) + 1, dtype=np.int64)
-        parts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-        if len(parts) == 1:
-            scanned = [self._scan_part(queries, count, *parts[0])]
-        else:
-            with ThreadPoolExecutor(len(parts)) as threads:
-                scanned = list(threads.map(lambda p: self._scan_part(queries, count, *p), parts))
-        return [
-            (np.concatenate([ids for ids, _ in of_query]), max(bound for _, bound in of_query))
-            for of_query in zip(*scanned, strict=True)
-        ]
-
-    def _scan_part(self, queries: np.ndarray, count: int, begin: int, end: int) -> Candidates:
-        count = min(count, end - begin)
-        ids = np.empty((len(queries), 2 * count), dtype=np.int64)
-        # Minus twice the products.
-        distances = np.empty(ids.shape, dtype=np.float32)
-        counts = np.zeros(len(queries), dtype=np.int64)
-        largest = np.full(len(queries), np.inf, dtype=np.float32)
-        rows, lengths = self._embeddings[begin:end], self._no_lengths[begin:end]
-        scan(rows, lengths, queries, ids, distances, counts, largest)
-        return [
-            (begin + ids[query, : counts[query]], float(-largest[query]) / 2)
-            for query in range(len(queries))
-        ]
+        """Looks at all embeddings."""
+        # Without lengths, a distance is minus twice the product.
+        found = scan_rows(self._embeddings, self._no_lengths, queries, count)
+        return [(ids, -bound / 2) for ids, bound in found]
 
 
 def _import_faiss(needed: bool) -> Any:
