@@ -90,13 +90,52 @@ def _parser() -> argparse.ArgumentParser:
     ablate.add_argument("--out", required=True, type=Path, help="a folder for table and plot")
     ablate.set_defaults(command=_ablate)
 
+    ralm = commands.add_parser(
+        "ralm", help="answer questions out of texts, with speculative retrieval and without"
+    )
+    ralm.add_argument("source", nargs="*", type=Path, help="text files and folders")
+    ralm.add_argument("--dataset", metavar="NAME", help="a dataset of the Hub or of this machine")
+    ralm.add_argument("--config", metavar="NAME", help="the dataset's configuration")
+    ralm.add_argument("--split", default="train")
+    ralm.add_argument("--column", help="of the dataset, with texts")
+    ralm.add_argument("--pattern", default="*", help='files of a folder, as "*.md"')
+    ralm.add_argument("--chunk-length", type=_positive, metavar="N", help="of a passage, in tokens")
+    ralm.add_argument(
+        "--knowledge-base", help="one that there is, or where to build it (else it is not kept)"
+    )
+    ralm.add_argument(
+        "--question", action="append", default=[], metavar="TEXT", help="can be given repeatedly"
+    )
+    ralm.add_argument("--question-file", type=Path, metavar="FILE", help="a question a line")
+    ralm.add_argument("--model", help="a folder or a Hub id instead of the bundled model")
+    ralm.add_argument("--retriever", choices=("bm25", "dense", "hnsw"), default="bm25")
+    ralm.add_argument(
+        "--encoder", help="a sentence-transformers model, folder or Hub id, for dense and hnsw"
+    )
+    ralm.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
+    ralm.add_argument(
+        "--generation-stride",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="tokens between two retrievals",
+    )
+    ralm.add_argument(
+        "--speculation",
+        default="psa",
+        metavar="LETTERS",
+        help="p: prefetching, s: stride scheduler, a: asynchronous verification",
+    )
+    ralm.add_argument("--copy", action="store_true", help="draft tokens from the passages, too")
+    ralm.set_defaults(command=_ralm)
+
     bench = commands.add_parser("bench", help="measure suites, or compare two results")
     bench.add_argument(
         "suites",
         nargs="+",
         metavar="SUITE",
-        help="rag, humaneval, spec-bench, multi-turn, cached-sessions, no-overlap, latency; or "
-        "compare A.json B.json",
+        help="rag, humaneval, spec-bench, multi-turn, cached-sessions, no-overlap, latency, ralm, "
+        "knn; or compare A.json B.json",
     )
     bench.add_argument("--out", type=Path, help="a folder for results, report and plots")
     bench.add_argument("--data", type=Path, help="the folder of the suites' files")
@@ -113,6 +152,23 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--resume", action="store_true", help="go on with what was stopped")
     bench.add_argument("--device", choices=("cpu", "cuda"))
     bench.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    bench.add_argument("--knowledge-base", metavar="PATH", help="a folder or a Hub id, for ralm")
+    bench.add_argument(
+        "--encoder", metavar="PATH", help="the sentence-transformers model that embedded it"
+    )
+    bench.add_argument(
+        "--distractors",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="pad ralm's exact index with so many random vectors",
+    )
+    bench.add_argument(
+        "--knn-datastore", metavar="PATH", help="a folder, made with the model, for knn"
+    )
+    bench.add_argument(
+        "--repeat", type=_positive, default=1, metavar="N", help="runs of ralm and knn"
+    )
     bench.set_defaults(command=_bench)
     return parser
 
@@ -165,6 +221,12 @@ def _ablate(options: argparse.Namespace) -> int:
     from .bench.ablation import ablate
 
     return ablate(options)
+
+
+def _ralm(options: argparse.Namespace) -> int:
+    from .ralm import commands
+
+    return commands.ralm(options)
 
 
 def _bench(options: argparse.Namespace) -> int:

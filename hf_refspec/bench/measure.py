@@ -107,6 +107,11 @@ class Bench:
     replay: bool
     ways: list[Way] = field(default_factory=list)
 
+    @property
+    def computes_exactly(self) -> bool:
+        """Whether other ids are an error: in a shorter type near-ties may fall either way."""
+        return self.model.dtype == torch.float32
+
     def begin(self) -> None:
         """Takes drafters that have seen nothing: what one suite said is nothing to another."""
         self.ways = self.make_ways()
@@ -122,7 +127,7 @@ class Bench:
         border = max(length - WARM_UP_TOKENS, 1)
         prompt_ids, answer_ids = repeated[:border], repeated[border:]
         for way in self.make_ways():
-            self._generate(prompt_ids, **self._target(prompt_ids, answer_ids), **way.kwargs)
+            self.generate(prompt_ids, **self.target(prompt_ids, answer_ids), **way.kwargs)
 
     def ask(
         self, name: str, prompt_ids: list[int], answer_ids: list[int] | None = None
@@ -163,7 +168,7 @@ class Bench:
             ContextTooShortError: If the model's context does not hold it.
         """
         self.check_context(name, prompt_ids, NEW_TOKENS)
-        return self._generate(prompt_ids, max_new_tokens=NEW_TOKENS)
+        return self.generate(prompt_ids, max_new_tokens=NEW_TOKENS)
 
     def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
         """Adds a finished call to all caches."""
@@ -183,12 +188,32 @@ class Bench:
                 f"the model's context of {context}"
             )
 
+    def target(self, prompt_ids: list[int], answer_ids: list[int] | None) -> dict[str, Any]:
+        """The arguments that make the model say the answer, or let it say what it likes."""
+        if answer_ids is None:
+            return {"max_new_tokens": NEW_TOKENS}
+        text = torch.tensor(prompt_ids + answer_ids, device=self.model.device)
+        return {
+            "max_new_tokens": len(answer_ids),
+            "eos_token_id": None,
+            "logits_processor": LogitsProcessorList([ForcedText(text)]),
+        }
+
+    def generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
+        """The new ids, greedily unless `kwargs` say otherwise."""
+        ids = torch.tensor([prompt_ids], device=self.model.device)
+        # Said outright: a prompt may hold the token that else is taken for padding.
+        mask = torch.ones_like(ids)
+        kwargs = {"do_sample": False, **kwargs}
+        output = self.model.generate(ids, attention_mask=mask, **kwargs)
+        return output[0, len(prompt_ids) :].tolist()
+
     def _timed(
         self, way: Way, prompt_ids: list[int], answer_ids: list[int] | None
     ) -> tuple[Sample, list[int]]:
         timer = PassTimer(self.model)
         with timer():
-            ids = self._generate(prompt_ids, **self._target(prompt_ids, answer_ids), **way.kwargs)
+            ids = self.generate(prompt_ids, **self.target(prompt_ids, answer_ids), **way.kwargs)
         sample = Sample(
             way.name,
             way.nodes,
@@ -203,27 +228,8 @@ class Bench:
         stats = {name: getattr(way.drafter.stats, name) for name in names}
         return Sample(**{**asdict(sample), **stats}), ids
 
-    def _target(self, prompt_ids: list[int], answer_ids: list[int] | None) -> dict[str, Any]:
-        """The arguments that make the model say the answer, or let it say what it likes."""
-        if answer_ids is None:
-            return {"max_new_tokens": NEW_TOKENS}
-        text = torch.tensor(prompt_ids + answer_ids, device=self.model.device)
-        return {
-            "max_new_tokens": len(answer_ids),
-            "eos_token_id": None,
-            "logits_processor": LogitsProcessorList([ForcedText(text)]),
-        }
-
-    def _generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
-        ids = torch.tensor([prompt_ids], device=self.model.device)
-        # Said outright: a prompt may hold the token that else is taken for padding.
-        mask = torch.ones_like(ids)
-        output = self.model.generate(ids, attention_mask=mask, do_sample=False, **kwargs)
-        return output[0, len(prompt_ids) :].tolist()
-
     def _check_difference(self, name: str, way: Way, ids: list[int], expected: list[int]) -> None:
-        """In a shorter type than float32 near-ties may fall either way."""
-        if self.model.dtype != torch.float32:
+        if not self.computes_exactly:
             return
         pairs = enumerate(zip(ids, expected, strict=False))
         shorter = min(len(ids), len(expected))

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from . import latency, report, suites
+from . import knn, latency, ralm, report, retrieval_report, suites
 from .measure import Bench
+from .retrieval_ways import ABLATED_QUESTIONS
 from .suites import Question, RecordedAnswer, chat_prompt, neighbours
 
 
@@ -22,11 +23,21 @@ class Source:
         tokenizer (`PreTrainedTokenizerBase`): The target model's.
         replay (`bool`): Whether recorded answers will be forced.
         data (`Path`, *optional*): The folder with the data files.
+        knowledge_base (`str`, *optional*): What passages are retrieved from.
+        encoder (`str`, *optional*): A sentence-transformers model, for dense retrieval.
+        distractors (`int`): How many the exact index over the knowledge base is padded with.
+        knn_datastore (`str`, *optional*): What a kNN-LM looks its neighbours up in.
+        repeat (`int`): How often each way to retrieve is measured.
     """
 
     tokenizer: PreTrainedTokenizerBase
     replay: bool
     data: Path | None = None
+    knowledge_base: str | None = None
+    encoder: str | None = None
+    distractors: int = 0
+    knn_datastore: str | None = None
+    repeat: int = 1
 
     def file(self, name: str) -> Path:
         """A data file.
@@ -144,6 +155,45 @@ def _measure_latency(bench: Bench, point: latency.Point) -> Iterator[dict[str, A
     yield latency.measure_latency(point, bench.tokenizer)
 
 
+def _read_ralm(source: Source) -> list[ralm.RalmQuestion]:
+    if source.knowledge_base is None:
+        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
+    asked: list[tuple[str, list[int], list[int] | None]]
+    if source.replay:
+        path = source.file("llma_rag.jsonl")
+        asked = [
+            (each.id, each.answer.prompt_ids, each.answer.answer_ids)
+            for each in _named(suites.llma_rag_questions(path, source.tokenizer))
+        ]
+    else:
+        asked = [
+            (each.id, chat_prompt(each.turns[:1], source.tokenizer), None)
+            for each in _read_spec_bench(source)
+        ]
+    retrievers = ralm.Retrievers(
+        source.knowledge_base, source.tokenizer, source.encoder, source.distractors
+    )
+    return [
+        ralm.RalmQuestion(*each, number < ABLATED_QUESTIONS, retrievers, source.repeat)
+        for number, each in enumerate(asked)
+    ]
+
+
+def _read_knn(source: Source) -> list[knn.KnnPrompt]:
+    if source.knn_datastore is None:
+        raise ValueError(
+            "knn looks up neighbours: name a datastore that KnnDatastore.build has made with the "
+            "model, with --knn-datastore"
+        )
+    if source.replay:
+        raise ValueError("knn needs the model's own text; run it without --replay")
+    stores = knn.KnnStores(source.knn_datastore, source.tokenizer)
+    return [
+        knn.KnnPrompt(*each, number < ABLATED_QUESTIONS, stores, source.repeat)
+        for number, each in enumerate(knn.knn_prompts(source.tokenizer))
+    ]
+
+
 SUITES: dict[str, Suite] = {
     "rag": Suite(_read_rag, _ask),
     "humaneval": Suite(_read_humaneval, _ask),
@@ -152,6 +202,8 @@ SUITES: dict[str, Suite] = {
     "cached-sessions": Suite(_read_cached_sessions, _ask_again),
     "no-overlap": Suite(_read_random, _ask),
     "latency": Suite(_read_latency, _measure_latency, report.latency_table, decodes=False),
+    "ralm": Suite(_read_ralm, ralm.measure_ralm, retrieval_report.retrieval_tables, decodes=False),
+    "knn": Suite(_read_knn, knn.measure_knn, retrieval_report.retrieval_tables, decodes=False),
 }
 
 

@@ -54,6 +54,8 @@ class Plan:
         resume (`bool`): Whether to go on with what `out` has.
         device (`str`, *optional*): The GPU by default, if there is one.
         dtype (`str`, *optional*): float32 by default, on a GPU bfloat16.
+        knowledge_base, encoder, knn_datastore (`str`, *optional*), distractors, repeat (`int`): Of
+            the suites that retrieve, see [`Source`].
     """
 
     suites: list[str]
@@ -69,6 +71,11 @@ class Plan:
     resume: bool = False
     device: str | None = None
     dtype: str | None = None
+    knowledge_base: str | None = None
+    encoder: str | None = None
+    distractors: int = 0
+    knn_datastore: str | None = None
+    repeat: int = 1
 
     def check(self) -> None:
         """Refuses what does not go together, or does not go here.
@@ -112,6 +119,11 @@ class Plan:
             "replay": self.replay,
             "device": self.chosen_device,
             "dtype": self.chosen_dtype,
+            "knowledge base": _name(self.knowledge_base),
+            "encoder": _name(self.encoder),
+            "distractors": self.distractors or None,
+            "knn datastore": _name(self.knn_datastore),
+            "runs": self.repeat if self.repeat > 1 else None,
         }
 
 
@@ -172,7 +184,16 @@ class Work:
         store = None
         if plan.datastore is not None:
             store = Datastore.from_pretrained(plan.datastore, tokenizer=tokenizer)
-        source = Source(tokenizer, plan.replay, plan.data)
+        source = Source(
+            tokenizer,
+            plan.replay,
+            plan.data,
+            plan.knowledge_base,
+            plan.encoder,
+            plan.distractors,
+            plan.knn_datastore,
+            plan.repeat,
+        )
         questions = {name: suite.read(source)[: plan.limit] for name, suite in suites.items()}
         for name, some in questions.items():
             if not some:

@@ -57,6 +57,19 @@ def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Recor
     return answers
 
 
+def llma_rag_questions(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase
+) -> list[RecordedAnswer]:
+    """The same questions and answers without the passages, which are to be retrieved.
+
+    Arguments and exceptions as of [`llma_rag`].
+    """
+    return [
+        recorded(f"{record.text('query')}\n", record.text("result", "text").lstrip(), tokenizer)
+        for record in read_records(path)
+    ]
+
+
 def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
     """The 164 problems of HumanEval with their canonical solutions, as REST measures (section 4.1).
 

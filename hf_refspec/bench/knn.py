@@ -1,0 +1,174 @@
+"""A kNN-LM with its look-ups speculated, against waiting for every one of them.
+
+It goes on from where files of the standard library begin, which the bundled model has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.util import find_spec
+from itertools import islice, product
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..demo import corpus
+from ..ralm.hidden_states import watched
+from ..ralm.knn_datastore import KnnDatastore
+from ..ralm.knn_lm import knn_lm
+from ..ralm.retrieval_stats import RetrievalStats
+from .measure import Bench
+from .retrieval_ways import (
+    BATCHES,
+    RetrievalWay,
+    ablations,
+    fixed_strides,
+    main_ways,
+    time_searches,
+    time_ways,
+)
+
+NEIGHBOURS = (1, 1024)
+PROMPTS, PROMPT, NEW_TOKENS = 10, 256, 128
+LAMBDA, TEMPERATURE = 0.25, 10.0
+
+
+class KnnStores:
+    """A datastore, searched exactly and approximately.
+
+    Args:
+        folder (`str`): Where it is.
+        tokenizer (`PreTrainedTokenizerBase`): The language model's.
+
+    Attributes:
+        warm (`set`): The settings that have been used.
+
+    Raises:
+        OSError, ValueError: If it cannot be opened, is another tokenizer's, or is too small.
+        ImportError: If FAISS is missing.
+    """
+
+    def __init__(self, folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        try:
+            self._flat = KnnDatastore(folder)
+            self._flat.check_tokenizer(tokenizer)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--knn-datastore {folder} cannot be used: {error}") from error
+        if len(self._flat) < max(NEIGHBOURS):
+            raise ValueError(
+                f"--knn-datastore {folder} has {len(self._flat)} entries, fewer than the "
+                f"{max(NEIGHBOURS)} neighbours that are looked up; build a larger one"
+            )
+        if find_spec("faiss") is None:
+            raise ImportError("the suite needs faiss; install the extra `retrieval`")
+        self.warm: set[tuple[Any, ...]] = set()
+
+    @cached_property
+    def by_index(self) -> dict[str, KnnDatastore]:
+        """Both; the graph of the approximate one is made when it is first needed."""
+        return {"flat": self._flat, "hnsw": KnnDatastore(self._flat.path, "hnsw")}
+
+
+@dataclass(frozen=True)
+class KnnPrompt:
+    """The beginning of a file, to go on from with each index and number of neighbours.
+
+    Attributes:
+        id (`str`): The file's name.
+        ids (`list[int]`): Its first tokens.
+        ablated (`bool`): Whether all ways are measured, or the main ones.
+        stores ([`KnnStores`]): All prompts have the same.
+        runs (`int`): How often each way is measured.
+    """
+
+    id: str
+    ids: list[int]
+    ablated: bool
+    stores: KnnStores
+    runs: int
+
+
+def knn_prompts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, list[int]]]:
+    """Names and beginnings of files that are long enough."""
+    root = corpus.library_root()
+    tokenized = (
+        (
+            path.relative_to(root).as_posix(),
+            tokenizer(corpus.read_source(path), verbose=False)["input_ids"],
+        )
+        for path in corpus.heldout_files()
+    )
+    long = ((name, ids[:PROMPT]) for name, ids in tokenized if len(ids) > PROMPT + NEW_TOKENS)
+    return list(islice(long, PROMPTS))
+
+
+def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
+    """Goes on in all ways, greedily and sampled, and yields what comes of it.
+
+    Ablations are greedy alone: sampled text is no different to them.
+
+    Raises:
+        ContextTooShortError: If the model's context does not hold it.
+        IdsDifferError: If ids differ in float32.
+        ValueError: If the datastore is another model's.
+    """
+    bench.check_context(prompt.id, prompt.ids, NEW_TOKENS)
+    settings = product(prompt.stores.by_index.items(), NEIGHBOURS, (False, True))
+    for (index, store), k, sampled in settings:
+        generate = partial(_generate, bench, prompt.ids, store, k, sampled)
+        if (index, k, sampled) not in prompt.stores.warm:  # the first calls compile and load
+            prompt.stores.warm.add((index, k, sampled))
+            generate(main_ways()[-1], RetrievalStats())
+        ablated = prompt.ablated and not sampled
+        ways = main_ways()
+        if ablated:
+            ways += [*ablations(), *fixed_strides()]
+        name = f"{index}, k={k}, {'sampled' if sampled else 'greedy'}"
+        entry = {
+            "name": prompt.id,
+            "retriever": name,
+            "passages": len(store),
+            "ablated": ablated,
+            "runs": time_ways(
+                f"{prompt.id}, {name}", ways, prompt.runs, generate, bench.computes_exactly
+            ),
+        }
+        if ablated:
+            queries = _queries(bench, prompt.ids, store)
+            entry["search_seconds"] = time_searches(store, queries, k)
+        yield entry
+
+
+def _generate(
+    bench: Bench,
+    prompt_ids: list[int],
+    store: KnnDatastore,
+    k: int,
+    sampled: bool,
+    way: RetrievalWay,
+    stats: RetrievalStats,
+) -> list[int]:
+    torch.manual_seed(0)
+    return bench.generate(
+        prompt_ids,
+        max_new_tokens=NEW_TOKENS,
+        do_sample=sampled,
+        custom_generate=knn_lm,
+        knn_datastore=store,
+        k=k,
+        lambda_=LAMBDA,
+        temperature=TEMPERATURE,
+        speculation=way.speculation,
+        retrieval_stats=stats,
+    )
+
+
+def _queries(bench: Bench, ids: list[int], store: KnnDatastore) -> list[Any]:
+    """Hidden states of tokens that follow each other."""
+    with torch.no_grad(), watched(bench.model, store.config.layer) as hidden:
+        bench.model(torch.tensor([ids], device=bench.model.device))
+    assert hidden.states is not None
+    return list(hidden.states[0, -BATCHES[-1] :].float().numpy(force=True))

@@ -1,0 +1,137 @@
+"""The ways to retrieve while generating that are compared, and one prompt timed in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from ..ralm.retrieval_stats import RetrievalStats
+from ..ralm.speculation import Speculation
+from .measure import IdsDifferError
+
+BASELINE = "baseline"
+PUBLISHED, OURS = "as published, psa", "ours, psa"
+WITH_DRAFTS = " + ReferenceCopy"
+STRIDES = range(1, 9)
+# Of which all ablations and fixed strides are measured, five times as many ways: the first.
+ABLATED_QUESTIONS = 3
+# Queries of a search, and searches of each size, where these are timed alone.
+BATCHES, SEARCHES = (1, 2, 4, 8), 3
+# One for each step of the text: where they are the same they say nothing, and else it is an error.
+_NOT_KEPT = ("best_ids", "speculation_was_right")
+
+
+@dataclass(frozen=True)
+class RetrievalWay:
+    """A way to retrieve while generating.
+
+    Attributes:
+        name (`str`): For people.
+        speculation ([`Speculation`], *optional*): `None` to wait for every search.
+        drafts (`bool`): Whether tokens are drafted as well.
+    """
+
+    name: str
+    speculation: Speculation | None
+    drafts: bool = False
+
+
+Generate: TypeAlias = Callable[[RetrievalWay, RetrievalStats], list[int]]
+
+
+def main_ways() -> list[RetrievalWay]:
+    """The baseline first, then the paper's way and ours."""
+    return [
+        RetrievalWay(BASELINE, None),
+        RetrievalWay(PUBLISHED, Speculation.published("psa")),
+        RetrievalWay(OURS, Speculation()),
+    ]
+
+
+def with_drafts() -> list[RetrievalWay]:
+    """The baseline and our way once more, each with tokens drafted beside it."""
+    return [
+        RetrievalWay(way.name + WITH_DRAFTS, way.speculation, drafts=True)
+        for way in main_ways()
+        if way.name in (BASELINE, OURS)
+    ]
+
+
+def ablations() -> list[RetrievalWay]:
+    """The paper's way without some of P, S and A (Tables 1 and 4)."""
+    return [
+        RetrievalWay(f"as published, {letters or 'none'}", Speculation.published(letters))
+        for letters in ("", "p", "s", "a", "ps", "pa", "sa")
+    ]
+
+
+def fixed_strides() -> list[RetrievalWay]:
+    """What the stride scheduler is held against; everything else is as in our way."""
+    ways = []
+    for asynchronous in (True, False):
+        ways += [
+            RetrievalWay(stride_name(stride, asynchronous), Speculation(20, stride, asynchronous))
+            for stride in STRIDES
+        ]
+    return [*ways, RetrievalWay(scheduled_name(False), Speculation(asynchronous=False))]
+
+
+def stride_name(stride: int, asynchronous: bool) -> str:
+    """The way with a fixed stride."""
+    return f"stride {stride}{', asynchronous' if asynchronous else ''}"
+
+
+def scheduled_name(asynchronous: bool) -> str:
+    """The way whose stride OS3 chooses, all else being equal."""
+    return OURS if asynchronous else "ours, ps"
+
+
+def time_ways(
+    name: str, ways: list[RetrievalWay], runs: int, generate: Generate, exact: bool
+) -> list[dict[str, Any]]:
+    """Generates in all ways in turn, as often as there are runs.
+
+    Args:
+        name (`str`): What the prompt is called.
+        ways (`list` of [`RetrievalWay`]): The first is the one whose ids all must have.
+        runs (`int`): How often.
+        generate (callable): Generates, fills the statistics and returns the new ids.
+        exact (`bool`): Whether other ids are an error, as in float32.
+
+    Returns:
+        A sample for each way and run, as plain types.
+
+    Raises:
+        IdsDifferError: If ids differ where they must not.
+    """
+    samples: list[dict[str, Any]] = []
+    expected: list[int] | None = None
+    for run in range(runs):
+        for way in ways:
+            stats = RetrievalStats()
+            began = perf_counter()
+            ids = generate(way, stats)
+            seconds = perf_counter() - began
+            expected = ids if expected is None else expected
+            if exact and ids != expected:
+                raise IdsDifferError(
+                    f"{name}: {way.name} gives other ids than {ways[0].name}; in float32 they must "
+                    "be the same"
+                )
+            sample = {"way": way.name, "run": run, "seconds": seconds, "tokens": len(ids)}
+            figures = {key: x for key, x in stats.to_dict().items() if key not in _NOT_KEPT}
+            samples.append({**sample, "identical": ids == expected, "stats": figures})
+    return samples
+
+
+def time_searches(retriever: Any, queries: list[Any], k: int) -> dict[str, list[float]]:
+    """The seconds of some searches for `k` of each query, for each size of a batch."""
+    seconds: dict[str, list[float]] = {str(batch): [] for batch in BATCHES}
+    for _ in range(SEARCHES):
+        for batch in BATCHES:
+            began = perf_counter()
+            retriever.search(queries[:batch], k)
+            seconds[str(batch)].append(perf_counter() - began)
+    return seconds

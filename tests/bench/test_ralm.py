@@ -1,0 +1,182 @@
+"""`hf-refspec bench ralm`: all retrievers, all ways, the same ids; resumed; bad input named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+from hf_refspec.bench.distractors import PaddedKnowledgeBase
+from hf_refspec.bench.registry import SUITES
+from hf_refspec.bench.results import Results
+from hf_refspec.bench.retrieval_ways import (
+    BASELINE,
+    ablations,
+    fixed_strides,
+    main_ways,
+    with_drafts,
+)
+from hf_refspec.cli import main
+from hf_refspec.ralm.dense import DenseRetriever
+from hf_refspec.ralm.knowledge_base import KnowledgeBase
+
+TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
+MAIN = {way.name for way in [*main_ways(), *with_drafts()]}
+ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """What is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory, tokenizer) -> str:
+    """A small model of sentence-transformers: the mean of the embeddings of bytes."""
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.models import StaticEmbedding
+
+    embedding = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=64)
+    folder = str(tmp_path_factory.mktemp("encoder"))
+    library.SentenceTransformer(modules=[embedding], device="cpu").save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer, encoder) -> str:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tmp_path_factory.mktemp("base") / "base"
+    model = SentenceTransformer(encoder, device="cpu")
+    KnowledgeBase.build(TEXTS, tokenizer, model, folder, progress=False)
+    return str(folder)
+
+
+@pytest.fixture
+def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
+    """The arguments of a replay, without a knowledge base."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    model = ["--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu", "--replay"]
+    return ["bench", "ralm", *model, "--data", "data", "--out", "out"]
+
+
+def done() -> dict:
+    return Results.read(Path("out")).suites["ralm"]["done"]
+
+
+def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, capsys):
+    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
+    options = ["--encoder", encoder, "--distractors", "50", "--limit", "2"]
+    assert main([*given, "--knowledge-base", base, *options]) == 0
+    first, second = done()["1"]["entries"], done()["2"]["entries"]
+    assert [(entry["retriever"], entry["passages"]) for entry in first] == [
+        ("flat", 56),
+        ("hnsw", 6),
+        ("bm25", 6),
+    ]
+    for entry in first:
+        assert {sample["way"] for sample in entry["runs"]} == ALL
+        assert list(entry["search_seconds"]) == ["1", "2", "4", "8"]
+        assert {sample["tokens"] for sample in entry["runs"]} == {14}  # the answer and its end
+    for entry in second:
+        assert entry["runs"][0]["way"] == BASELINE
+        assert {sample["way"] for sample in entry["runs"]} == MAIN
+    baseline = second[0]["runs"][0]["stats"]
+    assert baseline["searches"] == baseline["retrievals"] == baseline["steps"] == 4
+    assert Results.read(Path("out")).settings["distractors"] == 50
+
+    report = Path("out/report.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in report
+    for heading in ("### flat, 56 to search", "### hnsw, 6 to search", "### bm25, 6 to search"):
+        assert heading in report
+    assert report.count("| OS3 | OS3 against the best |") == 3
+    assert report.count("\nOf 1 questions:\n") == 3
+
+
+def test_bm25_needs_no_encoder_and_a_model_that_talks_gets_spec_bench(
+    given, data, base, byte_llama, tokenizer, monkeypatch
+):
+    monkeypatch.setattr("hf_refspec.bench.measure.NEW_TOKENS", 9)
+    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
+    [entry] = done()["writing/81"]["entries"]
+    assert entry["retriever"] == "bm25"
+    assert {sample["tokens"] for sample in entry["runs"]} == {9}
+
+
+def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(given, base, monkeypatch, capsys):
+    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
+    suite, asked = SUITES["ralm"], []
+
+    def interrupted(bench, question):
+        asked.append(question.id)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return suite.measure(bench, question)
+
+    monkeypatch.setitem(SUITES, "ralm", dataclasses.replace(suite, measure=interrupted))
+    arguments = [*given, "--knowledge-base", base, "--repeat", "2"]
+    assert main(arguments) == 130
+    assert "1 of 3 questions" in capsys.readouterr().out
+    before = done()["1"]
+    assert [sample["run"] for sample in before["entries"][0]["runs"]] == [0] * 5 + [1] * 5
+    assert main([*arguments, "--resume"]) == 0
+    assert asked == ["1", "2", "2", "3"] and done()["1"] == before
+    assert main([*arguments, "--resume", "--repeat", "3"]) == 2
+    assert "was measured with runs 2, not 3" in capsys.readouterr().err
+
+
+def test_a_question_that_the_context_does_not_hold_is_skipped(
+    given, data, base, byte_llama, tokenizer, monkeypatch, capsys
+):
+    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    monkeypatch.setattr("hf_refspec.bench.measure.context_length", lambda model: 20)
+    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
+    assert "1 of them skipped" in capsys.readouterr().out
+
+
+def test_distractors_are_looked_at_but_not_found(base, tokenizer):
+    padded = PaddedKnowledgeBase(base, tokenizer, 2000)
+    assert len(padded) == 2006 and padded.embeddings.shape == (2006, 64)
+    lengths = np.linalg.norm(padded.embeddings[6:], axis=1)
+    assert lengths == pytest.approx(np.ones(2000), abs=1e-5)
+    query = padded.embeddings[1]
+    plain = KnowledgeBase(base, tokenizer)
+    retrievers = [DenseRetriever(each, lambda texts: None) for each in (plain, padded)]
+    found = [retriever.search([query], 1)[0].ids.tolist() for retriever in retrievers]
+    assert found[0] == found[1]
+    assert 1 <= len(padded.passage(2005)) <= 4
+    with pytest.raises(IndexError):
+        padded.passage(2006)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a knowledge base with --knowledge-base"),
+        (["--knowledge-base", "no/base"], "--knowledge-base no/base cannot be opened"),
+        (["--knowledge-base", "BASE", "--distractors", "5"], "needs --encoder"),
+        (["--knowledge-base", "BASE", "--encoder", "no/model"], "--encoder no/model does not fit"),
+        (["--knowledge-base", "SPARSE", "--encoder", "ENCODER"], "built without embeddings"),
+    ],
+)
+def test_bad_input_is_named_before_work_starts(
+    given, tmp_path, base, encoder, tokenizer, capsys, arguments, message
+):
+    KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "sparse", progress=False)
+    places = {"BASE": base, "ENCODER": encoder, "SPARSE": "sparse"}
+    assert main([*given, *(places.get(each, each) for each in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("hf-refspec: ")
+    assert not Path("out").exists()

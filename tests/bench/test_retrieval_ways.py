@@ -1,0 +1,60 @@
+"""Ways to retrieve, timed in turn; ids that differ are an error where they must not."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_refspec.bench.measure import IdsDifferError
+from hf_refspec.bench.retrieval_ways import (
+    BASELINE,
+    OURS,
+    PUBLISHED,
+    RetrievalWay,
+    ablations,
+    fixed_strides,
+    main_ways,
+    time_ways,
+    with_drafts,
+)
+from hf_refspec.ralm.speculation import Speculation
+
+
+def test_every_way_has_a_name_of_its_own_and_the_baseline_is_first():
+    ways = [*main_ways(), *with_drafts(), *ablations(), *fixed_strides()]
+    assert len({way.name for way in ways}) == len(ways) == 3 + 2 + 7 + 17
+    assert ways[0] == RetrievalWay(BASELINE, None)
+    assert [way.name for way in main_ways()] == [BASELINE, PUBLISHED, OURS]
+
+
+def test_fixed_strides_differ_from_ours_in_the_stride_alone():
+    by_name = {way.name: way.speculation for way in fixed_strides()}
+    assert by_name["stride 3, asynchronous"] == Speculation(stride=3)
+    assert by_name["stride 8"] == Speculation(stride=8, asynchronous=False)
+    assert by_name["ours, ps"] == Speculation.parse("ps")
+
+
+def test_ways_take_turns_and_all_is_noted():
+    asked = []
+
+    def generate(way, stats):
+        asked.append(way.name)
+        stats.strides += [2, 3]
+        return [1, 2, 3]
+
+    samples = time_ways("a", main_ways(), 2, generate, exact=True)
+    assert asked == [BASELINE, PUBLISHED, OURS] * 2
+    assert [(each["way"], each["run"]) for each in samples] == list(
+        zip(asked, [0, 0, 0, 1, 1, 1], strict=True)
+    )
+    assert all(each["tokens"] == 3 and each["identical"] for each in samples)
+    assert samples[0]["stats"]["strides"] == [2, 3] and samples[0]["seconds"] > 0
+
+
+def test_other_ids_are_an_error_in_float32_and_counted_elsewhere():
+    def generate(way, stats):
+        return [1] if way.name == OURS else [2]
+
+    with pytest.raises(IdsDifferError, match="question a: ours, psa gives other ids than baseline"):
+        time_ways("question a", main_ways(), 1, generate, exact=True)
+    samples = time_ways("question a", main_ways(), 1, generate, exact=False)
+    assert [each["identical"] for each in samples] == [True, True, False]
