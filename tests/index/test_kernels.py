@@ -282,9 +282,19 @@ def test_best_path_has_the_largest_sum_of_probs(parents, random):
 
 
 def test_a_kernel_compiles_its_own_versions_only():
-    kernels.warmup()
     for kernel in kernels._kernels:
+        kernel.compile()
         assert len(kernel._compiled.signatures) == len(kernel._signatures)
+
+
+def test_warmup_leaves_the_kernels_of_retrievers_to_their_first_search(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(kernels.Kernel, "compile", lambda kernel: compiled.append(kernel) or False)
+    kernels.warmup()
+    assert set(compiled) == {each for each in kernels._kernels if each.drafts}
+    modules = {each.python.__module__.split(".")[1] for each in kernels._kernels}
+    assert modules == {"index", "ralm"}
+    assert {each.python.__module__.split(".")[1] for each in compiled} == {"index"}
 
 
 def test_arguments_of_other_types_are_refused_rather_than_compiled_for():
