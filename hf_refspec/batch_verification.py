@@ -229,7 +229,9 @@ class BatchVerification:
             self._crop()
 
     def _crop(self) -> None:
-        self.cache.crop(int(self.lengths.max()) - self.cache.get_seq_length())
+        excess = self.cache.get_seq_length() - int(self.lengths.max())
+        if excess > 0:
+            self.cache.crop(-excess)
 
 
 def _move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None:
