@@ -143,11 +143,14 @@ def test_many_threads_add_and_read():
     assert seen(memory) == as_text(remembered(memory))
 
 
+@pytest.mark.parametrize("sorted_first", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_is_another_memory(copied):
+def test_a_copy_is_another_memory(copied, sorted_first):
     memory = Memory(75)
     for i in range(20):
         memory.add(*call(i))
+        if sorted_first:
+            memory.wait()
     other = copied(memory)
     assert other.numbers == memory.numbers
     assert remembered(other) == remembered(memory)
