@@ -150,7 +150,7 @@ class Memory:
         with self._lock:
             calls = [self._holder(number).document(number) for number in self.numbers]
             # Copies, and of one type: sorted documents are of as short a type as holds them.
-            calls = [tuple(part.astype(np.int64) for part in parts) for parts in calls]
+            calls = [(prompt.astype(int), output.astype(int)) for prompt, output in calls]
             return {"max_tokens": self.max_tokens, "oldest": self._oldest, "calls": calls}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
