@@ -21,7 +21,7 @@ from ..ralm.knowledge_base import KnowledgeBase
 from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.retriever import Retriever
 from ..ralm.sparse import SparseRetriever
-from ..ralm.text_encoder import TextEncoder
+from ..ralm.text_encoder import TextEncoder, load_encoder
 from .distractors import PaddedKnowledgeBase
 from .measure import NEW_TOKENS, Bench
 from .retrieval_ways import (
@@ -102,15 +102,9 @@ class Retrievers:
                 f"--encoder {name} is of no use: {self._base.path} was built without embeddings"
             )
         try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise ImportError(
-                "--encoder needs sentence-transformers: pip install sentence-transformers"
-            ) from None
-        try:
-            encoder = SentenceTransformer(name)
+            encoder = load_encoder(name)
             TextEncoder(encoder).query("x", self._base.config.dimension)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError) as error:
             raise ValueError(f"--encoder {name} does not fit: {error}") from error
         return encoder
 

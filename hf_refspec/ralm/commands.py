@@ -33,6 +33,7 @@ from .retrieval_stats import RetrievalStats
 from .retriever import Retriever
 from .sparse import SparseRetriever
 from .speculation import Speculation
+from .text_encoder import load_encoder
 
 ROUNDS = 2
 EXCERPT_LINES = 2
@@ -48,7 +49,7 @@ def ralm(options: argparse.Namespace) -> int:
     _check(options)
     questions = _questions(options)
     tokenizer = AutoTokenizer.from_pretrained(options.model or BUNDLED_MODEL)
-    encoder = None if options.encoder is None else _load_encoder(options.encoder)
+    encoder = None if options.encoder is None else load_encoder(options.encoder)
     # In float32 ids are equal to the last; in a shorter type near-ties may fall either way.
     dtype = torch.float32 if options.model is None else "auto"
     model = AutoModelForCausalLM.from_pretrained(options.model or BUNDLED_MODEL, dtype=dtype)
@@ -140,19 +141,6 @@ def _converse(answers: Answers) -> None:
 
 
 # --- what answers
-
-
-def _load_encoder(name: str) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise ImportError(
-            "--encoder needs sentence-transformers: pip install sentence-transformers"
-        ) from None
-    try:
-        return SentenceTransformer(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--encoder {name} cannot be loaded: {error}") from error
 
 
 def _knowledge_base(

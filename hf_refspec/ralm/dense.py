@@ -8,9 +8,8 @@ import numpy as np
 
 from .embedding_search import EmbeddingSearch, Index
 from .knowledge_base import KnowledgeBase
-from .nearest_rows import QUERIES_AT_ONCE, scan_rows
+from .nearest_rows import LINKS, QUERIES_AT_ONCE, import_faiss, scan_rows
 
-_LINKS = 32
 _MOST_OF_A_GPU = 2048  # neighbours of a query, in FAISS
 Candidates = list[tuple[np.ndarray, float]]
 
@@ -38,7 +37,7 @@ class DenseRetriever(EmbeddingSearch):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        self._faiss = _import_faiss(needed=index == "hnsw")
+        self._faiss = import_faiss() if index == "hnsw" else _faiss_if_there()
         self._made = self._make_index()
         self._no_lengths = np.zeros(len(knowledge_base), dtype=np.float32)
 
@@ -46,7 +45,7 @@ class DenseRetriever(EmbeddingSearch):
         """The FAISS index; `None` where the embeddings themselves are searched."""
         faiss, dimension = self._faiss, self._embeddings.shape[1]
         if self.index == "hnsw":
-            made = faiss.IndexHNSWFlat(dimension, _LINKS, faiss.METRIC_INNER_PRODUCT)
+            made = faiss.IndexHNSWFlat(dimension, LINKS, faiss.METRIC_INNER_PRODUCT)
         elif faiss is not None and faiss.get_num_gpus() > 0:
             made = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(dimension))
             self._most_candidates = min(self._most_candidates, _MOST_OF_A_GPU)
@@ -78,14 +77,8 @@ class DenseRetriever(EmbeddingSearch):
         return [(ids, -bound / 2) for ids, bound in found]
 
 
-def _import_faiss(needed: bool) -> Any:
-    """FAISS, if it is there."""
+def _faiss_if_there() -> Any:
     try:
-        import faiss
+        return import_faiss()
     except ImportError:
-        if not needed:
-            return None
-        raise ImportError(
-            'index="hnsw" needs FAISS: pip install "hf_refspec[retrieval]"; index="flat" does not'
-        ) from None
-    return faiss
+        return None

@@ -1,5 +1,8 @@
 """Search by the inner product of embeddings, whatever index finds the candidates."""
 
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signatures.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,23 +14,18 @@ from numba import njit
 from ..datastore.format import DatastoreError
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
+from .nearest_rows import LEAST_WALKED, SPARE, UNIT_ROUNDOFF
 from .retriever import Retrieved
 from .text_encoder import TextEncoder
 
 Index: TypeAlias = Literal["flat", "hnsw"]
 
-# Candidates beyond k that an exact search takes: so many may be as good as the k-th.
-_SPARE = 16
-# Passages that an approximate search looks for at least: which it finds must not depend on how many
-# of the best are wanted, as a verification wants more than a step.
-LEAST_WALKED = 128
-_UNIT_ROUNDOFF = 2.0**-24
 _ROWS_AT_ONCE = 1 << 16
 
 
 # A sum may be taken in another order, so that it can be vectorised, but always in the same one.
 @njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
-def _inner_product(row, query):  # type: ignore[no-untyped-def]
+def _inner_product(row, query):
     total = np.float32(0)
     for j in range(len(query)):
         total += row[j] * query[j]
@@ -35,7 +33,7 @@ def _inner_product(row, query):  # type: ignore[no-untyped-def]
 
 
 @kernel("void(float32[:, ::1], int64[::1], float32[::1], float32[::1])", drafts=False)
-def inner_products(rows, ids, query, products):  # type: ignore[no-untyped-def]
+def inner_products(rows, ids, query, products):
     """The inner product of some rows with a query, the same whatever is asked beside it.
 
     Args:
@@ -102,7 +100,7 @@ class EmbeddingSearch:
             return []
         stacked = np.ascontiguousarray(np.stack(list(queries)), dtype=np.float32)
         if self.index == "flat":
-            return self._exact(stacked, k, k + _SPARE)
+            return self._exact(stacked, k, k + SPARE)
         return [found for found, _ in self._best(stacked, k, max(k, LEAST_WALKED))]
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -167,7 +165,7 @@ class EmbeddingSearch:
         """How far the index's product and ours of one passage can be apart: a sum of d products in
         any order is off by at most d roundings of the product of the lengths."""
         length = float(np.linalg.norm(query.astype(np.float64)))
-        return 2 * (len(query) + 2) * _UNIT_ROUNDOFF * length * self._longest
+        return 2 * (len(query) + 2) * UNIT_ROUNDOFF * length * self._longest
 
 
 def _longest_row(knowledge_base: KnowledgeBase, embeddings: np.ndarray) -> float:

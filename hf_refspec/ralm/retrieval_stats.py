@@ -56,7 +56,7 @@ class RetrievalStats:
 
     def clear(self) -> None:
         """Forgets everything, for another call."""
-        self.__init__()  # type: ignore[misc]
+        vars(self).update(vars(RetrievalStats()))
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain types that JSON can hold."""

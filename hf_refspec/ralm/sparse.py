@@ -1,5 +1,8 @@
 """Sparse retrieval: BM25 over tokens, with an index by bm25s."""
 
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signatures.
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +37,7 @@ class SparseQuery:
     "float32[:, ::1], int64[:, ::1])",
     drafts=False,
 )
-def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores, ids):  # type: ignore[no-untyped-def]
+def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores, ids):
     """Finds the best passages of each query; of two with the same score the lower id.
 
     Every list is walked once for all queries. A passage's score is summed in the order of the
@@ -87,7 +90,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
     "void(float32[::1], int32[::1], int64[::1], int64[::1], float32[::1], int64[::1],float32[::1])",
     drafts=False,
 )
-def bm25_scores(weights, passages, bounds, tokens, counts, ids, scores):  # type: ignore[no-untyped-def]
+def bm25_scores(weights, passages, bounds, tokens, counts, ids, scores):
     """The scores of some passages for one query; arguments as of `bm25_search`.
 
     Args:

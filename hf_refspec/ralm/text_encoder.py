@@ -89,3 +89,22 @@ class TextEncoder:
                 f"the first being {texts[bad[0]][:80]!r}"
             )
         return vectors
+
+
+def load_encoder(name: str) -> Any:
+    """The model that an option `--encoder` names: a folder or a Hub id.
+
+    Raises:
+        ImportError: If sentence-transformers is not installed.
+        ValueError: If there is no such model.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ImportError(
+            "--encoder needs sentence-transformers: pip install sentence-transformers"
+        ) from None
+    try:
+        return SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--encoder {name} cannot be loaded: {error}") from error
