@@ -79,7 +79,8 @@ class BatchAcceptance:
         while walking:
             if choices is None:
                 places = [1 + nodes[row] for row in walking]
-                tokens = self._choose([texts[row] for row in walking], logits[walking, places])
+                chosen_from = logits[walking, places] if any(places) else logits[:, 0]
+                tokens = self._choose([texts[row] for row in walking], chosen_from)
             else:
                 tokens = [choices[row][1 + nodes[row]] for row in walking]
             still_walking = []

@@ -25,8 +25,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from .acceptance import TargetText
 from .batch_acceptance import BatchAcceptance
-from .batch_budget import BatchBudget, make_batch_budget
 from .batch_verification import BatchVerification
+from .drafting.budget import Budget, make_budget
 from .drafting.drafter import Drafter, checked_draft
 from .drafting.tree import DraftTree
 from .positions import depth_limit
@@ -98,7 +98,7 @@ def speculate_batch(
                 input_ids,
                 BatchAcceptance(logits_processor, generation_config.do_sample),
                 verifier,
-                make_batch_budget(max_draft_tokens, drafter, model),
+                make_budget(max_draft_tokens, drafter, model, BatchVerification.__name__),
                 chains=verification == "chain",
                 pads=pads,
                 keeps_cache=keeps_cache,
@@ -119,7 +119,7 @@ def _decode(
     input_ids: torch.Tensor,
     acceptance: BatchAcceptance,
     verifier: BatchVerification,
-    budget: BatchBudget,
+    budget: Budget,
     chains: bool,
     pads: bool,
     keeps_cache: bool,

@@ -173,6 +173,9 @@ class BatchVerification:
         """Keeps each row's last token and the nodes of its path, and drops all other nodes; `None`
         for a row that stands still."""
         start = self.cache.get_seq_length() - self._size
+        if self._size == 1 and None not in paths and (self.lengths == start).all():
+            self.lengths = self.lengths + 1  # all stand where they belong
+            return
         kept = np.array([0 if path is None else 1 + len(path) for path in paths])  # (R,)
         sources = np.full((len(paths), kept.max()), start)
         for row, path in enumerate(paths):

@@ -144,13 +144,13 @@ def _decode(
 
     while not text.finished:
         draft = _draft(drafter, verifier, text, budget.most, vocab_size)
-        draft = budget.trim(draft, perf_counter() - committed)
+        [draft] = budget.trim([drafter], [draft], perf_counter() - committed)
         drafted = perf_counter()
         logits = verifier.verify(text.ids, draft)  # (1 + T, vocab_size)
         tokens = _accept(text, verifier, logits, draft)
         verified = perf_counter()
         verifier.commit(draft, text.path)
-        budget.record(draft, tokens, verified - drafted)
+        budget.record([tokens], 1 + len(draft), verified - drafted)
         drafter.observe(tokens, logits)
 
         stats.record_pass(drafted=len(draft), accepted=len(text.path))

@@ -12,6 +12,9 @@ DEPTHS, SHARES = 5, 8
 # What it takes to believe a correction: so many expected acceptances halve the trust in a source
 # of which nothing is accepted.
 PRIOR = 2.0
+# Where it costs something to believe, a share s is first taken for s * s**DOUBT: the smaller, the
+# more is promised in vain, and drafts that are not verified show for nothing what they are worth.
+DOUBT = 2.0
 # Older observations count half each time so many acceptances have been expected since.
 MEMORY = 48.0
 # What they still count when another text begins.
@@ -25,9 +28,14 @@ class Calibration:
     it keeps the sum of the estimates and the number of acceptances among the nodes whose fate is
     known. A new estimate is multiplied by their ratio. A class of which little is known leans on
     all classes of its depth, and these on the source's own estimates.
+
+    Args:
+        doubt (`float`, *optional*, defaults to 0.0): The more, the less of a small estimate is
+            believed before anything is known, see `DOUBT`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = 0.0) -> None:
+        self._doubt = doubt
         self._expected = np.zeros((DEPTHS, SHARES), dtype=np.float64)
         self._accepted = np.zeros((DEPTHS, SHARES), dtype=np.float64)
 
@@ -40,9 +48,8 @@ class Calibration:
         probs = np.empty(len(tree), dtype=np.float32)
         expected, accepted = self._expected.sum(axis=1), self._accepted.sum(axis=1)
         of_depth = (accepted + PRIOR) / (expected + PRIOR)
-        # The kernel adds PRIOR to both: acceptances as if there had been PRIOR * of_depth more.
-        leaning = self._accepted + PRIOR * (of_depth[:, None] - 1)
-        calibrate(tree.parents, tree.probs, self._expected, leaning, PRIOR, probs)
+        counts = self._expected, self._accepted
+        calibrate(tree.parents, tree.probs, *counts, of_depth, PRIOR, self._doubt, probs)
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:

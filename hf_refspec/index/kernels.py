@@ -238,16 +238,29 @@ def _share(parents, probs, node):
     return probs[node] / before if before > 0 else 0.0
 
 
-@kernel("void(int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float32[::1])")
-def calibrate(parents, probs, expected, accepted, prior, calibrated):
-    """Corrects a tree's estimates by what became of earlier ones, see `Calibration`."""
+@kernel(
+    "void(int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64[::1], float64,"
+    "float64, float32[::1])"
+)
+def calibrate(parents, probs, expected, accepted, of_depth, prior, doubt, calibrated):
+    """Corrects a tree's estimates by what became of earlier ones, see `Calibration`.
+
+    Args:
+        parents, probs: The tree with the source's own estimates.
+        expected, accepted: The counts of each class of depth and share.
+        of_depth: The correction of each class of depth.
+        prior: How much it counts.
+        doubt: The exponent of a share in the belief in it before anything is known.
+        calibrated: The corrected probabilities, written.
+    """
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
         parent = parents[node]
         depths[node] = 1 if parent < 0 else depths[parent] + 1
         share = _share(parents, probs, node)
         i, j = _class_of(depths[node], share)
-        share *= (accepted[i, j] + prior) / (expected[i, j] + prior)
+        believed = prior * of_depth[i] * share**doubt
+        share *= (accepted[i, j] + believed) / (expected[i, j] + prior)
         before = calibrated[parent] if parent >= 0 else np.float32(1.0)
         calibrated[node] = min(before * share, before)
 

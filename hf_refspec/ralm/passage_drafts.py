@@ -51,7 +51,7 @@ class PassageDrafts:
         seconds = perf_counter() - began
         tokens = text.ids[0, length:].numpy(force=True).astype(np.int64)
         if drafts:  # another pass has more to do
-            self._budget.record(draft, tokens, seconds)
+            self._budget.record([tokens], 1 + len(draft), seconds)
         self._drafter.observe(tokens, logits)
         self._length = len(text)
         self._drafter.stats.record_pass(drafted=len(draft), accepted=len(tokens) - 1)
@@ -78,15 +78,15 @@ class PassageDrafts:
         deepest = min(
             depth_limit(self._config, last_position, len(text), text.max_length), most_tokens - 1
         )
-        if self._budget.most == 0 or deepest <= 0:
-            return DraftTree.empty()
         began = perf_counter()
-        draft = checked_draft(
-            self._drafter,
-            self._budget.most,
-            self._config.vocab_size,
-            chain=not self._takes_trees,
-        )
-        draft = self._budget.trim(draft.truncated(deepest))
+        draft = DraftTree.empty()
+        if self._budget.most > 0 and deepest > 0:
+            draft = checked_draft(
+                self._drafter,
+                self._budget.most,
+                self._config.vocab_size,
+                chain=not self._takes_trees,
+            )
+        [draft] = self._budget.trim([self._drafter], [draft.truncated(max(deepest, 0))])
         self._drafter.stats.drafting_seconds += perf_counter() - began
         return draft

@@ -70,13 +70,17 @@ def class_of(tree: DraftTree, node: int) -> tuple[int, int]:
     return depths.get(depth_of(tree, node), 4), sum(share >= bound for bound in BOUNDS)
 
 
-def calibrate_slowly(tree: DraftTree, expected, accepted, prior: float) -> list[float]:
+def calibrate_slowly(
+    tree: DraftTree, expected, accepted, of_depth, prior: float, doubt: float
+) -> list[float]:
     probs: list[float] = []
     for node, parent in enumerate(tree.parents.tolist()):
         place = class_of(tree, node)
-        factor = (accepted[place] + prior) / (expected[place] + prior)
+        share = share_of(tree, node)
+        believed = prior * of_depth[place[0]] * share**doubt
+        factor = (accepted[place] + believed) / (expected[place] + prior)
         before = probs[parent] if parent >= 0 else 1.0
-        probs.append(float(np.float32(min(before * share_of(tree, node) * factor, before))))
+        probs.append(float(np.float32(min(before * share * factor, before))))
     return probs
 
 
@@ -98,11 +102,20 @@ def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, 
 
 
 @settings(deadline=None)
-@given(draft_trees(), counts(), st.floats(0.5, 8))
-def test_calibrate_multiplies_each_nodes_own_share(tree, counts, prior):
+@given(
+    draft_trees(),
+    counts(),
+    st.lists(st.floats(0, 2), min_size=DEPTHS, max_size=DEPTHS),
+    st.floats(0.5, 8),
+    st.floats(0, 3),
+)
+def test_calibrate_multiplies_each_nodes_own_share(tree, counts, of_depth, prior, doubt):
     probs = np.empty(len(tree), np.float32)
-    kernels.calibrate(tree.parents, tree.probs, *counts, prior, probs)
-    assert probs.tolist() == pytest.approx(calibrate_slowly(tree, *counts, prior), rel=1e-6)
+    believed = np.array(of_depth), prior, doubt
+    kernels.calibrate(tree.parents, tree.probs, *counts, *believed, probs)
+    assert probs.tolist() == pytest.approx(
+        calibrate_slowly(tree, *counts, *believed), rel=1e-5, abs=1e-30
+    )
 
 
 @settings(deadline=None)
@@ -135,6 +148,22 @@ def test_probabilities_stay_legal(history, tree):
 @given(draft_trees())
 def test_before_anything_is_known_estimates_stay_what_they_are(tree):
     assert Calibration().calibrated(tree).probs == pytest.approx(tree.probs, rel=1e-5)
+
+
+@settings(deadline=None)
+@given(draft_trees(), st.floats(0, 3))
+def test_where_they_are_doubted_they_count_the_less_at_first_the_smaller_they_are(tree, doubt):
+    believed = tree.probs.astype(float) ** (1 + doubt)
+    calibrated = Calibration(doubt).calibrated(tree)
+    assert calibrated.probs == pytest.approx(believed, rel=1e-4, abs=1e-30)
+
+
+def test_doubt_goes_where_much_is_known():
+    calibration, tree = Calibration(doubt=2), DraftTree.chain([4], [0.5])
+    random = np.random.default_rng(0)
+    for right in random.random(200) < 0.5:
+        calibration.record(tree, np.array([4 if right else 5]))
+    assert root_prob(calibration, tree) == pytest.approx(0.5, abs=0.12)
 
 
 def test_its_memory_does_not_grow():
