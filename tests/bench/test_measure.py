@@ -69,6 +69,30 @@ def test_other_ids_stop_it_in_float32_and_are_counted_in_bfloat16(tokenizer, mon
     assert [sample["identical"] for sample in entry["samples"]] == [True, False]
 
 
+def test_a_tie_is_counted_and_stops_nothing(tokenizer, monkeypatch):
+    """Both tokens have the same logit to the last bit, and one way may not say the first."""
+    monkeypatch.setattr(measure, "NEW_TOKENS", 4)
+    model = random_model("tiny", len(tokenizer))
+    [first, *_] = begun(model, tokenizer, other_ways, replay=False).answer("a prompt", PROMPT)
+    twin = first - 1
+    with torch.no_grad():
+        model.get_output_embeddings().weight[twin] = model.get_output_embeddings().weight[first]
+
+    def suppressing(token: int):
+        options = {"suppress_tokens": [token]}
+        return lambda: [Way("plain generate", 0), Way("another", 0, options=options)]
+
+    [tied, *_] = begun(model, tokenizer, other_ways, replay=False).answer("a prompt", PROMPT)
+    assert tied in (first, twin)
+    bench = begun(model, tokenizer, suppressing(tied), replay=False)
+    entry, _ = bench.ask("a prompt", PROMPT)
+    assert [sample["identical"] for sample in entry["samples"]] == [True, False]
+    with torch.no_grad():
+        model.get_output_embeddings().weight[twin] *= 0.99
+    with pytest.raises(IdsDifferError):
+        begun(model, tokenizer, suppressing(first), replay=False).ask("a prompt", PROMPT)
+
+
 def test_a_prompt_that_the_context_does_not_hold_is_refused(tokenizer):
     model = random_model("tiny", len(tokenizer))
     model.config.max_position_embeddings = 20
