@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 from .report import table
 from .results import Results
+from .retrieval_report import summarised
 from .summary import Entry, Summary, summaries
 
 
@@ -37,6 +39,7 @@ def comparison(one: Results, other: Results) -> str:
     for suite in one.suites:
         if suite in other.suites:
             parts += _suite(suite, _decoded(one, suite), _decoded(other, suite))
+            parts += _retrieval(suite, _retrieved(one, suite), _retrieved(other, suite))
     if len(parts) == 1:
         raise ValueError("the two results have no prompt in common; measure a suite with both")
     return "\n".join(filter(None, parts))
@@ -69,12 +72,48 @@ def _suite(suite: str, before: dict[str, Entry], now: dict[str, Entry]) -> list[
     return [f"## {suite}, {len(shared)} prompts\n", table(columns, rows)]
 
 
+def _retrieved(results: Results, suite: str) -> dict[tuple[str, str], Entry]:
+    """What was generated with retrieval, by retriever and prompt."""
+    return {
+        (entry["retriever"], entry["name"]): entry
+        for entry in results.entries(suite)
+        if "retriever" in entry
+    }
+
+
+def _retrieval(
+    suite: str, before: dict[tuple[str, str], Entry], now: dict[tuple[str, str], Entry]
+) -> list[str]:
+    shared = [key for key in before if key in now]
+    rows = []
+    for retriever in dict.fromkeys(retriever for retriever, _ in shared):
+        old = [before[key] for key in shared if key[0] == retriever]
+        new = [now[key] for key in shared if key[0] == retriever]
+        for way in (way for way in _ways(old) if way in _ways(new)):
+            one, other = summarised(old, way), summarised(new, way)
+            seconds = _change(fmean(one.seconds), fmean(other.seconds), 2)
+            speed_up = _change(one.speed_up, other.speed_up, 2)
+            rows.append([retriever, way, *seconds, *speed_up])
+    if not rows:
+        return []
+    columns = ["retriever", "way", "seconds a run", "", "speed-up", ""]
+    prompts = len({name for _, name in shared})
+    return [f"## {suite}, {prompts} prompts\n", table(columns, rows)]
+
+
+def _ways(entries: list[Entry]) -> list[str]:
+    """The ways in which all of them were measured."""
+    ways = [dict.fromkeys(run["way"] for run in entry["runs"]) for entry in entries]
+    return [way for way in ways[0] if all(way in others for others in ways)]
+
+
 def _row(old: Summary, new: Summary) -> list[str]:
-    cells = []
-    for one, other, digits in (
-        (old.mat, new.mat, 2),
-        (old.tokens_per_second.median, new.tokens_per_second.median, 1),
-        (old.decoding_speed_up.median, new.decoding_speed_up.median, 2),
-    ):
-        cells += [f"{one:.{digits}f} → {other:.{digits}f}", f"{other / one - 1:+.1%}"]
-    return cells
+    return [
+        *_change(old.mat, new.mat, 2),
+        *_change(old.tokens_per_second.median, new.tokens_per_second.median, 1),
+        *_change(old.decoding_speed_up.median, new.decoding_speed_up.median, 2),
+    ]
+
+
+def _change(one: float, other: float, digits: int) -> list[str]:
+    return [f"{one:.{digits}f} → {other:.{digits}f}", f"{other / one - 1:+.1%}"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from test_retrieval_report import entry as retrieval_entry
+from test_retrieval_report import sample as retrieval_sample
 from test_summary import sample
 
 from hf_refspec.bench.compare import comparison
 from hf_refspec.bench.results import Results
+from hf_refspec.bench.retrieval_ways import BASELINE, OURS, PUBLISHED
 from hf_refspec.cli import main
 
 
@@ -42,3 +45,21 @@ def test_from_the_command_line(tmp_path, capsys):
     assert "takes two results, but got 1" in capsys.readouterr().err
     assert main(["bench", "compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
     assert "c.json" in capsys.readouterr().err
+
+
+def retrieval_results(seconds: dict[str, float]) -> Results:
+    made = Results({}, {}, {})
+    made.begin("ralm", 1)
+    for retriever in ("flat", "bm25"):
+        runs = [retrieval_sample(way, 0, taken) for way, taken in seconds.items()]
+        made.add("ralm", retriever, [{**retrieval_entry("a", runs), "retriever": retriever}], None)
+    return made
+
+
+def test_retrieval_is_compared_by_retriever_and_way():
+    one = retrieval_results({BASELINE: 8.0, OURS: 4.0, PUBLISHED: 5.0})
+    text = comparison(one, retrieval_results({BASELINE: 8.0, OURS: 2.0}))
+    assert "## ralm, 1 prompts" in text
+    for retriever in ("flat", "bm25"):
+        assert (f"| {retriever} | {OURS} | 4.00 → 2.00 | -50.0% | 2.00 → 4.00 | +100.0% |") in text
+    assert PUBLISHED not in text  # measured once only
