@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from .report import table
 from .results import Results
@@ -40,6 +40,7 @@ def comparison(one: Results, other: Results) -> str:
         if suite in other.suites:
             parts += _suite(suite, _decoded(one, suite), _decoded(other, suite))
             parts += _retrieval(suite, _retrieved(one, suite), _retrieved(other, suite))
+            parts += _latency(suite, _drafted(one, suite), _drafted(other, suite))
     if len(parts) == 1:
         raise ValueError("the two results have no prompt in common; measure a suite with both")
     return "\n".join(filter(None, parts))
@@ -105,6 +106,28 @@ def _ways(entries: list[Entry]) -> list[str]:
     """The ways in which all of them were measured."""
     ways = [dict.fromkeys(run["way"] for run in entry["runs"]) for entry in entries]
     return [way for way in ways[0] if all(way in others for others in ways)]
+
+
+def _drafted(results: Results, suite: str) -> dict[tuple[str, int], list[float]]:
+    """How long drafts took alone, by drafter and size."""
+    return {
+        (entry["drafter"], entry["tokens"]): entry["seconds"]
+        for entry in results.entries(suite)
+        if "drafter" in entry
+    }
+
+
+def _latency(
+    suite: str, before: dict[tuple[str, int], list[float]], now: dict[tuple[str, int], list[float]]
+) -> list[str]:
+    rows = [
+        [drafter, f"{tokens:,}", *_change(1e6 * median(seconds), 1e6 * median(others), 0)]
+        for (drafter, tokens), seconds in before.items()
+        if (others := now.get((drafter, tokens)))
+    ]
+    if not rows:
+        return []
+    return [f"## {suite}\n", table(["drafts from", "tokens", "µs a draft", ""], rows)]
 
 
 def _row(old: Summary, new: Summary) -> list[str]:

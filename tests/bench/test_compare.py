@@ -63,3 +63,18 @@ def test_retrieval_is_compared_by_retriever_and_way():
     for retriever in ("flat", "bm25"):
         assert (f"| {retriever} | {OURS} | 4.00 → 2.00 | -50.0% | 2.00 → 4.00 | +100.0% |") in text
     assert PUBLISHED not in text  # measured once only
+
+
+def test_drafting_alone_is_compared_by_drafter_and_size():
+    def drafted(seconds: float, *sizes: int) -> Results:
+        made = Results({}, {}, {})
+        made.begin("latency", len(sizes))
+        for tokens in sizes:
+            entry = {"drafter": "a cache", "tokens": tokens, "seconds": [seconds] * 3}
+            made.add("latency", f"a cache, {tokens} tokens", [entry], None)
+        return made
+
+    text = comparison(drafted(50e-6, 1024, 2048), drafted(40e-6, 2048, 4096))
+    assert "## latency" in text
+    assert "| a cache | 2,048 | 50 → 40 | -20.0% |" in text
+    assert "1,024" not in text and "4,096" not in text
