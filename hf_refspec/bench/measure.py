@@ -242,7 +242,7 @@ class Bench:
         if not self.replay and first < shorter:
             logits = self._plain_logits(prompt_ids, first)
             best, chosen = float(logits[expected[first]]), float(logits[ids[first]])
-            if best - chosen <= ROUNDING * abs(best):
+            if abs(best - chosen) <= ROUNDING * abs(best):
                 return
         raise IdsDifferError(
             f"{name}: {way.name} ({way.nodes} nodes) gives other ids than plain decoding, from new "
