@@ -19,6 +19,15 @@ import torch
 from numba import njit
 
 from ..index.kernels import kernel
+from .lanes import (
+    LANES,
+    add_products,
+    fetch_ahead,
+    lanes_of,
+    load_lanes,
+    smaller_lanes,
+    store_lanes,
+)
 from .retriever import Retrieved
 
 # Rows that a graph search looks for at least: which of them it finds must not depend on how many
@@ -30,51 +39,111 @@ QUERIES_AT_ONCE = 32
 # Candidates beyond k that an exact search takes: so many may be as good as the k-th.
 SPARE = 16
 UNIT_ROUNDOFF = 2.0**-24
-# Rows whose products are taken before they are looked at: few enough to stay near.
+# Rows whose products are taken before these are looked at: few enough to stay near.
 _BLOCK = 256
 _INFINITE = np.float32(np.inf)
+# How many rows ahead of their use they are asked for.
+_AHEAD = 64
 # A sum may be taken in another order, so that it can be vectorised.
 _fast = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
 
 @_fast
-def _dots_of_one(rows, i, queries, s):
+def _dot(row, query):
     dot = np.float32(0)
-    for j in range(rows.shape[1]):
-        dot += rows[i, j] * queries[s, j]
+    for j in range(len(query)):
+        dot += row[j] * query[j]
     return dot
 
 
-@_fast
-def _dots_of_two_with_four(rows, i, queries, s, dots, r):
-    """Each number that is loaded is used several times: that is what makes a batch cheap."""
-    a = b = c = d = e = f = g = h = np.float32(0)
+@njit(nogil=True)
+def _eight_rows_with_eight(rows, i, queries, dots, r):
+    """Of rows from `i` on with queries that lie side by side, `(d, 8)`; into `dots` from `r` on."""
+    a = b = c = d = e = f = g = h = lanes_of(np.float32(0))
     for j in range(rows.shape[1]):
-        x, y = rows[i, j], rows[i + 1, j]
-        p, q, t, u = queries[s, j], queries[s + 1, j], queries[s + 2, j], queries[s + 3, j]
-        a += x * p
-        b += x * q
-        c += x * t
-        d += x * u
-        e += y * p
-        f += y * q
-        g += y * t
-        h += y * u
-    dots[s, r], dots[s + 1, r], dots[s + 2, r], dots[s + 3, r] = a, b, c, d
-    dots[s, r + 1], dots[s + 1, r + 1], dots[s + 2, r + 1], dots[s + 3, r + 1] = e, f, g, h
+        fetch_ahead(rows, i + _AHEAD, 8 * j)
+        some = load_lanes(queries, j)
+        a = add_products(a, rows[i, j], some)
+        b = add_products(b, rows[i + 1, j], some)
+        c = add_products(c, rows[i + 2, j], some)
+        d = add_products(d, rows[i + 3, j], some)
+        e = add_products(e, rows[i + 4, j], some)
+        f = add_products(f, rows[i + 5, j], some)
+        g = add_products(g, rows[i + 6, j], some)
+        h = add_products(h, rows[i + 7, j], some)
+    store_lanes(dots, r, a)
+    store_lanes(dots, r + 1, b)
+    store_lanes(dots, r + 2, c)
+    store_lanes(dots, r + 3, d)
+    store_lanes(dots, r + 4, e)
+    store_lanes(dots, r + 5, f)
+    store_lanes(dots, r + 6, g)
+    store_lanes(dots, r + 7, h)
 
 
 @njit(nogil=True)
-def _dots_of_block(rows, begin, size, queries, dots):
-    """Of `size` rows from `begin` on with all queries."""
-    count = len(queries)
-    for r in range(0, size - 1, 2):
-        for s in range(0, count - 3, 4):
-            _dots_of_two_with_four(rows, begin + r, queries, s, dots, r)
-    for s in range(count):
-        together = s < count - count % 4
-        for r in range(size - size % 2 if together else 0, size):
-            dots[s, r] = _dots_of_one(rows, begin + r, queries, s)
+def _four_rows_with_sixteen(rows, i, queries, dots, r):
+    """The same with two times eight queries, `(2, d, 8)`: fewer numbers are loaded."""
+    first, second = queries[0], queries[1]
+    a = b = c = d = e = f = g = h = lanes_of(np.float32(0))
+    for j in range(rows.shape[1]):
+        fetch_ahead(rows, i + _AHEAD, 4 * j)
+        some, others = load_lanes(first, j), load_lanes(second, j)
+        a = add_products(a, rows[i, j], some)
+        b = add_products(b, rows[i, j], others)
+        c = add_products(c, rows[i + 1, j], some)
+        d = add_products(d, rows[i + 1, j], others)
+        e = add_products(e, rows[i + 2, j], some)
+        f = add_products(f, rows[i + 2, j], others)
+        g = add_products(g, rows[i + 3, j], some)
+        h = add_products(h, rows[i + 3, j], others)
+    store_lanes(dots[0], r, a)
+    store_lanes(dots[1], r, b)
+    store_lanes(dots[0], r + 1, c)
+    store_lanes(dots[1], r + 1, d)
+    store_lanes(dots[0], r + 2, e)
+    store_lanes(dots[1], r + 2, f)
+    store_lanes(dots[0], r + 3, g)
+    store_lanes(dots[1], r + 3, h)
+
+
+@njit
+def _side_by_side(queries):
+    """Queries in groups of eight, `(groups, d, 8)`, the last one filled up with zeros."""
+    groups = -(-len(queries) // LANES)
+    lanes = np.zeros((groups, queries.shape[1], LANES), dtype=np.float32)
+    for s in range(len(queries)):
+        lanes[s // LANES, :, s % LANES] = queries[s]
+    return lanes
+
+
+@njit(nogil=True)
+def _dots_of_block(rows, begin, size, queries, lanes, dots):
+    """Of `size` rows from `begin` on with all queries, into `dots`, `(groups, size, 8)`."""
+    groups = len(lanes)
+    # One query has nothing beside it to compute while its rows are loaded.
+    together = size - size % 8 if len(queries) > 1 else 0
+    for r in range(0, together, 8):
+        for group in range(0, groups - 1, 2):
+            for half in range(r, r + 8, 4):
+                two = slice(group, group + 2)
+                _four_rows_with_sixteen(rows, begin + half, lanes[two], dots[two], half)
+        if groups % 2:
+            _eight_rows_with_eight(rows, begin + r, lanes[groups - 1], dots[groups - 1], r)
+    for r in range(together, size):
+        for s in range(len(queries)):
+            dots[s // LANES, r, s % LANES] = _dot(rows[begin + r], queries[s])
+
+
+@njit(nogil=True)
+def _to_distances(norms, dots, nearest):
+    """Makes products, `(size, 8)`, distances; the smallest for each query go into `nearest`."""
+    smallest = lanes_of(_INFINITE)
+    for r in range(len(norms)):
+        distances = add_products(lanes_of(norms[r]), np.float32(-2), load_lanes(dots, r))
+        store_lanes(dots, r, distances)
+        smallest = smaller_lanes(smallest, distances)
+    store_lanes(nearest, 0, smallest)
 
 
 @njit
@@ -112,14 +181,21 @@ def scan(rows, norms, queries, ids, distances, counts, largest):
             in `ids` lies below.
     """
     most = ids.shape[1] // 2
-    dots = np.empty((len(queries), _BLOCK), dtype=np.float32)
+    lanes = _side_by_side(queries)
+    block = np.empty((len(lanes), _BLOCK, LANES), dtype=np.float32)
+    nearest = np.empty((len(lanes), 1, LANES), dtype=np.float32)
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
-        _dots_of_block(rows, begin, size, queries, dots)
+        _dots_of_block(rows, begin, size, queries, lanes, block)
+        for group in range(len(lanes)):
+            _to_distances(norms[begin : begin + size], block[group], nearest[group])
         for s in range(len(queries)):
+            group, lane = s // LANES, s % LANES
             bound, count = largest[s], counts[s]
+            if nearest[group, 0, lane] >= bound:
+                continue
             for r in range(size):
-                distance = norms[begin + r] - 2 * dots[s, r]
+                distance = block[group, r, lane]
                 if distance < bound:
                     ids[s, count] = begin + r
                     distances[s, count] = distance
@@ -156,14 +232,13 @@ def scan_rows(
         (np.concatenate([ids for ids, _ in of_query]), min(bound for _, bound in of_query))
         for of_query in zip(*scanned, strict=True)
     ]
-    return found[: len(queries)]
+    return found
 
 
 def _scan_part(
     rows: np.ndarray, norms: np.ndarray, queries: np.ndarray, most: int, part: slice
 ) -> list[tuple[np.ndarray, float]]:
     most = min(most, part.stop - part.start)
-    queries = _in_fours(queries)
     ids = np.empty((len(queries), 2 * most), dtype=np.int64)
     distances = np.empty(ids.shape, dtype=np.float32)
     counts = np.zeros(len(queries), dtype=np.int64)
@@ -173,12 +248,6 @@ def _scan_part(
         (part.start + some[:count], float(bound))
         for some, count, bound in zip(ids, counts, largest, strict=True)
     ]
-
-
-def _in_fours(queries: np.ndarray) -> np.ndarray:
-    """As many queries as the scan is fast with: eight take less time than four to seven."""
-    wanted = len(queries) if len(queries) < 4 else max(8, -(-len(queries) // 4) * 4)
-    return np.pad(queries, ((0, wanted - len(queries)), (0, 0)), mode="edge")
 
 
 @_fast
@@ -232,7 +301,7 @@ class Rows:
 class ScannedRows(Rows):
     """Looks at all rows: exact.
 
-    A batch is scanned together: eight queries take two to three times as long as one, where FAISS's
+    A batch is scanned together: eight queries take about 1.4 times as long as one, where FAISS's
     flat index takes five to eight times as long. The rows are not copied: they can be mapped into
     memory.
 

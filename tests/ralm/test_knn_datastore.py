@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.datastore.format import DatastoreError
 from hf_refspec.ralm.hidden_states import watched
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.ralm.nearest_rows import LinkedRows, ScannedRows
 from hf_refspec.ralm.retriever import Retrieved
 from hf_refspec.ralm.windows import windows
 
@@ -31,10 +30,6 @@ def path(byte_llama, tokenizer, tmp_path_factory):
 @pytest.fixture(scope="module")
 def store(path):
     return KnnDatastore(path)
-
-
-def scanned(rows: np.ndarray) -> ScannedRows:
-    return ScannedRows(rows, (rows.astype(np.float64) ** 2).sum(1).astype(np.float32))
 
 
 def other_model(**changes) -> LlamaForCausalLM:
@@ -208,42 +203,11 @@ class TestOpening:
 
 
 class TestSearch:
-    @settings(max_examples=60, deadline=None)
-    @given(
-        st.integers(1, 700),
-        st.integers(1, 40),
-        st.integers(1, 7),
-        st.integers(1, 60),
-        st.integers(1, 8),
-        st.integers(0, 1000),
-    )
-    def test_it_finds_what_sorting_by_score_and_id_gives(self, n, d, count, k, kinds, seed):
-        generator = np.random.default_rng(seed)
-        # Few different rows: most scores are tied.
-        rows = generator.standard_normal((kinds, d), dtype=np.float32)
-        rows = rows[generator.integers(0, kinds, n)]
-        queries = generator.standard_normal((count, d), dtype=np.float32)
-        index = scanned(rows)
-        for query, found in zip(queries, index.search(queries, min(k, n)), strict=True):
-            ids = np.arange(n)
-            scores = index.score(query, ids)
-            expected = Retrieved.best(ids, scores, k)
-            assert np.array_equal(found.ids, expected.ids)
-            assert np.array_equal(found.scores, expected.scores)
-
     def test_a_score_is_minus_the_squared_distance(self, store):
         query = store.keys[3] + 1
         ids = np.array([5, 3, 0])
         expected = -((store.keys[ids].astype(np.float64) - query) ** 2).sum(axis=1)
         assert np.allclose(store.score(query, ids), expected, rtol=1e-5)
-
-    def test_rows_far_from_the_origin_are_told_apart(self):
-        generator = np.random.default_rng(0)
-        rows = generator.standard_normal((3000, 16), dtype=np.float32) * 0.01 + 100
-        index = scanned(rows)
-        (found,) = index.search(rows[:1], 10)
-        expected = Retrieved.best(np.arange(3000), index.score(rows[0], np.arange(3000)), 10)
-        assert np.array_equal(found.ids, expected.ids)
 
     @pytest.mark.parametrize("index", ["flat", "hnsw"])
     def test_a_query_finds_the_same_whatever_is_asked_beside_it(self, path, index):
@@ -258,22 +222,6 @@ class TestSearch:
             assert np.array_equal(store.score(query, found.ids), found.scores)
             (best,) = store.search([query], 1)
             assert best.ids[0] == found.ids[0]
-
-    def test_threads_find_the_same(self, monkeypatch):
-        rows = np.random.default_rng(0).standard_normal((1001, 24), dtype=np.float32)
-        index = scanned(rows)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        alone = index.search(rows[:5], 30)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-        for one, other in zip(alone, index.search(rows[:5], 30), strict=True):
-            assert np.array_equal(one.ids, other.ids)
-            assert np.array_equal(one.scores, other.scores)
-
-    def test_a_graph_finds_nearly_all(self):
-        rows = np.random.default_rng(0).standard_normal((3000, 16), dtype=np.float32)
-        exact, walked = scanned(rows).search(rows[:50], 10), LinkedRows(rows).search(rows[:50], 10)
-        hits = [np.isin(a.ids, b.ids).mean() for a, b in zip(exact, walked, strict=True)]
-        assert np.mean(hits) > 0.95
 
     def test_queries_that_are_not_finite_or_of_another_size_are_refused(self, store):
         with pytest.raises(ValueError, match="NaN"):
