@@ -20,9 +20,9 @@ class DenseRetriever(EmbeddingSearch):
     The query is the text of the last tokens. `"flat"` looks at all passages: on the GPUs where
     faiss-gpu finds some (IndexFlatIP), else where they are, mapped into memory and not copied. All
     queries of a batch are held against a passage while it is at hand, so that eight cost a quarter
-    of what they cost FAISS's flat index on a CPU, and one query the same. `"hnsw"` walks FAISS's graph,
-    which is made here and holds a copy of the embeddings; it misses some passages, and is much
-    faster.
+    of what they cost FAISS's flat index on a CPU, and one query the same. `"hnsw"` walks FAISS's
+    graph, which is made here and holds a copy of the embeddings; it misses some passages, and is
+    much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.

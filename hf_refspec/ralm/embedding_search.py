@@ -14,7 +14,7 @@ from numba import njit
 from ..datastore.format import DatastoreError
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
-from .nearest_rows import LEAST_WALKED, SPARE, UNIT_ROUNDOFF
+from .nearest_rows import LEAST_WALKED, SPARE, UNIT_ROUNDOFF, fetch_row_ahead
 from .retriever import Retrieved
 from .text_encoder import TextEncoder
 
@@ -43,6 +43,7 @@ def inner_products(rows, ids, query, products):
         products (float32 of shape `(m,)`): Gets the products.
     """
     for i in range(len(ids)):
+        fetch_row_ahead(rows, ids, i)
         products[i] = _inner_product(rows[ids[i]], query)
 
 

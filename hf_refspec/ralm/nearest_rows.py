@@ -42,8 +42,9 @@ UNIT_ROUNDOFF = 2.0**-24
 # Rows whose products are taken before these are looked at: few enough to stay near.
 _BLOCK = 256
 _INFINITE = np.float32(np.inf)
-# How many rows ahead of their use they are asked for.
-_AHEAD = 64
+# How many rows ahead of their use they are asked for: in a scan, and of scattered ones.
+_AHEAD, _ROWS_AHEAD = 64, 8
+_CACHE_LINE = 16  # numbers that come together
 # A sum may be taken in another order, so that it can be vectorised.
 _fast = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
@@ -259,6 +260,14 @@ def _squared_distance(row, query):
     return total
 
 
+@njit(nogil=True)
+def fetch_row_ahead(rows, ids, i):
+    """Has the row of an id that comes up soon after `ids[i]` brought near."""
+    if i + _ROWS_AHEAD < len(ids):
+        for j in range(0, rows.shape[1], _CACHE_LINE):
+            fetch_ahead(rows, ids[i + _ROWS_AHEAD], j)
+
+
 @kernel("void(float32[:, ::1], int64[::1], float32[::1], float32[::1])", drafts=False)
 def squared_distances(rows, ids, query, distances):
     """The squared distance of each row of `ids` from a query, the same whatever is asked with it.
@@ -270,6 +279,7 @@ def squared_distances(rows, ids, query, distances):
         distances (float32 of shape `(m,)`): Gets the distances.
     """
     for i in range(len(ids)):
+        fetch_row_ahead(rows, ids, i)
         distances[i] = _squared_distance(rows[ids[i]], query)
 
 

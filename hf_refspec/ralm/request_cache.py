@@ -9,10 +9,14 @@ from .retriever import Retrieved
 
 # From this many times k on, the k best are parted from the rest before they are sorted.
 _WORTH_PARTING = 4
+# No more are held, so that scoring them all stays fast however long the text is.
+MOST_HELD = 1 << 14
 
 
 class RequestCache:
     """The ids that were retrieved for one request, ranked by the retriever's own metric.
+
+    Of more than `MOST_HELD`, those that were retrieved last.
 
     Attributes:
         ids (`np.ndarray`, int64 of shape `(n,)`): Ascending.
@@ -24,6 +28,8 @@ class RequestCache:
         self._retriever = retriever
         self.ids = np.empty(0, dtype=np.int64)
         self.ranks = np.empty(0, dtype=np.int64)
+        self._last_added = np.empty(0, dtype=np.int64)  # in which addition
+        self._additions = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -35,11 +41,17 @@ class RequestCache:
             ids (`np.ndarray`, int64 of shape `(m,)`): Also several times; the first one counts.
             ranks (`np.ndarray`, int64 of shape `(m,)`): See the attribute.
         """
+        self._additions += 1
         ids, first = np.unique(ids, return_index=True)
-        new = ~self._holds(ids)
-        places = np.searchsorted(self.ids, ids[new])
-        self.ids = np.insert(self.ids, places, ids[new])
-        self.ranks = np.insert(self.ranks, places, ranks[first][new])
+        held = self._holds(ids)
+        self._last_added[np.searchsorted(self.ids, ids[held])] = self._additions
+        new = ids[~held]
+        places = np.searchsorted(self.ids, new)
+        self.ids = np.insert(self.ids, places, new)
+        self.ranks = np.insert(self.ranks, places, ranks[first][~held])
+        self._last_added = np.insert(self._last_added, places, self._additions)
+        if len(self) > MOST_HELD:
+            self._keep(np.sort(np.argsort(-self._last_added, kind="stable")[:MOST_HELD]))
 
     def rank_of(self, passage_id: int) -> int | None:
         """The rank with which an id came in; `None` if it is not here."""
@@ -56,6 +68,10 @@ class RequestCache:
             among_best = scores >= np.partition(scores, -k)[-k]
             return Retrieved.best(self.ids[among_best], scores[among_best], k)
         return Retrieved.best(self.ids, scores, k)
+
+    def _keep(self, places: np.ndarray) -> None:
+        self.ids, self.ranks = self.ids[places], self.ranks[places]
+        self._last_added = self._last_added[places]
 
     def _holds(self, ids: np.ndarray) -> np.ndarray:
         if len(self.ids) == 0:
