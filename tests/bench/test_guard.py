@@ -15,7 +15,7 @@ BASELINE = json.loads((BENCHMARKS / "guard.json").read_text(encoding="utf-8"))
 
 
 def check(cases: dict[str, Case]) -> None:
-    measured = {name: measure(case) for name, case in cases.items()}
+    measured = {name: measure(case, BASELINE.get(name)) for name, case in cases.items()}
     worse = failures(measured, BASELINE)
     assert not worse, "\n".join(worse)
 
