@@ -12,8 +12,9 @@ them what the processor has.
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
@@ -22,8 +23,6 @@ LANES = 8
 _vector = ir.VectorType(ir.FloatType(), LANES)
 _undefined = ir.Constant(_vector, ir.Undefined)
 _int32 = ir.IntType(32)
-# The sum may be rounded once, where the processor multiplies and adds in one.
-_CONTRACT = ("contract",)
 
 
 class _Lanes(types.Type):
@@ -38,6 +37,17 @@ _lanes = _Lanes()
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, data_model_manager, numba_type) -> None:
         super().__init__(data_model_manager, numba_type, _vector)
+
+
+@njit
+def side_by_side(rows):
+    """Rows, `(n, d)` float32, in groups of eight, `(groups, d, 8)`; the last is filled up with
+    zeros."""
+    groups = -(-len(rows) // LANES)
+    lanes = np.zeros((groups, rows.shape[1], LANES), dtype=np.float32)
+    for i in range(len(rows)):
+        lanes[i // LANES, :, i % LANES] = rows[i]
+    return lanes
 
 
 @intrinsic
@@ -76,24 +86,27 @@ def store_lanes(typing_context, array, row, lanes):
 
 @intrinsic
 def add_products(typing_context, sums, number, lanes):
-    """`sums + number * lanes`, for a float32 number."""
+    """`sums + number * lanes`, for a float32 number: rounded once where the processor multiplies
+    and adds in one, else twice."""
+    return _lanes(_lanes, types.float32, _lanes), _product_added(("contract",))
 
-    def generate(context, builder, signature, arguments):
-        sums, number, lanes = arguments
-        products = builder.fmul(_spread(builder, number), lanes, flags=_CONTRACT)
-        return builder.fadd(sums, products, flags=_CONTRACT)
 
-    return _lanes(_lanes, types.float32, _lanes), generate
+@intrinsic
+def add_rounded_products(typing_context, sums, number, lanes):
+    """The same, always rounded twice, as by the same operations on single numbers."""
+    return _lanes(_lanes, types.float32, _lanes), _product_added(())
 
 
 @intrinsic
 def smaller_lanes(typing_context, lanes, others):
     """The smaller number of each lane."""
+    return _lanes(_lanes, _lanes), _chosen_by("<")
 
-    def generate(context, builder, signature, arguments):
-        return builder.select(builder.fcmp_ordered("<", *arguments), *arguments)
 
-    return _lanes(_lanes, _lanes), generate
+@intrinsic
+def larger_lanes(typing_context, lanes, others):
+    """The larger number of each lane."""
+    return _lanes(_lanes, _lanes), _chosen_by(">")
 
 
 @intrinsic
@@ -117,6 +130,22 @@ def fetch_ahead(typing_context, array, row, column):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp), generate
+
+
+def _product_added(flags):
+    def generate(context, builder, signature, arguments):
+        sums, number, lanes = arguments
+        products = builder.fmul(_spread(builder, number), lanes, flags=flags)
+        return builder.fadd(sums, products, flags=flags)
+
+    return generate
+
+
+def _chosen_by(comparison):
+    def generate(context, builder, signature, arguments):
+        return builder.select(builder.fcmp_ordered(comparison, *arguments), *arguments)
+
+    return generate
 
 
 def _spread(builder, number):

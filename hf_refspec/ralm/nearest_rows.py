@@ -25,6 +25,7 @@ from .lanes import (
     fetch_ahead,
     lanes_of,
     load_lanes,
+    side_by_side,
     smaller_lanes,
     store_lanes,
 )
@@ -108,16 +109,6 @@ def _four_rows_with_sixteen(rows, i, queries, dots, r):
     store_lanes(dots[1], r + 3, h)
 
 
-@njit
-def _side_by_side(queries):
-    """Queries in groups of eight, `(groups, d, 8)`, the last one filled up with zeros."""
-    groups = -(-len(queries) // LANES)
-    lanes = np.zeros((groups, queries.shape[1], LANES), dtype=np.float32)
-    for s in range(len(queries)):
-        lanes[s // LANES, :, s % LANES] = queries[s]
-    return lanes
-
-
 @njit(nogil=True)
 def _dots_of_block(rows, begin, size, queries, lanes, dots):
     """Of `size` rows from `begin` on with all queries, into `dots`, `(groups, size, 8)`."""
@@ -182,7 +173,7 @@ def scan(rows, norms, queries, ids, distances, counts, largest):
             in `ids` lies below.
     """
     most = ids.shape[1] // 2
-    lanes = _side_by_side(queries)
+    lanes = side_by_side(queries)
     block = np.empty((len(lanes), _BLOCK, LANES), dtype=np.float32)
     nearest = np.empty((len(lanes), 1, LANES), dtype=np.float32)
     for begin in range(0, len(rows), _BLOCK):

@@ -10,13 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
+from .lanes import (
+    LANES,
+    add_rounded_products,
+    larger_lanes,
+    load_lanes,
+    side_by_side,
+    store_lanes,
+)
 from .retriever import Retrieved
 
 # Passages that are scored together: their scores stay in the fastest memory.
-_PASSAGES_AT_ONCE = 2048
+_PASSAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,19 +57,19 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
         passages (int32 of shape `(postings,)`): To which passage, ascending for each token.
         bounds (int64 of shape `(vocabulary + 1,)`): Where the list of each token begins.
         tokens (int64 of shape `(t,)`): Of all queries, ascending.
-        counts (float32 of shape `(t, q)`): How often each query has each of them.
+        counts (float32 of shape `(q, t)`): How often each query has each of them.
         number (int): Of all passages.
         block (int): How many of them to score at a time.
         scores (float32 of shape `(q, k)`): Gets the scores, the best first.
         ids (int64 of shape `(q, k)`): Gets the passages.
     """
-    k = scores.shape[1]
-    queries = counts.shape[1]
     scores[:] = -1  # no score is below 0
     at = np.empty(len(tokens), np.int64)
     for t in range(len(tokens)):
         at[t] = bounds[tokens[t]]
-    sums = np.empty((block, queries), np.float32)
+    lanes = side_by_side(counts)
+    sums = np.empty((len(lanes), block, LANES), np.float32)
+    largest = np.empty((1, LANES), np.float32)
     for begin in range(0, number, block):
         end = min(begin + block, number)
         sums[:] = 0
@@ -68,22 +77,43 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
             last = bounds[tokens[t] + 1]
             j = at[t]
             while j < last and passages[j] < end:
-                row = passages[j] - begin
-                for q in range(queries):
-                    sums[row, q] += counts[t, q] * weights[j]
+                for group in range(len(lanes)):
+                    _add(sums[group], passages[j] - begin, weights[j], load_lanes(lanes[group], t))
                 j += 1
             at[t] = j
-        for passage in range(begin, end):
-            for q in range(queries):
-                score = sums[passage - begin, q]
-                if score > scores[q, k - 1]:
-                    place = k - 1
-                    while place > 0 and score > scores[q, place - 1]:
-                        scores[q, place] = scores[q, place - 1]
-                        ids[q, place] = ids[q, place - 1]
-                        place -= 1
-                    scores[q, place] = score
-                    ids[q, place] = passage
+        for group in range(len(lanes)):
+            _largest_of(sums[group, : end - begin], largest)
+            for q in range(group * LANES, min((group + 1) * LANES, len(counts))):
+                if largest[0, q % LANES] > scores[q, -1]:
+                    _keep_best(sums[group, : end - begin, q % LANES], begin, scores[q], ids[q])
+
+
+@njit(nogil=True)
+def _add(sums, row, weight, counts):
+    # A score must not depend on how it was computed, to the last bit.
+    store_lanes(sums, row, add_rounded_products(load_lanes(sums, row), weight, counts))
+
+
+@njit(nogil=True)
+def _largest_of(sums, largest):
+    """The largest sum of each lane, into the one row of `largest`."""
+    lanes = load_lanes(sums, 0)
+    for row in range(1, len(sums)):
+        lanes = larger_lanes(lanes, load_lanes(sums, row))
+    store_lanes(largest, 0, lanes)
+
+
+@njit(nogil=True)
+def _keep_best(new_scores, begin, scores, ids):
+    """Sorts new scores, those of the passages from `begin` on, in among the best so far."""
+    for row in range(len(new_scores)):
+        place = len(scores)
+        while place > 0 and new_scores[row] > scores[place - 1]:
+            place -= 1
+        if place < len(scores):
+            scores[place + 1 :] = scores[place:-1].copy()
+            ids[place + 1 :] = ids[place:-1].copy()
+            scores[place], ids[place] = new_scores[row], begin + row
 
 
 @kernel(
@@ -153,9 +183,9 @@ class SparseRetriever:
         if len(queries) == 0:
             return []
         tokens = np.unique(np.concatenate([query.tokens for query in queries]))
-        counts = np.zeros((len(tokens), len(queries)), np.float32)
-        for number, query in enumerate(queries):
-            counts[np.searchsorted(tokens, query.tokens), number] = query.counts
+        counts = np.zeros((len(queries), len(tokens)), np.float32)
+        for row, query in zip(counts, queries, strict=True):
+            row[np.searchsorted(tokens, query.tokens)] = query.counts
         shape = len(queries), min(k, len(self.knowledge_base))
         scores, ids = np.empty(shape, np.float32), np.empty(shape, np.int64)
         bm25_search(

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import njit
 
 from hf_refspec.ralm.lanes import (
     LANES,
     add_products,
+    add_rounded_products,
     fetch_ahead,
     lanes_of,
+    larger_lanes,
     load_lanes,
+    side_by_side,
     smaller_lanes,
     store_lanes,
 )
@@ -23,11 +28,21 @@ def products_added(numbers, rows, result):
 
 
 @njit
-def smallest(rows, result):
-    lanes = lanes_of(np.float32(np.inf))
-    for i in range(len(rows)):
-        lanes = smaller_lanes(lanes, load_lanes(rows, i))
-    store_lanes(result, 0, lanes)
+def rounded_products_added(numbers, rows, result):
+    sums = lanes_of(np.float32(0))
+    for i in range(len(numbers)):
+        sums = add_rounded_products(sums, numbers[i], load_lanes(rows, i))
+    store_lanes(result, 0, sums)
+
+
+@njit
+def extremes(rows, result):
+    smallest, largest = load_lanes(rows, 0), load_lanes(rows, 0)
+    for i in range(1, len(rows)):
+        smallest = smaller_lanes(smallest, load_lanes(rows, i))
+        largest = larger_lanes(largest, load_lanes(rows, i))
+    store_lanes(result, 0, smallest)
+    store_lanes(result, 1, largest)
 
 
 @njit
@@ -50,11 +65,33 @@ def test_products_are_added_lane_by_lane_and_only_the_wanted_row_is_written():
     assert np.all(result[[0, 2]] == 7)
 
 
-def test_the_smaller_number_of_each_lane_stays():
-    rows = some_rows(6)
+def test_rounded_products_are_those_of_single_numbers_to_the_last_bit():
+    rows, numbers = some_rows(50), np.float32(np.random.default_rng(1).standard_normal(50))
     result = np.zeros((1, LANES), dtype=np.float32)
-    smallest(rows, result)
+    rounded_products_added(numbers, rows, result)
+    expected = np.zeros(LANES, dtype=np.float32)
+    for number, row in zip(numbers, rows, strict=True):
+        expected += number * row
+    assert np.array_equal(result[0], expected)
+
+
+def test_the_smaller_or_the_larger_number_of_each_lane_stays():
+    rows = some_rows(6)
+    result = np.zeros((2, LANES), dtype=np.float32)
+    extremes(rows, result)
     assert np.array_equal(result[0], rows.min(axis=0))
+    assert np.array_equal(result[1], rows.max(axis=0))
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.integers(0, 20), st.integers(1, 5))
+def test_rows_lie_side_by_side_in_groups_of_eight(n, d):
+    rows = np.arange(n * d, dtype=np.float32).reshape(n, d) + 1
+    lanes = side_by_side(rows)
+    assert lanes.shape == (-(-n // LANES), d, LANES)
+    flat = lanes.transpose(0, 2, 1).reshape(-1, d)
+    assert np.array_equal(flat[:n], rows)
+    assert not flat[n:].any()
 
 
 def test_what_lies_outside_an_array_can_be_asked_for():
