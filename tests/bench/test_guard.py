@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_refspec.bench import guard
 from hf_refspec.bench.guard import Case, Figures, data_cases, failures, measure, shipped_cases
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,6 +43,18 @@ def test_nothing_has_become_worse_on_the_data_files():
 def test_what_counts_as_worse(figures, worse):
     baseline = {"a case": {"mat": 2.0, "forward_passes": 100, "relative_cost": 1.0}}
     assert failures({"a case": figures}, baseline) == ([worse] if worse else [])
+
+
+@pytest.mark.parametrize(
+    ("costs", "least"), [([9.0, 8.0, 1.2, 1.0], 1.2), ([9.0, 8.0, 7.0, 6.0, 5.0], 5.0)]
+)
+def test_a_cost_that_is_too_high_is_measured_again_and_the_least_counts(
+    monkeypatch, tmp_path, costs, least
+):
+    case = shipped_cases(BENCHMARKS / "guard.jsonl", tmp_path)["no-overlap, ReferenceCopy, 16"]
+    left = iter(costs)
+    monkeypatch.setattr(guard, "_relative_cost", lambda case: next(left))
+    assert measure(case, {"relative_cost": 1.0}).relative_cost == least
 
 
 def test_a_case_without_figures_is_told():
