@@ -5,7 +5,7 @@ It goes on from where files of the standard library begin, which the bundled mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from .retrieval_ways import (
     time_searches,
     time_ways,
 )
+from .said import Said
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT, NEW_TOKENS = 10, 256, 128
@@ -121,7 +122,8 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
         generate = partial(_generate, bench, prompt.ids, store, k, sampled)
         if (index, k, sampled) not in prompt.stores.warm:  # the first calls compile and load
             prompt.stores.warm.add((index, k, sampled))
-            generate(main_ways()[-1], RetrievalStats())
+            for way in main_ways():
+                generate(way, RetrievalStats())
         ablated = prompt.ablated and not sampled
         ways = main_ways()
         if ablated:
@@ -150,9 +152,9 @@ def _generate(
     sampled: bool,
     way: RetrievalWay,
     stats: RetrievalStats,
-) -> list[int]:
+) -> tuple[list[int], Callable[[], Said]]:
     torch.manual_seed(0)
-    return bench.generate(
+    ids = bench.generate(
         prompt_ids,
         max_new_tokens=NEW_TOKENS,
         do_sample=sampled,
@@ -164,6 +166,7 @@ def _generate(
         speculation=way.speculation,
         retrieval_stats=stats,
     )
+    return ids, lambda: Said(ids)
 
 
 def _queries(bench: Bench, ids: list[int], store: KnnDatastore) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -13,12 +13,10 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from .models import context_length
 from .replay import ForcedText
+from .said import Said, tied
 from .ways import Way
 
 NEW_TOKENS = 256  # at most, where the model says what it likes
-# Two logits so near, as a share of their size, are a tie: a pass over several tokens may round it
-# either way, transformers' own look-up as well as ours.
-ROUNDING = 1e-5
 WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
 
 
@@ -40,7 +38,8 @@ class Sample:
         forward_passes (`int`): Of the model, the prefill among them.
         prefill_seconds (`float`): Up to the end of the first forward pass.
         decoding_seconds (`float`): From there on.
-        identical (`bool`): Whether the ids were those of plain decoding.
+        other_tokens (`int`): How many tokens the model chose otherwise than in plain decoding; in a
+            replay, would have chosen.
         drafted, accepted (`int`), accepted_lengths (`list[int]`), drafting_seconds (`float`): Of
             our own ways, see [`SpeculationStats`].
     """
@@ -51,7 +50,7 @@ class Sample:
     forward_passes: int
     prefill_seconds: float
     decoding_seconds: float
-    identical: bool = True
+    other_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
@@ -130,7 +129,7 @@ class Bench:
         border = max(length - WARM_UP_TOKENS, 1)
         prompt_ids, answer_ids = repeated[:border], repeated[border:]
         for way in self.make_ways():
-            self.generate(prompt_ids, **self.target(prompt_ids, answer_ids), **way.kwargs)
+            self.say(prompt_ids, answer_ids, **way.kwargs)
 
     def ask(
         self, name: str, prompt_ids: list[int], answer_ids: list[int] | None = None
@@ -153,14 +152,15 @@ class Bench:
         self.check_context(name, prompt_ids, NEW_TOKENS if answer_ids is None else len(answer_ids))
         samples: list[Sample] = []
         plain_ids: list[int] = []
+        plain: Said | None = None
         for way in self.ways:
-            sample, ids = self._timed(way, prompt_ids, answer_ids)
-            plain_ids = plain_ids or ids
-            expected = plain_ids if answer_ids is None else answer_ids
-            if ids != expected:
-                sample = Sample(**{**asdict(sample), "identical": False})
-                self._check_difference(name, way, prompt_ids, ids, expected)
-            samples.append(sample)
+            sample, ids, said = self._timed(way, prompt_ids, answer_ids)
+            plain_ids, plain = plain_ids or ids, plain or said
+            if answer_ids is not None and ids != answer_ids:
+                raise IdsDifferError(f"{name}: {way.name} does not say what it is made to say")
+            if self.computes_exactly:
+                self._check_difference(name, way, prompt_ids, said, plain)
+            samples.append(replace(sample, other_tokens=len(said.differences(plain))))
         entry = {"name": name, "prompt_tokens": len(prompt_ids)}
         return {**entry, "samples": [asdict(sample) for sample in samples]}, plain_ids
 
@@ -191,16 +191,26 @@ class Bench:
                 f"the model's context of {context}"
             )
 
-    def target(self, prompt_ids: list[int], answer_ids: list[int] | None) -> dict[str, Any]:
-        """The arguments that make the model say the answer, or let it say what it likes."""
+    def say(
+        self, prompt_ids: list[int], answer_ids: list[int] | None, **kwargs: Any
+    ) -> tuple[list[int], Callable[[], Said]]:
+        """Makes the model say an answer, or lets it say what it likes.
+
+        Returns:
+            The new ids, and what to call, when time no longer counts, for what to compare.
+        """
         if answer_ids is None:
-            return {"max_new_tokens": NEW_TOKENS}
-        text = torch.tensor(prompt_ids + answer_ids, device=self.model.device)
-        return {
-            "max_new_tokens": len(answer_ids),
-            "eos_token_id": None,
-            "logits_processor": LogitsProcessorList([ForcedText(text)]),
-        }
+            ids = self.generate(prompt_ids, max_new_tokens=NEW_TOKENS, **kwargs)
+            return ids, lambda: Said(ids)
+        forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
+        ids = self.generate(
+            prompt_ids,
+            max_new_tokens=len(answer_ids),
+            eos_token_id=None,
+            logits_processor=LogitsProcessorList([forced]),
+            **kwargs,
+        )
+        return ids, forced.unforced
 
     def generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
         """The new ids, greedily unless `kwargs` say otherwise."""
@@ -213,10 +223,10 @@ class Bench:
 
     def _timed(
         self, way: Way, prompt_ids: list[int], answer_ids: list[int] | None
-    ) -> tuple[Sample, list[int]]:
+    ) -> tuple[Sample, list[int], Said]:
         timer = PassTimer(self.model)
         with timer():
-            ids = self.generate(prompt_ids, **self.target(prompt_ids, answer_ids), **way.kwargs)
+            ids, said = self.say(prompt_ids, answer_ids, **way.kwargs)
         sample = Sample(
             way.name,
             way.nodes,
@@ -226,23 +236,21 @@ class Bench:
             decoding_seconds=timer.ended - timer.prefilled,
         )
         if way.drafter is None:
-            return sample, ids
+            return sample, ids, said()
         names = ("drafted", "accepted", "accepted_lengths", "drafting_seconds")
         stats = {name: getattr(way.drafter.stats, name) for name in names}
-        return Sample(**{**asdict(sample), **stats}), ids
+        return replace(sample, **stats), ids, said()
 
     def _check_difference(
-        self, name: str, way: Way, prompt_ids: list[int], ids: list[int], expected: list[int]
+        self, name: str, way: Way, prompt_ids: list[int], said: Said, plain: Said
     ) -> None:
-        if not self.computes_exactly:
+        places = said.beyond_rounding(plain)
+        if not places:
             return
-        pairs = enumerate(zip(ids, expected, strict=False))
-        shorter = min(len(ids), len(expected))
-        first = next((i for i, (one, other) in pairs if one != other), shorter)
-        if not self.replay and first < shorter:
+        first, length = places[0], min(len(said.tokens), len(plain.tokens))
+        if said.logits is None and first < length:
             logits = self._plain_logits(prompt_ids, first)
-            best, chosen = float(logits[expected[first]]), float(logits[ids[first]])
-            if abs(best - chosen) <= ROUNDING * abs(best):
+            if tied(float(logits[plain.tokens[first]]), float(logits[said.tokens[first]])):
                 return
         raise IdsDifferError(
             f"{name}: {way.name} ({way.nodes} nodes) gives other ids than plain decoding, from new "

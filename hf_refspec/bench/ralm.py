@@ -5,7 +5,7 @@ Recorded questions and answers are LLMA's; a model that says what it likes is as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -34,6 +34,7 @@ from .retrieval_ways import (
     time_ways,
     with_drafts,
 )
+from .said import Said
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # those of the paper, section 5.1
 PREFETCH = 20
@@ -147,10 +148,10 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
 
         def generate(
             way: RetrievalWay, stats: RetrievalStats, retriever: Retriever = retriever
-        ) -> list[int]:
-            return bench.generate(
+        ) -> tuple[list[int], Callable[[], Said]]:
+            return bench.say(
                 question.prompt_ids,
-                **bench.target(question.prompt_ids, question.answer_ids),
+                question.answer_ids,
                 custom_generate=iterative_ralm,
                 retriever=retriever,
                 tokenizer=bench.tokenizer,
@@ -163,7 +164,7 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
 
         if name not in question.retrievers.warm:  # the first calls compile, probe and load
             question.retrievers.warm.add(name)
-            for way in with_drafts():
+            for way in [*main_ways(), *with_drafts()]:
                 generate(way, RetrievalStats())
         exact = bench.computes_exactly
         entry: dict[str, Any] = {
@@ -174,7 +175,8 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
             "runs": time_ways(f"{question.id}, {name}", ways, question.runs, generate, exact),
         }
         if question.ablated:
-            text = np.array(question.prompt_ids + generate(main_ways()[-1], RetrievalStats()))
+            new_ids, _ = generate(main_ways()[-1], RetrievalStats())
+            text = np.array(question.prompt_ids + new_ids)
             entry["search_seconds"] = _search_seconds(retriever, text)
         yield entry
 

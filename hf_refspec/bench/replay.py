@@ -34,6 +34,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from .models import random_model
+from .said import Said
 from .suites import RecordedAnswer, llma_rag
 
 
@@ -43,18 +44,30 @@ class ForcedText(LogitsProcessor):
     The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
     processors before it drafts, would be told the text.
 
+    What the model would have said by itself is kept: whether passes over drafts compute the same as
+    plain decoding shows there, and nowhere in the forced text.
+
     Args:
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
     """
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
+        # A place that a rejected draft has been at is passed once more, with the right text.
+        self._best: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         position = min(input_ids.shape[1], len(self.ids) - 1)
+        if input_ids.shape[1] == position:
+            self._best[position] = torch.max(scores[0], dim=-1)
         forced = scores.clone()
         forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
         return forced
+
+    def unforced(self) -> Said:
+        """What the model would have said at each place by itself."""
+        best = [self._best[position] for position in sorted(self._best)]
+        return Said([int(token) for _, token in best], [float(logit) for logit, _ in best])
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:

@@ -48,7 +48,7 @@ def _decoding_row(key: Key, summary: Summary) -> list[str]:
         f"{summary.decoding_speed_up:.2f}",
         f"{summary.speed_up:.2f}",
         f"{drafting:.0f}" if drafting else "",
-        f"{summary.different} of {summary.prompts}",
+        summary.other_ids,
     ]
 
 

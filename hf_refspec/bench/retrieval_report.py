@@ -19,7 +19,7 @@ from .retrieval_ways import (
     stride_name,
     with_drafts,
 )
-from .summary import Entry, Spread
+from .summary import Entry, Spread, described_differences
 
 COLUMNS = (
     "way",
@@ -47,8 +47,8 @@ class WaySummary:
         searches (`float`): Of a run.
         waiting (`float`): The share of the time that was spent waiting for searches.
         queries, model (`float`): The shares that were spent making queries, and generating.
-        different, samples (`int`): How many samples had other ids than the baseline, and of how
-            many.
+        different, samples, other_tokens (`int`): How many samples had other ids than the baseline,
+            of how many, and in how many tokens.
     """
 
     seconds: list[float]
@@ -62,6 +62,7 @@ class WaySummary:
     model: float
     different: int
     samples: int
+    other_tokens: int
 
     @property
     def speed_up(self) -> float:
@@ -137,7 +138,7 @@ def _row(entries: list[Entry], name: str) -> list[str]:
         f"{way.mean_stride:.2f}" if speculated else "",
         f"{way.searches:.0f}",
         f"{way.waiting:.0%}",
-        f"{way.different} of {way.samples}",
+        described_differences(way.different, way.samples, way.other_tokens),
     ]
 
 
@@ -179,7 +180,8 @@ def summarised(entries: list[Entry], name: str) -> WaySummary:
         waiting=total("waiting_seconds") / sum(seconds),
         queries=total("query_seconds") / sum(seconds),
         model=total("model_seconds") / sum(seconds),
-        different=sum(not sample["identical"] for sample in samples),
+        different=sum(sample["other_tokens"] > 0 for sample in samples),
+        other_tokens=sum(sample["other_tokens"] for sample in samples),
         samples=len(samples),
     )
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.speculation import Speculation
 from .measure import IdsDifferError
+from .said import Said
 
 BASELINE = "baseline"
 PUBLISHED, OURS = "as published, psa", "ours, psa"
@@ -38,7 +39,8 @@ class RetrievalWay:
     drafts: bool = False
 
 
-Generate: TypeAlias = Callable[[RetrievalWay, RetrievalStats], list[int]]
+# The new ids, and what to call for what is compared, see [`Bench.say`].
+Generate: TypeAlias = Callable[[RetrievalWay, RetrievalStats], tuple[list[int], Callable[[], Said]]]
 
 
 def main_ways() -> list[RetrievalWay]:
@@ -97,8 +99,8 @@ def time_ways(
         name (`str`): What the prompt is called.
         ways (`list` of [`RetrievalWay`]): The first is the one whose ids all must have.
         runs (`int`): How often.
-        generate (callable): Generates, fills the statistics and returns the new ids.
-        exact (`bool`): Whether other ids are an error, as in float32.
+        generate (callable): Generates and fills the statistics.
+        exact (`bool`): Whether other ids, or other passages, are an error, as in float32.
 
     Returns:
         A sample for each way and run, as plain types.
@@ -107,22 +109,25 @@ def time_ways(
         IdsDifferError: If ids differ where they must not.
     """
     samples: list[dict[str, Any]] = []
-    expected: list[int] | None = None
+    plain: Said | None = None
+    passages: list[int] = []
     for run in range(runs):
         for way in ways:
             stats = RetrievalStats()
             began = perf_counter()
-            ids = generate(way, stats)
+            ids, what_was_said = generate(way, stats)
             seconds = perf_counter() - began
-            expected = ids if expected is None else expected
-            if exact and ids != expected:
+            said = what_was_said()
+            plain, passages = plain or said, passages or stats.best_ids
+            if exact and (said.beyond_rounding(plain) or stats.best_ids != passages):
                 raise IdsDifferError(
-                    f"{name}: {way.name} gives other ids than {ways[0].name}; in float32 they must "
-                    "be the same"
+                    f"{name}: {way.name} gives other ids than {ways[0].name}, or has retrieved "
+                    "something else; in float32 they must be the same"
                 )
             sample = {"way": way.name, "run": run, "seconds": seconds, "tokens": len(ids)}
             figures = {key: x for key, x in stats.to_dict().items() if key not in _NOT_KEPT}
-            samples.append({**sample, "identical": ids == expected, "stats": figures})
+            other_tokens = len(said.differences(plain))
+            samples.append({**sample, "other_tokens": other_tokens, "stats": figures})
     return samples
 
 

@@ -45,7 +45,8 @@ class Summary:
         speed_up (`Spread`): The same with the prefill.
         drafting_microseconds (`float`): Of a forward pass; 0 where others draft.
         accepted_lengths (`list[int]`): How many passes accepted 0, 1, 2, ... draft tokens.
-        different (`int`): Prompts with other ids than plain decoding.
+        different, other_tokens (`int`): Prompts with other tokens than plain decoding chooses, and
+            how many these are.
     """
 
     prompts: int
@@ -59,6 +60,17 @@ class Summary:
     drafting_microseconds: float
     accepted_lengths: list[int]
     different: int
+    other_tokens: int
+
+    @property
+    def other_ids(self) -> str:
+        """Whether ids were those of plain decoding, for people."""
+        return described_differences(self.different, self.prompts, self.other_tokens)
+
+
+def described_differences(different: int, of: int, other_tokens: int) -> str:
+    """How many of some texts differ, and in how many tokens if they do."""
+    return f"{different} of {of}" + (f", {other_tokens:,} tokens" if different else "")
 
 
 def summaries(entries: list[Entry]) -> dict[Key, Summary]:
@@ -95,7 +107,8 @@ def _summary(pairs: list[tuple[dict, dict]]) -> Summary:
         speed_up=Spread.of([_speed(sample) / _speed(plain) for plain, sample in pairs]),
         drafting_microseconds=1e6 * drafting / passes,
         accepted_lengths=_added([sample["accepted_lengths"] for sample in samples]),
-        different=sum(not sample["identical"] for sample in samples),
+        different=sum(sample["other_tokens"] > 0 for sample in samples),
+        other_tokens=sum(sample["other_tokens"] for sample in samples),
     )
 
 

@@ -328,7 +328,7 @@ class _Request:
         self._cache.add(ids, ranks)
         self._stats.cache_seconds += perf_counter() - began
 
-    def _speculate(self) -> None:
+    def _speculate(self, beside_search: bool = False) -> None:
         """One step with what the cache finds."""
         began = perf_counter()
         query = self._text.query()
@@ -338,7 +338,7 @@ class _Request:
         step = self._text.step(found)
         stepped = perf_counter()
         self._pending.append(_Speculated(query, step, answered - asked))
-        self._scheduler.record_step(stepped - began)
+        self._scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += asked - began
         self._stats.cache_seconds += answered - asked
@@ -374,7 +374,7 @@ class _Request:
                 len(self._in_flight), len(self._pending), perf_counter() - search.began
             ):
                 break
-            self._speculate()
+            self._speculate(beside_search=True)
 
     def _settle(self, truths: list[Retrieved]) -> Retrieved | None:
         """Keeps the steps up to the first that is not as the truth would have made it.

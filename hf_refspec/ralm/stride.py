@@ -128,6 +128,7 @@ class StrideScheduler:
         self._gamma = Gamma(window, max_gamma)
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._step_seconds_beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self.search_seconds = SearchSeconds()
 
@@ -138,12 +139,18 @@ class StrideScheduler:
 
     @property
     def step_seconds(self) -> float:
-        """What a speculated step takes; 0 before there is any."""
-        return sum(self._step_seconds) / max(len(self._step_seconds), 1)
+        """What a speculated step takes with nothing beside it; 0 before there is any."""
+        return _mean(self._step_seconds or self._step_seconds_beside)
 
-    def record_step(self, seconds: float) -> None:
-        """Adds a speculated step."""
-        self._step_seconds.append(seconds)
+    @property
+    def step_seconds_beside(self) -> float:
+        """What one takes while a search runs: the two contend for memory and the interpreter."""
+        return _mean(self._step_seconds_beside or self._step_seconds)
+
+    def record_step(self, seconds: float, beside_search: bool = False) -> None:
+        """Adds a speculated step, during which a search ran or not."""
+        steps = self._step_seconds_beside if beside_search else self._step_seconds
+        steps.append(seconds)
 
     def record_search(self, batch: int, seconds: float) -> None:
         """Adds a search for that many queries."""
@@ -176,8 +183,9 @@ class StrideScheduler:
         """What steps beside a verification save where it finds all to be right."""
         if self._steps_ahead is not None:
             return np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
-        # As many as there is time for; each saves its time if it and those before it are right.
-        ahead = np.minimum(search_seconds / self.step_seconds, LONGEST_STRIDE)
+        # As many as there is time for. Each saves what it would have taken without the search, if
+        # it and those before it are right: the more they contend, the fewer searches are best.
+        ahead = np.minimum(search_seconds / self.step_seconds_beside, LONGEST_STRIDE)
         gamma = self.gamma
         right = gamma * (1 - gamma**ahead) / (1 - gamma)
         return right * self.step_seconds
@@ -194,7 +202,7 @@ class StrideScheduler:
             ahead (`int`): The steps that were speculated since.
             elapsed (`float`): For how long the verification has been running.
         """
-        gamma, step_seconds = self.gamma, self.step_seconds
+        gamma, step_seconds = self.gamma, self.step_seconds_beside
         # One that is late already is as likely as not to be late by as much again.
         remaining = abs(self.search_seconds(batch) - elapsed)
         batch_right = gamma**batch
@@ -202,3 +210,7 @@ class StrideScheduler:
         delay = (1 - batch_right) * max(step_seconds - remaining, 0.0)
         in_vain = batch_right * (1 - gamma**ahead) * self.search_seconds.per_query
         return bool(saved > delay + in_vain)
+
+
+def _mean(seconds: deque[float]) -> float:
+    return sum(seconds) / max(len(seconds), 1)

@@ -29,7 +29,7 @@ def test_every_way_says_the_recorded_answer(tokenizer):
         (way.name, way.nodes) for way in bench.ways
     ]
     for sample in entry["samples"]:
-        assert sample["identical"]
+        assert sample["other_tokens"] == 0
         assert sample["tokens"] == 9
         assert sample["prefill_seconds"] > 0 and sample["decoding_seconds"] > 0
     passes = {(s["way"], s["nodes"]): s["forward_passes"] for s in entry["samples"]}
@@ -44,9 +44,26 @@ def test_what_a_model_says_by_itself_is_that_of_plain_decoding(tokenizer, byte_l
     monkeypatch.setattr(measure, "NEW_TOKENS", 12)
     bench = begun(byte_llama, tokenizer, replay=False)
     entry, ids = bench.ask("a prompt", PROMPT)
-    assert all(sample["identical"] for sample in entry["samples"])
+    assert all(sample["other_tokens"] == 0 for sample in entry["samples"])
     expected = byte_llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
     assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
+
+
+def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer):
+    """Though the text is forced, and so the same."""
+    model = random_model("tiny", len(tokenizer))
+    ways = [make_ways()[0], Way("ReferenceCopy", 8, rs.ReferenceCopy())]
+    bench = begun(model, tokenizer, lambda: ways)
+    bench.ask("a prompt", PROMPT, ANSWER)  # the probe has passed
+
+    def spoil(model, arguments, output):
+        if output.logits.shape[1] > 1:
+            output.logits = torch.randn_like(output.logits)
+        return output
+
+    model.register_forward_hook(spoil)
+    with pytest.raises(IdsDifferError, match=r"ReferenceCopy \(8 nodes\) gives other ids"):
+        bench.ask("a prompt", PROMPT, ANSWER)
 
 
 def other_ways() -> list[Way]:
@@ -66,7 +83,7 @@ def test_other_ids_stop_it_in_float32_and_are_counted_in_bfloat16(tokenizer, mon
     model.generation_config.eos_token_id = ids[3]
     bench = begun(model, tokenizer, other_ways, replay=False)
     entry, _ = bench.ask("a prompt", PROMPT)
-    assert [sample["identical"] for sample in entry["samples"]] == [True, False]
+    assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
 
 
 def test_a_tie_is_counted_and_stops_nothing(tokenizer, monkeypatch):
@@ -86,7 +103,7 @@ def test_a_tie_is_counted_and_stops_nothing(tokenizer, monkeypatch):
     assert tied in (first, twin)
     bench = begun(model, tokenizer, suppressing(tied), replay=False)
     entry, _ = bench.ask("a prompt", PROMPT)
-    assert [sample["identical"] for sample in entry["samples"]] == [True, False]
+    assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
     with torch.no_grad():
         model.get_output_embeddings().weight[twin] *= 0.99
     with pytest.raises(IdsDifferError):

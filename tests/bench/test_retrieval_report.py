@@ -17,7 +17,7 @@ from hf_refspec.ralm.retrieval_stats import RetrievalStats
 
 def sample(way: str, run: int, seconds: float, **stats) -> dict:
     figures = {**RetrievalStats().to_dict(), **stats}
-    base = {"way": way, "run": run, "seconds": seconds, "tokens": 8, "identical": True}
+    base = {"way": way, "run": run, "seconds": seconds, "tokens": 8, "other_tokens": 0}
     return {**base, "stats": figures}
 
 

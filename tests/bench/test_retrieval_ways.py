@@ -16,6 +16,7 @@ from hf_refspec.bench.retrieval_ways import (
     time_ways,
     with_drafts,
 )
+from hf_refspec.bench.said import Said
 from hf_refspec.ralm.speculation import Speculation
 
 
@@ -39,22 +40,32 @@ def test_ways_take_turns_and_all_is_noted():
     def generate(way, stats):
         asked.append(way.name)
         stats.strides += [2, 3]
-        return [1, 2, 3]
+        return [1, 2, 3], lambda: Said([1, 2, 3])
 
     samples = time_ways("a", main_ways(), 2, generate, exact=True)
     assert asked == [BASELINE, PUBLISHED, OURS] * 2
     assert [(each["way"], each["run"]) for each in samples] == list(
         zip(asked, [0, 0, 0, 1, 1, 1], strict=True)
     )
-    assert all(each["tokens"] == 3 and each["identical"] for each in samples)
+    assert all(each["tokens"] == 3 and each["other_tokens"] == 0 for each in samples)
     assert samples[0]["stats"]["strides"] == [2, 3] and samples[0]["seconds"] > 0
 
 
 def test_other_ids_are_an_error_in_float32_and_counted_elsewhere():
     def generate(way, stats):
-        return [1] if way.name == OURS else [2]
+        ids = [1] if way.name == OURS else [2]
+        return ids, lambda: Said(ids)
 
     with pytest.raises(IdsDifferError, match="question a: ours, psa gives other ids than baseline"):
         time_ways("question a", main_ways(), 1, generate, exact=True)
     samples = time_ways("question a", main_ways(), 1, generate, exact=False)
-    assert [each["identical"] for each in samples] == [True, True, False]
+    assert [each["other_tokens"] for each in samples] == [0, 0, 1]
+
+
+def test_other_passages_are_an_error_in_float32():
+    def generate(way, stats):
+        stats.best_ids += [3, 4 if way.name == OURS else 5]
+        return [1], lambda: Said([1])
+
+    with pytest.raises(IdsDifferError, match=r"ours, psa .* has retrieved something else"):
+        time_ways("question a", main_ways(), 1, generate, exact=True)

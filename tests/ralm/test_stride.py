@@ -84,6 +84,15 @@ def test_slow_searches_and_right_steps_make_strides_long():
     assert scheduler_that_knows(1.0, 100.0, 0.0, 20, 0, max_gamma=0.6).stride() < 10
 
 
+def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
+    def stride(seconds_beside):
+        scheduler = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)
+        scheduler.record_step(seconds_beside, beside_search=True)
+        return scheduler.stride()
+
+    assert stride(1.0) < 4 <= stride(1.5) < stride(2.0)
+
+
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=12))
 def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
     gamma = Gamma(window=5, most=0.6)
