@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean, median
+from typing import TypeVar
 
 from .report import table
 from .results import Results
 from .retrieval_report import summarised
 from .summary import Entry, Summary, summaries
+
+Key = TypeVar("Key")
 
 
 def compare(paths: list[str]) -> int:
@@ -63,7 +66,7 @@ def _decoded(results: Results, suite: str) -> dict[str, Entry]:
 
 
 def _suite(suite: str, before: dict[str, Entry], now: dict[str, Entry]) -> list[str]:
-    shared = [name for name in before if name in now]
+    shared = _shared(before, now)
     if not shared:
         return []
     old = summaries([before[name] for name in shared])
@@ -71,6 +74,11 @@ def _suite(suite: str, before: dict[str, Entry], now: dict[str, Entry]) -> list[
     rows = [[*key, *_row(old[key], new[key])] for key in old if key in new]
     columns = ["way", "nodes", "MAT", "", "tokens/s", "", "speed-up in decoding", ""]
     return [f"## {suite}, {len(shared)} prompts\n", table(columns, rows)]
+
+
+def _shared(before: dict[Key, Entry], now: dict[Key, Entry]) -> list[Key]:
+    """What both have measured, with the same text."""
+    return [key for key in before if key in now and before[key]["asked"] == now[key]["asked"]]
 
 
 def _retrieved(results: Results, suite: str) -> dict[tuple[str, str], Entry]:
@@ -85,7 +93,7 @@ def _retrieved(results: Results, suite: str) -> dict[tuple[str, str], Entry]:
 def _retrieval(
     suite: str, before: dict[tuple[str, str], Entry], now: dict[tuple[str, str], Entry]
 ) -> list[str]:
-    shared = [key for key in before if key in now]
+    shared = _shared(before, now)
     rows = []
     for retriever in dict.fromkeys(retriever for retriever, _ in shared):
         old = [before[key] for key in shared if key[0] == retriever]

@@ -6,7 +6,7 @@ It goes on from where files of the standard library begin, which the bundled mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice, product
@@ -65,7 +65,7 @@ class KnnStores:
             )
         if find_spec("faiss") is None:
             raise ImportError("the suite needs faiss; install the extra `retrieval`")
-        self.warm: set[tuple[Any, ...]] = set()
+        self.warm: set[str] = set()
 
     @cached_property
     def by_index(self) -> dict[str, KnnDatastore]:
@@ -78,18 +78,39 @@ class KnnPrompt:
     """The beginning of a file, to go on from with each index and number of neighbours.
 
     Attributes:
-        id (`str`): The file's name.
+        id, name (`str`): What it is called; the file's name.
         ids (`list[int]`): Its first tokens.
         ablated (`bool`): Whether all ways are measured, or the main ones.
         stores ([`KnnStores`]): All prompts have the same.
         runs (`int`): How often each way is measured.
+        index (`str`), k (`int`), sampled (`bool`): How it is gone on from.
     """
 
     id: str
+    name: str
     ids: list[int]
     ablated: bool
     stores: KnnStores
     runs: int
+    index: str = "flat"
+    k: int = NEIGHBOURS[0]
+    sampled: bool = False
+
+    @property
+    def setting(self) -> str:
+        return f"{self.index}, k={self.k}, {'sampled' if self.sampled else 'greedy'}"
+
+
+def with_each_setting(prompt: KnnPrompt) -> list[KnnPrompt]:
+    """A prompt once for each index and number of neighbours, greedy and sampled.
+
+    Ablations are greedy alone: sampled text is no different to them.
+    """
+    settings = (
+        replace(prompt, index=index, k=k, sampled=sampled, ablated=prompt.ablated and not sampled)
+        for index, k, sampled in product(("flat", "hnsw"), NEIGHBOURS, (False, True))
+    )
+    return [replace(each, id=f"{prompt.name}, {each.setting}") for each in settings]
 
 
 def knn_prompts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, list[int]]]:
@@ -107,9 +128,7 @@ def knn_prompts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, list[int]
 
 
 def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
-    """Goes on in all ways, greedily and sampled, and yields what comes of it.
-
-    Ablations are greedy alone: sampled text is no different to them.
+    """Goes on in all ways, and yields what comes of it.
 
     Raises:
         ContextTooShortError: If the model's context does not hold it.
@@ -117,31 +136,26 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
         ValueError: If the datastore is another model's.
     """
     bench.check_context(prompt.id, prompt.ids, NEW_TOKENS)
-    settings = product(prompt.stores.by_index.items(), NEIGHBOURS, (False, True))
-    for (index, store), k, sampled in settings:
-        generate = partial(_generate, bench, prompt.ids, store, k, sampled)
-        if (index, k, sampled) not in prompt.stores.warm:  # the first calls compile and load
-            prompt.stores.warm.add((index, k, sampled))
-            for way in main_ways():
-                generate(way, RetrievalStats())
-        ablated = prompt.ablated and not sampled
-        ways = main_ways()
-        if ablated:
-            ways += [*ablations(), *fixed_strides()]
-        name = f"{index}, k={k}, {'sampled' if sampled else 'greedy'}"
-        entry = {
-            "name": prompt.id,
-            "retriever": name,
-            "passages": len(store),
-            "ablated": ablated,
-            "runs": time_ways(
-                f"{prompt.id}, {name}", ways, prompt.runs, generate, bench.computes_exactly
-            ),
-        }
-        if ablated:
-            queries = _queries(bench, prompt.ids, store)
-            entry["search_seconds"] = time_searches(store, queries, k)
-        yield entry
+    store = prompt.stores.by_index[prompt.index]
+    generate = partial(_generate, bench, prompt.ids, store, prompt.k, prompt.sampled)
+    if prompt.setting not in prompt.stores.warm:  # the first calls compile and load
+        prompt.stores.warm.add(prompt.setting)
+        for way in main_ways():
+            generate(way, RetrievalStats())
+    ways = main_ways()
+    if prompt.ablated:
+        ways += [*ablations(), *fixed_strides()]
+    entry = {
+        "name": prompt.name,
+        "retriever": prompt.setting,
+        "passages": len(store),
+        "ablated": prompt.ablated,
+        "runs": time_ways(prompt.id, ways, prompt.runs, generate, bench.computes_exactly),
+    }
+    if prompt.ablated:
+        queries = _queries(bench, prompt.ids, store)
+        entry["search_seconds"] = time_searches(store, queries, prompt.k)
+    yield entry
 
 
 def _generate(

@@ -24,15 +24,18 @@ def measure_pass_costs(model: PreTrainedModel) -> dict[str, Any]:
         model (`PreTrainedModel`): The target model.
 
     Returns:
-        The length of that text, and for each number of tokens the seconds of each round.
+        The length of that text, the model's parameters, and for each number of tokens, as far as
+        its context holds them, the seconds of each round.
     """
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    length = min(CONTEXT, context_length(model) - TOKENS[-1])
+    context = context_length(model)
+    length = max(min(CONTEXT, context - TOKENS[-1]), 1)
+    sizes = [tokens for tokens in TOKENS if length + tokens <= context]
     ids = torch.arange(length + TOKENS[-1], device=model.device)[None] % vocab_size
     prefix = model(ids[:, :length], use_cache=True).past_key_values
-    seconds: dict[str, list[float]] = {str(tokens): [] for tokens in TOKENS}
+    seconds: dict[str, list[float]] = {str(tokens): [] for tokens in sizes}
     for round in range(ROUNDS + 1):
-        for tokens in TOKENS:
+        for tokens in sizes:
             cache = copy.deepcopy(prefix)  # a pass writes into it
             _wait(model)
             began = perf_counter()
@@ -40,7 +43,7 @@ def measure_pass_costs(model: PreTrainedModel) -> dict[str, Any]:
             _wait(model)
             if round > 0:  # the first is not counted
                 seconds[str(tokens)].append(perf_counter() - began)
-    return {"context": length, "seconds": seconds}
+    return {"context": length, "parameters": model.num_parameters(), "seconds": seconds}
 
 
 def _wait(model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ Recorded questions and answers are LLMA's; a model that says what it likes is as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -92,6 +92,16 @@ class Retrievers:
         made["bm25"] = SparseRetriever(self._base, progress=False)
         return made
 
+    @property
+    def names(self) -> list[str]:
+        """Those of all of them."""
+        return ["bm25"] if self._encoder is None else ["flat", "hnsw", "bm25"]
+
+    @property
+    def longest_passage(self) -> int:
+        """The most tokens of a passage."""
+        return self._base.config.chunk_length
+
     def passages(self, name: str) -> int:
         """How many passages one of them looks at."""
         return len(self._base) + (self._distractors if name == "flat" else 0)
@@ -115,70 +125,80 @@ class RalmQuestion:
     """What is asked, of all retrievers.
 
     Attributes:
-        id (`str`): Its name.
+        id, name (`str`): What it is called; the id with the retriever.
         prompt_ids (`list[int]`): The question.
         answer_ids (`list[int]`, *optional*): The recorded answer, if it is to be forced.
         ablated (`bool`): Whether all ways are measured, or the main ones.
         retrievers ([`Retrievers`]): All questions have the same.
         runs (`int`): How often each way is measured.
+        retriever (`str`): Which one it is asked with.
     """
 
     id: str
+    name: str
     prompt_ids: list[int]
     answer_ids: list[int] | None
     ablated: bool
     retrievers: Retrievers
     runs: int
+    retriever: str = ""
+
+
+def with_each_retriever(question: RalmQuestion) -> list[RalmQuestion]:
+    """A question once for each retriever."""
+    return [
+        replace(question, id=f"{question.name}, {name}", retriever=name)
+        for name in question.retrievers.names
+    ]
 
 
 def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any]]:
-    """Asks with each retriever in turn, in all ways, and yields what comes of it.
+    """Asks in all ways, and yields what comes of it.
 
     Raises:
         ContextTooShortError: If the model's context does not hold the question and its answer.
         IdsDifferError: If ids differ in float32.
     """
     new_tokens = NEW_TOKENS if question.answer_ids is None else len(question.answer_ids)
-    bench.check_context(question.id, question.prompt_ids, new_tokens + 1)  # and some passage
+    longest_passage = question.retrievers.longest_passage
+    bench.check_context(question.id, question.prompt_ids, new_tokens + longest_passage)
+    name, retriever = question.retriever, question.retrievers.by_name[question.retriever]
     drafter = ReferenceCopy()
-    for name, retriever in question.retrievers.by_name.items():
-        ways = [*main_ways(), *with_drafts()]
-        if question.ablated:
-            ways += [*ablations(), *fixed_strides()]
+    ways = [*main_ways(), *with_drafts()]
+    if question.ablated:
+        ways += [*ablations(), *fixed_strides()]
 
-        def generate(
-            way: RetrievalWay, stats: RetrievalStats, retriever: Retriever = retriever
-        ) -> tuple[list[int], Callable[[], Said]]:
-            return bench.say(
-                question.prompt_ids,
-                question.answer_ids,
-                custom_generate=iterative_ralm,
-                retriever=retriever,
-                tokenizer=bench.tokenizer,
-                generation_stride=GENERATION_STRIDE,
-                query_length=QUERY_LENGTH,
-                speculation=way.speculation,
-                drafter=drafter if way.drafts else None,
-                retrieval_stats=stats,
-            )
+    def generate(way: RetrievalWay, stats: RetrievalStats) -> tuple[list[int], Callable[[], Said]]:
+        return bench.say(
+            question.prompt_ids,
+            question.answer_ids,
+            custom_generate=iterative_ralm,
+            retriever=retriever,
+            tokenizer=bench.tokenizer,
+            generation_stride=GENERATION_STRIDE,
+            query_length=QUERY_LENGTH,
+            speculation=way.speculation,
+            drafter=drafter if way.drafts else None,
+            retrieval_stats=stats,
+        )
 
-        if name not in question.retrievers.warm:  # the first calls compile, probe and load
-            question.retrievers.warm.add(name)
-            for way in [*main_ways(), *with_drafts()]:
-                generate(way, RetrievalStats())
-        exact = bench.computes_exactly
-        entry: dict[str, Any] = {
-            "name": question.id,
-            "retriever": name,
-            "passages": question.retrievers.passages(name),
-            "ablated": question.ablated,
-            "runs": time_ways(f"{question.id}, {name}", ways, question.runs, generate, exact),
-        }
-        if question.ablated:
-            new_ids, _ = generate(main_ways()[-1], RetrievalStats())
-            text = np.array(question.prompt_ids + new_ids)
-            entry["search_seconds"] = _search_seconds(retriever, text)
-        yield entry
+    if name not in question.retrievers.warm:  # the first calls compile, probe and load
+        question.retrievers.warm.add(name)
+        for way in [*main_ways(), *with_drafts()]:
+            generate(way, RetrievalStats())
+    exact = bench.computes_exactly
+    entry: dict[str, Any] = {
+        "name": question.name,
+        "retriever": name,
+        "passages": question.retrievers.passages(name),
+        "ablated": question.ablated,
+        "runs": time_ways(question.id, ways, question.runs, generate, exact),
+    }
+    if question.ablated:
+        new_ids, _ = generate(main_ways()[-1], RetrievalStats())
+        text = np.array(question.prompt_ids + new_ids)
+        entry["search_seconds"] = _search_seconds(retriever, text)
+    yield entry
 
 
 def _search_seconds(retriever: Retriever, text: np.ndarray) -> dict[str, list[float]]:

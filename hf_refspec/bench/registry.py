@@ -67,12 +67,15 @@ class Suite:
         measure (callable): Measures one question and yields what comes of it, as plain types.
         tables (callable): The Markdown of all that `measure` has yielded.
         decodes (`bool`): Whether it decodes with the model, all ways in turn.
+        parts (callable): Divides a question into those that are measured, and kept where a run is
+            stopped, one by one.
     """
 
     read: Callable[[Source], list[Any]]
     measure: Callable[[Bench, Any], Iterator[dict[str, Any]]]
     tables: Callable[[list[dict[str, Any]]], str] = report.decoding_table
     decodes: bool = True
+    parts: Callable[[Any], list[Any]] = lambda question: [question]
 
 
 def _read_rag(source: Source) -> list[Named]:
@@ -174,7 +177,7 @@ def _read_ralm(source: Source) -> list[ralm.RalmQuestion]:
         source.knowledge_base, source.tokenizer, source.encoder, source.distractors
     )
     return [
-        ralm.RalmQuestion(*each, number < ABLATED_QUESTIONS, retrievers, source.repeat)
+        ralm.RalmQuestion(each[0], *each, number < ABLATED_QUESTIONS, retrievers, source.repeat)
         for number, each in enumerate(asked)
     ]
 
@@ -189,7 +192,7 @@ def _read_knn(source: Source) -> list[knn.KnnPrompt]:
         raise ValueError("knn needs the model's own text; run it without --replay")
     stores = knn.KnnStores(source.knn_datastore, source.tokenizer)
     return [
-        knn.KnnPrompt(*each, number < ABLATED_QUESTIONS, stores, source.repeat)
+        knn.KnnPrompt(each[0], *each, number < ABLATED_QUESTIONS, stores, source.repeat)
         for number, each in enumerate(knn.knn_prompts(source.tokenizer))
     ]
 
@@ -202,8 +205,20 @@ SUITES: dict[str, Suite] = {
     "cached-sessions": Suite(_read_cached_sessions, _ask_again),
     "no-overlap": Suite(_read_random, _ask),
     "latency": Suite(_read_latency, _measure_latency, report.latency_table, decodes=False),
-    "ralm": Suite(_read_ralm, ralm.measure_ralm, retrieval_report.retrieval_tables, decodes=False),
-    "knn": Suite(_read_knn, knn.measure_knn, retrieval_report.retrieval_tables, decodes=False),
+    "ralm": Suite(
+        _read_ralm,
+        ralm.measure_ralm,
+        retrieval_report.retrieval_tables,
+        decodes=False,
+        parts=ralm.with_each_retriever,
+    ),
+    "knn": Suite(
+        _read_knn,
+        knn.measure_knn,
+        retrieval_report.retrieval_tables,
+        decodes=False,
+        parts=knn.with_each_setting,
+    ),
 }
 
 

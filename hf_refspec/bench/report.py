@@ -20,6 +20,13 @@ DECODING_COLUMNS = (
     "other ids",
 )
 
+DECODING_EXPLAINED = (
+    "Medians, with the quartiles in brackets, of the prompts; each prompt was decoded in all ways "
+    "in turn, and its speed-ups are against plain generate on that prompt. MAT is new tokens per "
+    "forward pass, over all prompts. Other ids are those that the model chose otherwise than in "
+    "plain generate; where a text was forced, those that it would have chosen after it."
+)
+
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """A Markdown table."""
@@ -30,7 +37,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def decoding_table(entries: list[Entry]) -> str:
     """A row for each way to decode, and where questions have categories a table of these."""
     rows = (_decoding_row(key, summary) for key, summary in summaries(entries).items())
-    text = table(DECODING_COLUMNS, rows)
+    text = f"{DECODING_EXPLAINED}\n\n{table(DECODING_COLUMNS, rows)}"
     categories = dict.fromkeys(name.split("/")[0] for name in map(_name, entries) if "/" in name)
     if not categories:
         return text
@@ -78,7 +85,9 @@ def latency_table(entries: list[Entry]) -> str:
         [entry["drafter"], f"{entry['tokens']:,}", f"{_microseconds(entry['seconds']):.0f}"]
         for entry in entries
     ]
-    return table(["drafts from", "tokens", "µs a draft"], rows)
+    return "Medians, with the quartiles in brackets, of drafts along one text.\n\n" + table(
+        ["drafts from", "tokens", "µs a draft"], rows
+    )
 
 
 def pass_cost_table(pass_costs: dict[str, Any]) -> str:
@@ -125,8 +134,8 @@ def details_report(results: Results, plots: Iterable[str], ablation: str | None 
     if results.pass_costs:
         context = results.pass_costs["context"]
         parts.append(
-            f"## Forward passes\n\nAfter {context} cached tokens.\n\n"
-            + pass_cost_table(results.pass_costs)
+            f"## Forward passes\n\nOf {results.pass_costs['parameters']:,} parameters, after "
+            f"{context} cached tokens.\n\n" + pass_cost_table(results.pass_costs)
         )
     if ablation is not None:
         parts.append(f"## Size of the datastore\n\n{ablation}")
@@ -139,12 +148,7 @@ def _about(results: Results) -> str:
         ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
         for about in (results.machine, results.versions, results.settings)
     ]
-    explanation = (
-        "Medians, with the quartiles in brackets, of the prompts; each prompt was decoded in all "
-        "ways in turn, and its speed-ups are against plain generate on that prompt. MAT is new "
-        "tokens per forward pass, over all prompts."
-    )
-    return "".join(f"- {line}\n" for line in lines) + f"\n{explanation}\n"
+    return "".join(f"- {line}\n" for line in lines)
 
 
 def _counted(results: Results, suite: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 FILE = "results.json"
 
 
@@ -33,17 +34,31 @@ class Results:
     def begin(self, suite: str, questions: int) -> None:
         """Makes a place for a suite, if there is none."""
         self.suites.setdefault(suite, {"questions": questions, "done": {}})
-        self.suites[suite]["questions"] = questions
+        done = len(self.suites[suite]["done"])  # more, where another limit was asked for
+        self.suites[suite]["questions"] = max(questions, done)
 
-    def is_done(self, suite: str, question: str) -> bool:
-        """Whether a question has been measured, or skipped."""
-        return question in self.suites[suite]["done"]
+    def is_done(self, suite: str, question: Any) -> bool:
+        """Whether a question, which has an `id`, has been measured or skipped.
+
+        Raises:
+            ValueError: If it was, and something else was asked.
+        """
+        done = self.suites.get(suite, {}).get("done", {}).get(question.id)
+        if done is not None and done["asked"] != fingerprint(question):
+            raise ValueError(
+                f"{suite}, question {question.id} was measured with another text than the data "
+                "has now; choose another --out"
+            )
+        return done is not None
 
     def add(
-        self, suite: str, question: str, entries: list[dict[str, Any]], skipped: str | None
+        self, suite: str, question: Any, entries: list[dict[str, Any]], skipped: str | None
     ) -> None:
         """Adds what came of a question."""
-        self.suites[suite]["done"][question] = {"entries": entries, "skipped": skipped}
+        asked = fingerprint(question)
+        entries = [{**entry, "asked": asked} for entry in entries]
+        done = {"asked": asked, "entries": entries, "skipped": skipped}
+        self.suites[suite]["done"][question.id] = done
 
     def entries(self, suite: str) -> list[dict[str, Any]]:
         """All that was measured of a suite."""
@@ -75,14 +90,25 @@ class Results:
         path = path / FILE if path.is_dir() else path
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
+            if content.get("format") != FORMAT:
+                raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
             results = cls(**content)
             for suite in results.suites.keys():  # noqa: SIM118 (a list has none)
                 results.entries(suite)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} holds no results of hf-refspec bench: {error}") from None
         return results
+
+
+def fingerprint(question: Any) -> str:
+    """Of all that is asked: the texts, numbers and ids of a dataclass, and of those in it."""
+
+    def plain(value: Any) -> Any:
+        if not is_dataclass(value):
+            return None  # what the question is put to: the settings say what that is
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+
+    return sha256(json.dumps(question, default=plain).encode()).hexdigest()[:16]
 
 
 def open_results(folder: Path, fresh: Results, resume: bool) -> Results:
@@ -97,6 +123,8 @@ def open_results(folder: Path, fresh: Results, resume: bool) -> Results:
         FileExistsError: If there are results, and they are not to be gone on with.
         ValueError: If they were measured with other settings or versions, or elsewhere.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"--out {folder} is a file; name a folder")
     if not (folder / FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         return fresh

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -110,7 +111,8 @@ class Plan:
         return self.tokenizer or self.model or str(BUNDLED_MODEL)
 
     def settings(self) -> dict[str, Any]:
-        """What decides about the figures; of paths only the names, others have other folders."""
+        """What decides about the figures; of folders only the names and what is in them, others
+        have them elsewhere."""
         return {
             "model": _name(self.model) or self.random_model or "bundled",
             "random weights": self.random_model is not None,
@@ -128,7 +130,12 @@ class Plan:
 
 
 def _name(path: str | None) -> str | None:
-    return Path(path).name if path is not None and Path(path).is_dir() else path
+    """A Hub id, or the name of a folder with a digest of what says what it is."""
+    if path is None or not Path(path).is_dir():
+        return path
+    described = (Path(path) / name for name in ("config.json", "tokenizer.json"))
+    digests = [sha256(file.read_bytes()).hexdigest()[:8] for file in described if file.exists()]
+    return " ".join([Path(path).name, *digests])
 
 
 def command(options: argparse.Namespace) -> int:
@@ -194,7 +201,10 @@ class Work:
             plan.knn_datastore,
             plan.repeat,
         )
-        questions = {name: suite.read(source)[: plan.limit] for name, suite in suites.items()}
+        questions = {
+            name: [part for each in suite.read(source)[: plan.limit] for part in suite.parts(each)]
+            for name, suite in suites.items()
+        }
         for name, some in questions.items():
             if not some:
                 raise ValueError(
@@ -204,6 +214,9 @@ class Work:
         machine = describe_machine(plan.chosen_device)
         fresh = Results(machine, describe_versions(), plan.settings())
         results = open_results(plan.out, fresh, plan.resume)
+        for name, some in questions.items():
+            for question in some:
+                results.is_done(name, question)  # or it is something else
         return cls(plan, suites, questions, tokenizer, store, results)
 
     def measure(self) -> None:
@@ -216,8 +229,8 @@ class Work:
             for question in tqdm(self.questions[name], desc=name, unit="question"):
                 if monotonic() > end:
                     break
-                if not self.results.is_done(name, question.id):
-                    self.results.add(name, question.id, *_measured(suite, bench, question))
+                if not self.results.is_done(name, question):
+                    self.results.add(name, question, *_measured(suite, bench, question))
                     self.results.write(self.plan.out)
 
     def _make_bench(self) -> Bench:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_results import Asked
 from test_retrieval_report import entry as retrieval_entry
 from test_retrieval_report import sample as retrieval_sample
 from test_summary import sample
@@ -18,7 +19,7 @@ def results(seconds: float, names: str, **settings) -> Results:
     made.begin("rag", 3)
     for name in names:
         samples = [sample("plain", 11, 11, 1.0, 10.0), sample("ours", 11, 5, 1.0, seconds)]
-        made.add("rag", name, [{"name": name, "samples": samples}], None)
+        made.add("rag", Asked(name), [{"name": name, "samples": samples}], None)
     return made
 
 
@@ -47,12 +48,22 @@ def test_from_the_command_line(tmp_path, capsys):
     assert "c.json" in capsys.readouterr().err
 
 
+def test_prompts_of_the_same_name_with_another_text_are_not_compared():
+    one, other = results(5.0, "ab"), Results({}, {}, {})
+    other.begin("rag", 1)
+    samples = [sample("plain", 11, 11, 1.0, 10.0)]
+    other.add("rag", Asked("a", ids=[7]), [{"name": "a", "samples": samples}], None)
+    with pytest.raises(ValueError, match="no prompt in common"):
+        comparison(one, other)
+
+
 def retrieval_results(seconds: dict[str, float]) -> Results:
     made = Results({}, {}, {})
     made.begin("ralm", 1)
     for retriever in ("flat", "bm25"):
         runs = [retrieval_sample(way, 0, taken) for way, taken in seconds.items()]
-        made.add("ralm", retriever, [{**retrieval_entry("a", runs), "retriever": retriever}], None)
+        entry = {**retrieval_entry("a", runs), "retriever": retriever}
+        made.add("ralm", Asked(retriever), [entry], None)
     return made
 
 
@@ -71,7 +82,7 @@ def test_drafting_alone_is_compared_by_drafter_and_size():
         made.begin("latency", len(sizes))
         for tokens in sizes:
             entry = {"drafter": "a cache", "tokens": tokens, "seconds": [seconds] * 3}
-            made.add("latency", f"a cache, {tokens} tokens", [entry], None)
+            made.add("latency", Asked(f"a cache, {tokens} tokens"), [entry], None)
         return made
 
     text = comparison(drafted(50e-6, 1024, 2048), drafted(40e-6, 2048, 4096))

@@ -39,15 +39,16 @@ def test_measures_both_indexes_greedily_and_sampled(
     monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
     build(byte_llama, tokenizer, 1500, "store")
     assert main([*given, "--knn-datastore", "store", "--limit", "2"]) == 0
-    first, second = Results.read(Path("out")).suites["knn"]["done"].values()
+    entries = Results.read(Path("out")).entries("knn")
+    first, second = entries[:8], entries[8:]
     names = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
     names = [f"{name}, {kind}" for name in names for kind in ("greedy", "sampled")]
-    assert [entry["retriever"] for entry in first["entries"]] == names
-    for entry in first["entries"]:
+    assert [entry["retriever"] for entry in first] == names
+    for entry in first:
         ways = {sample["way"] for sample in entry["runs"]}
         assert ways == (ALL if entry["retriever"].endswith("greedy") else MAIN)
         assert {sample["tokens"] for sample in entry["runs"]} <= set(range(1, 9))
-    for entry in second["entries"]:
+    for entry in second:
         assert {sample["way"] for sample in entry["runs"]} == MAIN
     report = capsys.readouterr().out
     assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
-from hf_refspec.bench.results import Results, open_results
+from hf_refspec.bench.results import Results, fingerprint, open_results
+
+
+@dataclass
+class Asked:
+    id: str
+    ids: list[int] = field(default_factory=lambda: [1, 2])
+    of: object = None
 
 
 def fresh(**settings) -> Results:
@@ -14,13 +23,15 @@ def fresh(**settings) -> Results:
 def test_what_is_written_is_read(tmp_path):
     results = open_results(tmp_path / "out", fresh(), resume=False)
     results.begin("rag", 3)
-    results.add("rag", "1", [{"name": "1"}], None)
-    results.add("rag", "2", [], "too long")
+    results.add("rag", Asked("1"), [{"name": "1"}], None)
+    results.add("rag", Asked("2"), [], "too long")
     results.write(tmp_path / "out")
     again = Results.read(tmp_path / "out")
     assert again == results == Results.read(tmp_path / "out" / "results.json")
-    assert again.is_done("rag", "2") and not again.is_done("rag", "3")
-    assert again.entries("rag") == [{"name": "1"}]
+    assert again.is_done("rag", Asked("2")) and not again.is_done("rag", Asked("3"))
+    assert again.entries("rag") == [{"name": "1", "asked": fingerprint(Asked("1"))}]
+    with pytest.raises(ValueError, match="rag, question 1 was measured with another text"):
+        again.is_done("rag", Asked("1", ids=[1, 3]))
     assert again.skipped("rag") == ["too long"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
 
@@ -43,12 +54,33 @@ def test_results_are_gone_on_with_only_if_asked_and_with_the_same_settings(tmp_p
         "[]",
         "{}",
         '{"format": 2}',
-        '{"format": 1}',
-        '{"format": 1, "machine": {}, "versions": {}, "settings": {}, "suites": {"rag": {}}}',
-        '{"format": 1, "machine": {}, "versions": {}, "settings": {}, "suites": []}',
+        '{"format": 1, "machine": {}, "versions": {}, "settings": {}}',
+        '{"format": 2, "machine": {}, "versions": {}, "settings": {}, "suites": {"rag": {}}}',
+        '{"format": 2, "machine": {}, "versions": {}, "settings": {}, "suites": []}',
     ],
 )
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(ValueError, match=r"a\.json holds no results of hf-refspec bench"):
         Results.read(tmp_path / "a.json")
+
+
+def test_a_fingerprint_is_of_what_is_asked_and_not_of_what_it_is_put_to():
+    assert fingerprint(Asked("1", of=object())) == fingerprint(Asked("1"))
+    assert fingerprint(Asked("1", of=Asked("2"))) != fingerprint(Asked("1"))
+    assert fingerprint(Asked("1", ids=[2, 1])) != fingerprint(Asked("1"))
+
+
+def test_a_smaller_limit_loses_nothing(tmp_path):
+    results = open_results(tmp_path, fresh(), resume=False)
+    results.begin("rag", 2)
+    for name in "12":
+        results.add("rag", Asked(name), [], None)
+    results.begin("rag", 1)
+    assert results.suites["rag"]["questions"] == 2
+
+
+def test_a_file_is_no_folder_for_results(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(FileExistsError, match="out is a file; name a folder"):
+        open_results(tmp_path / "out", fresh(), resume=False)
