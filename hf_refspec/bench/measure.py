@@ -179,10 +179,16 @@ class Bench:
             cache.add(prompt_ids, output_ids)
 
     def _possible_ways(self) -> list[Way]:
-        """All but transformers' prompt look-up where the model's state is no cache that can be
-        cropped: transformers refuses that."""
-        stateful = getattr(self.model, "_is_stateful", False)
-        return [way for way in self.make_ways() if not (stateful and way.name == LOOK_UP)]
+        """All; but where the model's state is no cache that can be cropped, transformers refuses
+        its own prompt look-up, and the probe decides what drafts can be verified."""
+        ways = self.make_ways()
+        if not getattr(self.model, "_is_stateful", False):
+            return ways
+        return [
+            replace(way, options={"verification": "auto"}) if way.drafter else way
+            for way in ways
+            if way.name != LOOK_UP
+        ]
 
     def check_context(self, name: str, prompt_ids: list[int], new_tokens: int) -> None:
         """Refuses a prompt that, with its answer, is longer than the model can read.

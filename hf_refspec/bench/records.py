@@ -68,19 +68,19 @@ def read_records(path: str | Path) -> list[Record]:
         raise FileNotFoundError(f"{path} is missing; benchmarks/README.md says where to get it")
     packed = path.read_bytes()
     try:
-        text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8")
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        lines = (gzip.decompress(packed) if path.suffix == ".gz" else packed).split(b"\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from None
     return [
         _record(f"{path}, line {number}", line)
-        for number, line in enumerate(text.split("\n"), 1)
+        for number, line in enumerate(lines, 1)
         if line.strip()
     ]
 
 
-def _record(where: str, line: str) -> Record:
+def _record(where: str, line: bytes) -> Record:
     try:
-        content = json.loads(line)
+        content = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(content, dict):

@@ -136,7 +136,7 @@ def _converse(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
         answer_ids = None
         if bench.replay and question.answers is not None:
             answer = bench.tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
-            answer_ids = [*answer, bench.tokenizer.eos_token_id]
+            answer_ids = [*answer, suites.end_of_text(bench.tokenizer)]
         entry, ids = bench.ask(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry

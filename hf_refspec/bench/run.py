@@ -51,7 +51,8 @@ class Plan:
         datastore (`str`, *optional*): To draft from as well.
         replay (`bool`): Whether recorded answers are forced.
         limit (`int`, *optional*): The most questions of a suite.
-        seconds (`float`, *optional*): The most time for a suite: no question is begun after it.
+        seconds (`float`, *optional*): The most time for all, the model's first calls among it: what
+            is left is shared out among the suites, and none begins a question after its share.
         resume (`bool`): Whether to go on with what `out` has.
         device (`str`, *optional*): The GPU by default, if there is one.
         dtype (`str`, *optional*): float32 by default, on a GPU bfloat16.
@@ -221,11 +222,15 @@ class Work:
 
     def measure(self) -> None:
         """One question after another; results.json has each as soon as it is done."""
+        began, most = monotonic(), self.plan.seconds
         bench = self._make_bench()
-        for name, suite in self.suites.items():
+        for number, (name, suite) in enumerate(self.suites.items()):
             self.results.begin(name, len(self.questions[name]))
             bench.begin()
-            end = math.inf if self.plan.seconds is None else monotonic() + self.plan.seconds
+            end = math.inf
+            if most is not None:
+                left = began + most - monotonic()
+                end = monotonic() + left / (len(self.suites) - number)
             for question in tqdm(self.questions[name], desc=name, unit="question"):
                 if monotonic() > end:
                     break

@@ -93,7 +93,21 @@ def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> Re
     ids = tokenizer(prompt + answer)["input_ids"]
     if ids[: len(prompt_ids)] != prompt_ids:  # a token that would reach over the border
         ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], tokenizer.eos_token_id])
+    return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], end_of_text(tokenizer)])
+
+
+def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that ends an answer.
+
+    Raises:
+        ValueError: If the tokenizer has none.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path} has no EOS token, which ends recorded "
+            "answers; choose another --tokenizer, or leave --replay out"
+        )
+    return int(tokenizer.eos_token_id)
 
 
 def spec_bench(path: str | Path) -> list[Question]:
@@ -109,13 +123,22 @@ def spec_bench(path: str | Path) -> list[Question]:
         OSError: If the file cannot be read.
         ValueError: If a line of it is malformed.
     """
-    return [_spec_bench_question(record) for record in read_records(path)]
+    questions: dict[str, Question] = {}
+    for record in read_records(path):
+        question = _spec_bench_question(record)
+        if question.id in questions:
+            raise ValueError(f"{record.where}: {question.id} was asked in an earlier line")
+        questions[question.id] = question
+    return list(questions.values())
 
 
 def _spec_bench_question(record: Record) -> Question:
     turns, answers = record.texts("turns"), record.optional_texts("reference")
     known = answers is not None and len(answers) == len(turns) and all(map(str.strip, answers))
-    name = f"{record.text('category')}/{record.content.get('question_id')}"
+    number = record.content.get("question_id")
+    if not isinstance(number, (int, str)):
+        raise ValueError(f"{record.where}: question_id must be a number, but is {number!r:.80}")
+    name = f"{record.text('category')}/{number}"
     return Question(name, turns, answers if known else None)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.bench import measure
 from hf_refspec.bench.measure import Bench, ContextTooShortError, IdsDifferError
 from hf_refspec.bench.models import random_model
-from hf_refspec.bench.ways import Way, make_ways
+from hf_refspec.bench.ways import LOOK_UP, Way, make_ways
 
 PROMPT, ANSWER = [5, 6, 7, 8] * 3, [5, 6, 7, 8, 5, 6, 9, 10, 2]
 
@@ -129,6 +130,15 @@ def test_first_calls_leave_nothing_behind(tokenizer):
     assert [len(way.cache) for way in bench.ways if way.cache is not None] == [1] * 6
     bench.begin()
     assert [len(way.cache) for way in bench.ways if way.cache is not None] == [0] * 6
+
+
+def test_prompt_look_up_is_left_out_where_transformers_refuses_it(tokenizer):
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1)
+    bench = begun(MambaForCausalLM(config).eval(), tokenizer)
+    assert LOOK_UP not in [way.name for way in bench.ways]
+    bench.warm_up()
+    entry, _ = bench.ask("a prompt", PROMPT, ANSWER)
+    assert [sample["way"] for sample in entry["samples"]] == [way.name for way in bench.ways]
 
 
 def test_a_datastore_adds_its_ways(tmp_path, tokenizer):

@@ -35,13 +35,20 @@ def test_a_missing_file_is_named(tmp_path):
     [
         ("a.jsonl.gz", b"no gzip"),
         ("b.jsonl.gz", gzip.compress(b"{}" * 500)[:-9]),
-        ("c.jsonl", b"\xff\xfe"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         read_records(tmp_path / name)
+
+
+def test_a_line_that_is_no_text_is_named_and_a_byte_order_mark_is_none_of_it(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not JSON: .*utf-8"):
+        read_records(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n')
+    assert read_records(tmp_path / "a.jsonl")[0].content == {"a": 1}
 
 
 @pytest.mark.parametrize("content", [{}, {"a": 1}, {"a": {"b": None}}, {"a": "text"}])

@@ -108,6 +108,25 @@ def test_questions_have_answers_where_there_is_one_for_each_turn(data):
     ]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [([1, None], "line 2: question_id must be a number"), ([1, 1], "line 2: a/1 was asked in")],
+)
+def test_a_question_has_a_number_of_its_own(tmp_path, numbers, message):
+    questions = [{"question_id": n, "category": "a", "turns": ["x"]} for n in numbers]
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        spec_bench(path)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(tokenizer):
+    without = copy.deepcopy(tokenizer)
+    without.eos_token = None
+    with pytest.raises(ValueError, match="has no EOS token"):
+        recorded("a", "b", without)
+
+
 def test_neighbours_are_four_different_questions_and_the_same_each_time():
     question = " ".join(f"word{i}" for i in range(30))
     texts = neighbours(question)
