@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from .prefetch import DEFAULT_PREFETCH, AutoPrefetch
 from .request_cache import RequestCache
 from .retrieval_stats import RetrievalStats
 from .retriever import Retrieved, Retriever
-from .stride import LONGEST_STRIDE, StrideScheduler
+from .stride import LONGEST_STRIDE, PRIOR, StrideScheduler
 
 __all__ = ["RetrievalError", "Speculation", "SpeculativeText", "generate_speculatively"]
 
@@ -31,6 +32,8 @@ _FIXED_STRIDE = 3
 _NO_PREFETCH = 1
 _PUBLISHED_MAX_GAMMA = 0.6
 _DEFAULT_TIMEOUT = 60.0
+# How likely steps were right in the requests of each retriever so far, by what decides about that.
+_remembered: WeakKeyDictionary[Any, dict[tuple, tuple[float, float]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -207,8 +210,20 @@ def generate_speculatively(
         if speculation is None:
             _retrieve_before_every_step(text, checked, k, stats)
         else:
-            _Request(text, checked, speculation, k, neighbours, stats).run()
+            remembered = _remembered_of(retriever)
+            setting = (k, speculation.prefetch, neighbours is not None)
+            prior = remembered.get(setting, PRIOR)
+            request = _Request(text, checked, speculation, k, neighbours, stats, prior)
+            request.run()
+            remembered[setting] = request.remembered()
     return stats
+
+
+def _remembered_of(retriever: Retriever) -> dict[tuple, tuple[float, float]]:
+    try:
+        return _remembered.setdefault(retriever, {})
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        return {}
 
 
 def _retrieve_before_every_step(
@@ -262,6 +277,7 @@ class _Request:
         k: int,
         neighbours: Callable[[np.ndarray], np.ndarray] | None,
         stats: RetrievalStats,
+        prior: tuple[float, float],
     ) -> None:
         self._text = text
         self._retriever = retriever
@@ -275,6 +291,7 @@ class _Request:
             speculation.window,
             speculation.max_gamma,
             speculation.steps_ahead if speculation.asynchronous else 0,
+            prior,
         )
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
@@ -294,6 +311,10 @@ class _Request:
             if unverified:
                 self._text.roll_back(unverified[0].step)
             raise
+
+    def remembered(self) -> tuple[float, float]:
+        """How likely a speculated step was right, as the prior of another request."""
+        return self._scheduler.remembered()
 
     def _begin(self) -> None:
         """The initial retrieval, which fills the cache."""

@@ -19,10 +19,11 @@ _STEP_SAMPLES = 16
 _SEARCH_SAMPLES = 24
 # How fast verifications before the window fade from the estimate of gamma.
 _FADING = 0.95
-# What is believed before anything is verified, and how many standard deviations below the mean
-# gamma is taken to be.
-_PRIOR = (3.0, 0.3)
+# What is believed before anything is verified (right and wrong steps), how many standard deviations
+# below the mean gamma is taken to be, and for how many steps at most an earlier request counts.
+PRIOR = (3.0, 0.3)
 _CAUTION = 0.25
+_REMEMBERED = 20.0
 
 
 def expected_rate(
@@ -86,12 +87,14 @@ class Gamma:
             likelihood over the window, at most this. Without one, verifications before the window
             still count as a Beta prior that fades, and the estimate lies some way below the mean
             of what is believed then: the less has been seen, the further.
+        prior (`tuple` of two floats, *optional*): How many right and wrong steps count as seen at
+            first.
     """
 
-    def __init__(self, window: int, most: float | None) -> None:
+    def __init__(self, window: int, most: float | None, prior: tuple[float, float] = PRIOR) -> None:
         self._window: deque[tuple[int, int]] = deque(maxlen=window)
         self._most = most
-        self._right, self._wrong = _PRIOR
+        self._right, self._wrong = prior
 
     def record(self, right: int, wrong: int) -> None:
         """Adds a verification: how many steps were right, and whether (0 or 1) one was wrong."""
@@ -103,8 +106,7 @@ class Gamma:
 
     @property
     def value(self) -> float:
-        right = float(sum(right for right, _ in self._window))
-        wrong = float(sum(wrong for _, wrong in self._window))
+        right, wrong = self._in_window()
         if self._most is not None:
             return min(right / max(right + wrong, 1.0), self._most)
         right, wrong = right + self._right, wrong + self._wrong
@@ -112,6 +114,18 @@ class Gamma:
         mean = right / count
         deviation = sqrt(mean * (1 - mean) / (count + 1))
         return max(mean - _CAUTION * deviation, 0.0)
+
+    def remembered(self) -> tuple[float, float]:
+        """What is believed now, as the prior of another request."""
+        right, wrong = self._in_window()
+        right, wrong = right + self._right, wrong + self._wrong
+        weight = min(1.0, _REMEMBERED / (right + wrong))
+        return weight * right, weight * wrong
+
+    def _in_window(self) -> tuple[float, float]:
+        right = float(sum(right for right, _ in self._window))
+        wrong = float(sum(wrong for _, wrong in self._window))
+        return right, wrong
 
 
 class StrideScheduler:
@@ -122,10 +136,17 @@ class StrideScheduler:
         max_gamma (`float`, *optional*): See [`Gamma`].
         steps_ahead (`int`, *optional*): The most steps that run beside a verification: 0 where it
             is waited for, 1 as in the paper, `None` for as many as pay.
+        prior (`tuple` of two floats, *optional*): See [`Gamma`].
     """
 
-    def __init__(self, window: int, max_gamma: float | None, steps_ahead: int | None) -> None:
-        self._gamma = Gamma(window, max_gamma)
+    def __init__(
+        self,
+        window: int,
+        max_gamma: float | None,
+        steps_ahead: int | None,
+        prior: tuple[float, float] = PRIOR,
+    ) -> None:
+        self._gamma = Gamma(window, max_gamma, prior)
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._step_seconds_beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
@@ -136,6 +157,10 @@ class StrideScheduler:
     def gamma(self) -> float:
         """How likely a speculated step is right."""
         return self._gamma.value
+
+    def remembered(self) -> tuple[float, float]:
+        """How likely a speculated step is right, see [`Gamma.remembered`]."""
+        return self._gamma.remembered()
 
     @property
     def step_seconds(self) -> float:

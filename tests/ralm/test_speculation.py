@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.ralm import speculation
 from hf_refspec.ralm.retriever import Retrieved
 from hf_refspec.ralm.speculation import RetrievalError, Speculation, generate_speculatively
+from hf_refspec.ralm.stride import PRIOR
 
 ENTRIES = 40
 
@@ -321,3 +323,26 @@ def test_stats_are_cleared_filled_and_printed():
     assert stats.waiting_seconds > stats.model_seconds
     assert "2 steps, 2 queries in 2 searches" in str(stats)
     assert stats.to_dict()["retrievals"] == 2
+
+
+PSA = Speculation.parse("psa")
+
+
+def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
+    retriever = Vectors()
+    generated(PSA, retriever)
+    remembered = speculation._remembered_of(retriever)
+    assert list(remembered) == [(1, 20, False)]
+    assert sum(remembered[1, 20, False]) > sum(PRIOR)
+    generated(Speculation.parse("sa"), retriever)
+    assert list(remembered) == [(1, 20, False), (1, 1, False)]
+    assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
+
+
+def test_a_retriever_that_cannot_be_remembered_is_none_the_worse():
+    class Listed(list, Vectors):
+        """Without a hash, as every list."""
+
+    retriever = Listed()
+    Vectors.__init__(retriever)
+    assert generated(PSA, retriever)[0] == generated(None, Vectors())[0]

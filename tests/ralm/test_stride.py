@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hf_refspec.ralm.stride import (
     LONGEST_STRIDE,
+    PRIOR,
     Gamma,
     SearchSeconds,
     StrideScheduler,
@@ -132,3 +133,16 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
     for _ in range(5):
         unsure.record_verification(0, 1)
     assert not unsure.pays_to_go_on(batch=8, ahead=3, elapsed=8.9)
+
+
+def test_what_one_request_has_seen_is_the_prior_of_another():
+    first = Gamma(window=5, most=None)
+    assert first.remembered() == PRIOR
+    for _ in range(30):
+        first.record(9, 1)
+    right, wrong = first.remembered()
+    assert right + wrong == pytest.approx(20) and right / wrong == pytest.approx(9, rel=0.1)
+    assert Gamma(5, None, (right, wrong)).value > Gamma(5, None).value - 0.05
+    for _ in range(5):
+        first.record(0, 1)
+    assert first.remembered()[0] < right
