@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.ralm import speculation
 from hf_refspec.ralm.retriever import Retrieved
-from hf_refspec.ralm.speculation import RetrievalError, Speculation, generate_speculatively
+from hf_refspec.ralm.speculation import (
+    RetrievalError,
+    Speculation,
+    _remembered_of,
+    generate_speculatively,
+)
 from hf_refspec.ralm.stride import PRIOR
 
 ENTRIES = 40
@@ -331,7 +335,7 @@ PSA = Speculation.parse("psa")
 def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
     retriever = Vectors()
     generated(PSA, retriever)
-    remembered = speculation._remembered_of(retriever)
+    remembered = _remembered_of(retriever)
     assert list(remembered) == [(1, 20, False)]
     assert sum(remembered[1, 20, False]) > sum(PRIOR)
     generated(Speculation.parse("sa"), retriever)
