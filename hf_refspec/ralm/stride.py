@@ -16,6 +16,9 @@ import numpy as np
 # No stride is longer: text that is rolled back has been generated in vain.
 LONGEST_STRIDE = 32
 _STEP_SAMPLES = 16
+# How many steps with and without a search beside them say how much they contend, and for how many
+# times the time at most: they do not more than halve each other.
+_ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
 _SEARCH_SAMPLES = 24
 # How fast verifications before the window fade from the estimate of gamma.
 _FADING = 0.95
@@ -149,7 +152,9 @@ class StrideScheduler:
         self._gamma = Gamma(window, max_gamma, prior)
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self._step_seconds_beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        # The same, parted by whether a search ran beside them.
+        self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self.search_seconds = SearchSeconds()
 
@@ -164,18 +169,22 @@ class StrideScheduler:
 
     @property
     def step_seconds(self) -> float:
-        """What a speculated step takes with nothing beside it; 0 before there is any."""
-        return _mean(self._step_seconds or self._step_seconds_beside)
+        """What a speculated step takes; 0 before there is any."""
+        return sum(self._step_seconds) / max(len(self._step_seconds), 1)
 
     @property
-    def step_seconds_beside(self) -> float:
-        """What one takes while a search runs: the two contend for memory and the interpreter."""
-        return _mean(self._step_seconds_beside or self._step_seconds)
+    def contention(self) -> float:
+        """How many times as long a step takes while a search runs: the two contend for memory and
+        the interpreter. Medians: a step that begins with another passage takes far longer."""
+        if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
+            return 1.0
+        slower = float(np.median(self._beside) / np.median(self._alone))
+        return min(max(slower, 1.0), _MOST_CONTENTION)
 
     def record_step(self, seconds: float, beside_search: bool = False) -> None:
         """Adds a speculated step, during which a search ran or not."""
-        steps = self._step_seconds_beside if beside_search else self._step_seconds
-        steps.append(seconds)
+        self._step_seconds.append(seconds)
+        (self._beside if beside_search else self._alone).append(seconds)
 
     def record_search(self, batch: int, seconds: float) -> None:
         """Adds a search for that many queries."""
@@ -210,7 +219,8 @@ class StrideScheduler:
             return np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
         # As many as there is time for. Each saves what it would have taken without the search, if
         # it and those before it are right: the more they contend, the fewer searches are best.
-        ahead = np.minimum(search_seconds / self.step_seconds_beside, LONGEST_STRIDE)
+        step_seconds_beside = self.step_seconds * self.contention
+        ahead = np.minimum(search_seconds / step_seconds_beside, LONGEST_STRIDE)
         gamma = self.gamma
         right = gamma * (1 - gamma**ahead) / (1 - gamma)
         return right * self.step_seconds
@@ -227,7 +237,7 @@ class StrideScheduler:
             ahead (`int`): The steps that were speculated since.
             elapsed (`float`): For how long the verification has been running.
         """
-        gamma, step_seconds = self.gamma, self.step_seconds_beside
+        gamma, step_seconds = self.gamma, self.step_seconds
         # One that is late already is as likely as not to be late by as much again.
         remaining = abs(self.search_seconds(batch) - elapsed)
         batch_right = gamma**batch
@@ -235,7 +245,3 @@ class StrideScheduler:
         delay = (1 - batch_right) * max(step_seconds - remaining, 0.0)
         in_vain = batch_right * (1 - gamma**ahead) * self.search_seconds.per_query
         return bool(saved > delay + in_vain)
-
-
-def _mean(seconds: deque[float]) -> float:
-    return sum(seconds) / max(len(seconds), 1)

@@ -86,12 +86,15 @@ def test_slow_searches_and_right_steps_make_strides_long():
 
 
 def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
-    def stride(seconds_beside):
+    def scheduler(seconds_beside):
         scheduler = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)
-        scheduler.record_step(seconds_beside, beside_search=True)
-        return scheduler.stride()
+        for _ in range(3):
+            scheduler.record_step(1.0)
+            scheduler.record_step(seconds_beside, beside_search=True)
+        return scheduler
 
-    assert stride(1.0) < 4 <= stride(1.5) < stride(2.0)
+    assert [scheduler(each).contention for each in (0.5, 1.0, 1.5, 3.0)] == [1.0, 1.0, 1.5, 2.0]
+    assert scheduler(1.0).stride() < 4 <= scheduler(1.5).stride() < scheduler(2.0).stride()
 
 
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=12))
