@@ -150,7 +150,9 @@ class StrideScheduler:
         prior: tuple[float, float] = PRIOR,
     ) -> None:
         self._gamma = Gamma(window, max_gamma, prior)
+        self._is_published = max_gamma is not None
         self._steps_ahead = steps_ahead
+        self._verified = 0
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # The same, parted by whether a search ran beside them.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
@@ -193,16 +195,24 @@ class StrideScheduler:
     def record_verification(self, right: int, wrong: int) -> None:
         """Adds what came of a verification, see [`Gamma.record`]."""
         self._gamma.record(right, wrong)
+        self._verified += right
 
     def record_overhead(self, seconds: float) -> None:
         """Adds what a verification took besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
     def stride(self) -> int:
-        """How many steps to speculate before the next verification; 1 before there was any."""
+        """How many steps to speculate before the next verification; 1 before there was any.
+
+        At first the request cache knows little, and guesses are wrong more often than later: no
+        stride is longer than all that this request has verified, and one more.
+        """
         if not self._overheads:
             return 1
-        strides = np.arange(1, LONGEST_STRIDE + 1)
+        longest = LONGEST_STRIDE
+        if not self._is_published:
+            longest = min(longest, self._verified + 1)
+        strides = np.arange(1, longest + 1)
         search_seconds = self.search_seconds(strides)
         rates = expected_rate(
             strides,

@@ -68,7 +68,8 @@ def test_no_stride_is_better_than_the_scheduled_one(
 ):
     scheduler = scheduler_that_knows(a, b0, b1, right, wrong, max_gamma, steps_ahead)
     rates = {}
-    for stride in range(1, LONGEST_STRIDE + 1):
+    longest = LONGEST_STRIDE if max_gamma else min(LONGEST_STRIDE, right + 1)
+    for stride in range(1, longest + 1):
         b = scheduler.search_seconds(stride)
         saved = min(a, b) if steps_ahead else 0.0
         rates[stride] = expected_rate(stride, scheduler.gamma, a, b, saved)
@@ -95,6 +96,12 @@ def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
 
     assert [scheduler(each).contention for each in (0.5, 1.0, 1.5, 3.0)] == [1.0, 1.0, 1.5, 2.0]
     assert scheduler(1.0).stride() < 4 <= scheduler(1.5).stride() < scheduler(2.0).stride()
+
+
+def test_strides_grow_no_faster_than_what_was_verified():
+    assert scheduler_that_knows(1.0, 100.0, 0.0, right=3, wrong=0).stride() == 4
+    assert scheduler_that_knows(1.0, 100.0, 0.0, right=0, wrong=1).stride() == 1
+    assert scheduler_that_knows(1.0, 100.0, 0.0, right=0, wrong=0, max_gamma=0.6).stride() == 1
 
 
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=12))
