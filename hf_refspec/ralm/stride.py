@@ -27,6 +27,8 @@ _FADING = 0.95
 PRIOR = (3.0, 0.3)
 _CAUTION = 0.25
 _REMEMBERED = 20.0
+# Nothing is certain, however long nothing was wrong.
+_MOST_GAMMA = 0.995
 
 
 def expected_rate(
@@ -116,7 +118,7 @@ class Gamma:
         count = right + wrong
         mean = right / count
         deviation = sqrt(mean * (1 - mean) / (count + 1))
-        return max(mean - _CAUTION * deviation, 0.0)
+        return min(max(mean - _CAUTION * deviation, 0.0), _MOST_GAMMA)
 
     def remembered(self) -> tuple[float, float]:
         """What is believed now, as the prior of another request."""

@@ -145,6 +145,15 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
     assert not unsure.pays_to_go_on(batch=8, ahead=3, elapsed=8.9)
 
 
+def test_nothing_is_certain_however_long_nothing_was_wrong():
+    scheduler = scheduler_that_knows(1.0, 100.0, 0.0, right=20, wrong=0)
+    for _ in range(2000):
+        scheduler.record_verification(20, 0)
+    assert scheduler.gamma == 0.995 and scheduler.stride() > 15
+    another = StrideScheduler(5, None, 0, prior=scheduler.remembered())
+    assert 0.98 < another.gamma <= 0.995
+
+
 def test_what_one_request_has_seen_is_the_prior_of_another():
     first = Gamma(window=5, most=None)
     assert first.remembered() == PRIOR
