@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -93,7 +94,7 @@ def scheduled_name(asynchronous: bool) -> str:
 def time_ways(
     name: str, ways: list[RetrievalWay], runs: int, generate: Generate, exact: bool
 ) -> list[dict[str, Any]]:
-    """Generates in all ways in turn, as often as there are runs.
+    """Generates in all ways in turn, in mixed order, as often as there are runs.
 
     Args:
         name (`str`): What the prompt is called.
@@ -103,32 +104,50 @@ def time_ways(
         exact (`bool`): Whether other ids, or other passages, are an error, as in float32.
 
     Returns:
-        A sample for each way and run, as plain types.
+        A sample for each run and way, in the order of these, as plain types.
 
     Raises:
         IdsDifferError: If ids differ where they must not.
     """
     samples: list[dict[str, Any]] = []
-    plain: Said | None = None
-    passages: list[int] = []
     for run in range(runs):
+        turns = {way.name: _one_turn(way, generate) for way in _mixed(ways, f"{name}, {run}")}
+        plain, plain_passages = turns[ways[0].name].said, turns[ways[0].name].passages
         for way in ways:
-            stats = RetrievalStats()
-            began = perf_counter()
-            ids, what_was_said = generate(way, stats)
-            seconds = perf_counter() - began
-            said = what_was_said()
-            plain, passages = plain or said, passages or stats.best_ids
-            if exact and (said.beyond_rounding(plain) or stats.best_ids != passages):
+            turn = turns[way.name]
+            other_passages = turn.passages != plain_passages
+            if exact and (turn.said.beyond_rounding(plain) or other_passages):
                 raise IdsDifferError(
                     f"{name}: {way.name} gives other ids than {ways[0].name}, or has retrieved "
                     "something else; in float32 they must be the same"
                 )
-            sample = {"way": way.name, "run": run, "seconds": seconds, "tokens": len(ids)}
-            figures = {key: x for key, x in stats.to_dict().items() if key not in _NOT_KEPT}
-            other_tokens = len(said.differences(plain))
-            samples.append({**sample, "other_tokens": other_tokens, "stats": figures})
+            other_tokens = len(turn.said.differences(plain))
+            samples.append({**turn.figures, "run": run, "other_tokens": other_tokens})
     return samples
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A prompt generated in one way: what is kept of it, and what is compared."""
+
+    figures: dict[str, Any]
+    said: Said
+    passages: list[int]
+
+
+def _one_turn(way: RetrievalWay, generate: Generate) -> _Turn:
+    stats = RetrievalStats()
+    began = perf_counter()
+    ids, what_was_said = generate(way, stats)
+    seconds = perf_counter() - began
+    kept = {key: x for key, x in stats.to_dict().items() if key not in _NOT_KEPT}
+    figures = {"way": way.name, "seconds": seconds, "tokens": len(ids), "stats": kept}
+    return _Turn(figures, what_was_said(), stats.best_ids)
+
+
+def _mixed(ways: list[RetrievalWay], seed: str) -> list[RetrievalWay]:
+    """In another order for each seed: whoever is always first always meets cold caches."""
+    return random.Random(seed).sample(ways, len(ways))
 
 
 def time_searches(retriever: Any, queries: list[Any], k: int) -> dict[str, list[float]]:
