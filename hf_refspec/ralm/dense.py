@@ -37,7 +37,7 @@ class DenseRetriever(EmbeddingSearch):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        self._faiss = import_faiss() if index == "hnsw" else _faiss_if_there()
+        self._faiss = import_faiss('index="hnsw"') if index == "hnsw" else _faiss_if_there()
         self._made = self._make_index()
         self._no_lengths = np.zeros(len(knowledge_base), dtype=np.float32)
 
@@ -79,6 +79,6 @@ class DenseRetriever(EmbeddingSearch):
 
 def _faiss_if_there() -> Any:
     try:
-        return import_faiss()
+        return import_faiss("GPU search")
     except ImportError:
         return None

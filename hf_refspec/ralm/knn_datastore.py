@@ -5,6 +5,7 @@
                             norms   float32, the squared length of each key
                             values  int32, the token that followed
                             probe   float32, the model's hidden state after a text that is known
+    sketch.safetensors      of larger datastores, see [`~ralm.sketch`]
 
 Entries are in the order of the corpus: those that follow an entry are of the tokens after it.
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from weakref import WeakKeyDictionary
@@ -32,12 +35,14 @@ from ..datastore.format import (
     check_file,
     new_folder,
     read_arrays,
-    sync_folder,
     write_arrays,
+    write_config,
 )
 from .hidden_states import Layer, watched
 from .nearest_rows import LinkedRows, Rows, ScannedRows
 from .retriever import Retrieved
+from .sketch import FILE as SKETCH
+from .sketch import LEAST_ROWS, Sketch, axes_of
 from .windows import batches, context_length, padded, tokenized, windows
 
 Index: TypeAlias = Literal["flat", "hnsw"]
@@ -67,6 +72,7 @@ class KnnConfig:
         entries, dimension (`int`): The shape of the keys.
         key_dtype (`str`): `"float32"` or `"float16"`.
         file (`FileEntry`): Where the entries are.
+        sketch (`FileEntry`, *optional*): Where their sketch is, if there is one.
     """
 
     model: str
@@ -77,15 +83,11 @@ class KnnConfig:
     dimension: int
     key_dtype: str
     file: FileEntry
+    sketch: FileEntry | None = None
 
     def write(self, folder: Path) -> None:
-        """Writes the folder's config.json."""
-        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
-        with open(folder / CONFIG, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)
+        """Replaces the folder's config.json in one go."""
+        write_config(folder, {"format": FORMAT, **asdict(self)})
 
     @classmethod
     def read(cls, folder: Path) -> KnnConfig:
@@ -105,7 +107,12 @@ class KnnConfig:
             content = json.loads(text)
             if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
-            config = cls(**{**content, "file": FileEntry(**content["file"])})
+            sketch = content.pop("sketch", None)
+            files = {
+                "file": FileEntry(**content["file"]),
+                "sketch": None if sketch is None else FileEntry(**sketch),
+            }
+            config = cls(**{**content, **files})
             config._check()
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DatastoreError(
@@ -121,12 +128,16 @@ class KnnConfig:
             and all(type(number) is int and 0 < number <= _MOST_ENTRIES for number in numbers)
             and self.layer in get_args(Layer)
             and self.key_dtype in KEY_DTYPES
-            and self.file.name == ENTRIES  # else it could name a file outside of the folder
-            and type(self.file.size) is int
-            and isinstance(self.file.sha256, str)
+            and _is_of(self.file, ENTRIES)
+            and (self.sketch is None or _is_of(self.sketch, SKETCH))
         )
         if not fits:
             raise ValueError(f"a field has a value that it cannot have: {self!r:.500}")
+
+
+def _is_of(entry: FileEntry, name: str) -> bool:
+    """Whether it is the entry of a file, which else could be one outside of the folder."""
+    return entry.name == name and type(entry.size) is int and isinstance(entry.sha256, str)
 
 
 class KnnDatastore:
@@ -209,7 +220,8 @@ class KnnDatastore:
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
 
-        All keys are held in memory until they are written.
+        All keys are held in memory until they are written. Where FAISS is installed, a large
+        datastore gets a sketch as well, see [`~KnnDatastore.add_sketch`].
 
         Args:
             model (`PreTrainedModel`): The model that will look things up here.
@@ -256,7 +268,37 @@ class KnnDatastore:
                 key_dtype=key_dtype,
                 file=write_arrays(folder / ENTRIES, arrays),
             ).write(folder)
+            if len(keys) >= LEAST_ROWS and axes_of(keys.shape[1]) and find_spec("faiss"):
+                cls(folder).add_sketch()
         return cls(path, index)
+
+    def add_sketch(self) -> None:
+        """Writes a sketch of the keys into the folder: 32 bytes an entry, for better guesses.
+
+        Where few neighbours are looked up, the request cache often lacks the nearest entries. With
+        a sketch, speculation looks at all of them in every step. A million takes ten seconds.
+
+        Raises:
+            ImportError: If FAISS is not installed (extra `retrieval`).
+            ValueError: If there are fewer than 16, or they have one dimension alone.
+        """
+        sketch = Sketch.of(self.keys)
+        self.config = replace(self.config, sketch=sketch.write(self.path))
+        self.config.write(self.path)
+        self.sketch = sketch
+
+    @cached_property
+    def sketch(self) -> Sketch | None:
+        """The sketch, if there is one; it is read when it is first asked for.
+
+        Raises:
+            DatastoreError: If it is damaged.
+            ImportError: If FAISS is not installed (extra `retrieval`).
+        """
+        if self.config.sketch is None:
+            return None
+        shape = (self.config.entries, self.config.dimension)
+        return Sketch.read(self.path, self.config.sketch, shape)
 
     def verify(self) -> None:
         """Reads everything and compares it with its checksum.
@@ -264,7 +306,8 @@ class KnnDatastore:
         Raises:
             DatastoreError: If it is not as it was written.
         """
-        check_file(self.path, self.config.file)
+        for file in filter(None, (self.config.file, self.config.sketch)):
+            check_file(self.path, file)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuses a model that the keys are not from: distances to them would mean nothing.

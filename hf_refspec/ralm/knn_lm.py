@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 DEFAULT_K = 1024
 DEFAULT_LAMBDA = 0.25
-# With more than that, the request cache gets enough: the entries after each would bring hardly
-# anything, and make it dearer to ask than to be wrong.
-_MOST_WITH_NEIGHBOURS = 128
+# With more neighbours than that, the request cache gets enough: candidates from elsewhere would
+# bring hardly anything, and make it dearer to ask than to be wrong.
+_FEW = 128
 
 
 @torch.no_grad()
@@ -119,8 +119,8 @@ def knn_lm(
                 retriever,
                 speculation,
                 mixture.k,
-                mixture.datastore.neighbours if mixture.k <= _MOST_WITH_NEIGHBOURS else None,
-                retrieval_stats,
+                **_beside_cache(mixture, speculation),
+                stats=retrieval_stats,
             )
         except RetrievalError as error:
             error.text_ids = text.ids[0].tolist()
@@ -417,6 +417,16 @@ def _check_request(
                 f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
                 "tokens that are taken back. Pass `speculation=None`, or leave it out."
             )
+
+
+def _beside_cache(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
+    """Where guesses come from beside what was retrieved: the sketch, or the entries after it."""
+    store = mixture.datastore
+    if mixture.k > _FEW or speculation is None:
+        return {}
+    if speculation.sketch and store.index == "flat" and store.sketch is not None:
+        return {"candidates": store.sketch.candidates}
+    return {"neighbours": store.neighbours}
 
 
 def _check_prefetch(mixture: Mixture, speculation: Speculation | None) -> None:

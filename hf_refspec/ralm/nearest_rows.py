@@ -367,7 +367,7 @@ class LinkedRows(Rows):
 
     def __init__(self, rows: np.ndarray) -> None:
         super().__init__(rows)
-        self._faiss = import_faiss()
+        self._faiss = import_faiss('index="hnsw"')
         self._graph = self._faiss.IndexHNSWFlat(rows.shape[1], LINKS)
         self._graph.add(rows)
 
@@ -381,8 +381,11 @@ class LinkedRows(Rows):
         ]
 
 
-def import_faiss() -> Any:
-    """FAISS, which a graph needs.
+def import_faiss(what: str) -> Any:
+    """FAISS.
+
+    Args:
+        what (`str`): What needs it.
 
     Raises:
         ImportError: If it is not installed.
@@ -390,7 +393,5 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ImportError(
-            'index="hnsw" needs FAISS: pip install "hf_refspec[retrieval]"; index="flat" does not'
-        ) from None
+        raise ImportError(f'{what} needs FAISS: pip install "hf_refspec[retrieval]"') from None
     return faiss

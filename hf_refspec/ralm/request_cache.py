@@ -60,14 +60,21 @@ class RequestCache:
             return None
         return int(self.ranks[np.searchsorted(self.ids, passage_id)])
 
-    def best(self, query: object, k: int) -> Retrieved:
-        """The `k` best for a query, or all where there are fewer."""
-        scores = self._retriever.score(query, self.ids)
+    def best(self, query: object, k: int, others: np.ndarray | None = None) -> Retrieved:
+        """The `k` best for a query, or all where there are fewer.
+
+        Args:
+            query: What is searched for.
+            k (`int`): How many.
+            others (`np.ndarray`, int64, *optional*): Ids to choose from as well.
+        """
+        ids = self.ids if others is None else np.union1d(self.ids, others)
+        scores = self._retriever.score(query, ids)
         if len(scores) > _WORTH_PARTING * k:
             # All that score as the k-th does stay: which of them is taken is decided by their ids.
             among_best = scores >= np.partition(scores, -k)[-k]
-            return Retrieved.best(self.ids[among_best], scores[among_best], k)
-        return Retrieved.best(self.ids, scores, k)
+            return Retrieved.best(ids[among_best], scores[among_best], k)
+        return Retrieved.best(ids, scores, k)
 
     def _keep(self, places: np.ndarray) -> None:
         self.ids, self.ranks = self.ids[places], self.ranks[places]

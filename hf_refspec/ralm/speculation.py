@@ -55,6 +55,9 @@ class Speculation:
         steps_ahead (`int`, *optional*):
             The most steps that an asynchronous verification is given company by; 1 in the paper. By
             default as many as pay.
+        sketch (`bool`, *optional*, defaults to `True`):
+            Whether guesses are also looked for in a sketch of the datastore, where there is one
+            (see [`KnnDatastore.add_sketch`]); not in the paper.
         window (`int`, *optional*, defaults to 5):
             The verifications from which OS3 estimates the chance of a right step.
         timeout (`float`, *optional*, defaults to 60):
@@ -71,6 +74,7 @@ class Speculation:
     asynchronous: bool = True
     max_gamma: float | None = None
     steps_ahead: int | None = None
+    sketch: bool = True
     window: int = 5
     timeout: float | None = _DEFAULT_TIMEOUT
 
@@ -81,6 +85,8 @@ class Speculation:
             _check_count("stride", self.stride, ' or "os3"')
         if not isinstance(self.asynchronous, bool):
             raise TypeError(f"asynchronous must be a bool, but is {self.asynchronous!r}")
+        if not isinstance(self.sketch, bool):
+            raise TypeError(f"sketch must be a bool, but is {self.sketch!r}")
         if self.max_gamma is not None and not 0 < self.max_gamma < 1:
             raise ValueError(
                 f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
@@ -109,9 +115,9 @@ class Speculation:
 
     @classmethod
     def published(cls, text: str) -> Speculation:
-        """The same letters with the paper's own settings: gamma at most 0.6, and one step beside a
-        verification. Arguments and exceptions as of [`Speculation.parse`]."""
-        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, steps_ahead=1)
+        """The same letters with the paper's own settings: gamma at most 0.6, one step beside a
+        verification, and no sketch. Arguments and exceptions as of [`Speculation.parse`]."""
+        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, steps_ahead=1, sketch=False)
 
 
 def _switched(text: str) -> dict[str, Any]:
@@ -182,6 +188,7 @@ def generate_speculatively(
     speculation: Speculation | None,
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
+    candidates: Callable[[Any], np.ndarray] | None = None,
     stats: RetrievalStats | None = None,
 ) -> RetrievalStats:
     """Generates until the text is finished and every step of it is verified.
@@ -195,6 +202,8 @@ def generate_speculatively(
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones that the request cache takes as well (spatial locality; section 5.3).
+        candidates (callable, *optional*): Maps a query to ids (int64 of shape `(n,)`) that a
+            speculated step chooses from beside those of the request cache.
         stats ([`RetrievalStats`], *optional*): Is cleared and filled.
 
     Returns:
@@ -211,9 +220,10 @@ def generate_speculatively(
             _retrieve_before_every_step(text, checked, k, stats)
         else:
             remembered = _remembered_of(retriever)
-            setting = (k, speculation.prefetch, neighbours is not None)
+            beside = (neighbours is not None, candidates is not None)
+            setting = (k, speculation.prefetch, *beside)
             prior = remembered.get(setting, PRIOR)
-            request = _Request(text, checked, speculation, k, neighbours, stats, prior)
+            request = _Request(text, checked, speculation, k, neighbours, candidates, stats, prior)
             request.run()
             remembered[setting] = request.remembered()
     return stats
@@ -276,6 +286,7 @@ class _Request:
         speculation: Speculation,
         k: int,
         neighbours: Callable[[np.ndarray], np.ndarray] | None,
+        candidates: Callable[[Any], np.ndarray] | None,
         stats: RetrievalStats,
         prior: tuple[float, float],
     ) -> None:
@@ -284,6 +295,7 @@ class _Request:
         self._speculation = speculation
         self._k = k
         self._neighbours = neighbours
+        self._candidates = candidates
         self._stats = stats
         self._cache = RequestCache(retriever)
         self._auto_prefetch = AutoPrefetch() if speculation.prefetch == "auto" else None
@@ -354,7 +366,8 @@ class _Request:
         began = perf_counter()
         query = self._text.query()
         asked = perf_counter()
-        found = self._cache.best(query, self._k)
+        others = None if self._candidates is None else self._candidates(query)
+        found = self._cache.best(query, self._k, others)
         answered = perf_counter()
         step = self._text.step(found)
         stepped = perf_counter()

@@ -58,3 +58,14 @@ def test_it_holds_what_was_added_last_and_finds_the_best_of_that(
     expected = Retrieved.best(cache.ids, 2 * SCORES[cache.ids], k)
     assert np.array_equal(found.ids, expected.ids)
     assert np.array_equal(found.scores, expected.scores)
+
+
+@given(st.sets(st.integers(0, 59), min_size=1), st.lists(st.integers(0, 59)), st.integers(1, 10))
+def test_it_finds_the_best_of_what_it_holds_and_of_others(retriever, held, others, k):
+    cache = RequestCache(retriever)
+    cache.add(np.array(sorted(held)), np.zeros(len(held), dtype=np.int64))
+    found = cache.best(1.0, k, np.array(others, dtype=np.int64))
+    ids = np.array(sorted(held | set(others)))
+    expected = Retrieved.best(ids, SCORES[ids], k)
+    assert np.array_equal(found.ids, expected.ids)
+    assert cache.ids.tolist() == sorted(held)  # others are not kept

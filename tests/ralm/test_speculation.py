@@ -82,9 +82,9 @@ class Walk:
             self.committed.append(ids)
 
 
-def generated(speculation, retriever, length=20, seed=0, jumpiness=0.5, k=1, neighbours=None):
+def generated(speculation, retriever, length=20, seed=0, jumpiness=0.5, k=1, **beside_cache):
     text = Walk(length, seed, jumpiness)
-    stats = generate_speculatively(text, retriever, speculation, k, neighbours)
+    stats = generate_speculatively(text, retriever, speculation, k, **beside_cache)
     assert text.finished
     assert text.committed == text.steps
     return text.steps, stats
@@ -108,13 +108,16 @@ speculations = st.builds(
     k=st.sampled_from([1, 4]),
     length=st.integers(0, 30),
     nearby=st.booleans(),
+    sketched=st.booleans(),
 )
-def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby):
+def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby, sketched):
     retriever = Vectors(seed)
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    steps, stats = generated(speculation, retriever, *args, neighbours)
+    candidates = (lambda query: np.arange(0, ENTRIES, 3)) if sketched else None
+    beside_cache = {"neighbours": neighbours, "candidates": candidates}
+    steps, stats = generated(speculation, retriever, *args, **beside_cache)
     assert steps == plain
     assert stats.best_ids == plain_stats.best_ids == [ids[0] for ids in plain]
     assert stats.speculated == stats.verified + stats.mismatched + stats.discarded
@@ -139,6 +142,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
     full = Speculation.published("sap")
     assert (full.prefetch, full.stride, full.asynchronous) == (20, "os3", True)
     assert (full.max_gamma, full.steps_ahead) == (0.6, 1)
+    assert not full.sketch
     assert Speculation.parse("psa") == Speculation()
     assert Speculation.parse(None) is None
     assert Speculation.parse(full) is full
@@ -155,6 +159,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
         (lambda: Speculation(stride=0), ValueError),
         (lambda: Speculation(stride=2.5), TypeError),
         (lambda: Speculation(asynchronous="yes"), TypeError),
+        (lambda: Speculation(sketch=1), TypeError),
         (lambda: Speculation(max_gamma=1.0), ValueError),
         (lambda: Speculation(steps_ahead=0), ValueError),
         (lambda: Speculation(window=0), ValueError),
@@ -336,10 +341,10 @@ def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
     retriever = Vectors()
     generated(PSA, retriever)
     remembered = _remembered_of(retriever)
-    assert list(remembered) == [(1, 20, False)]
-    assert sum(remembered[1, 20, False]) > sum(PRIOR)
+    assert list(remembered) == [(1, 20, False, False)]
+    assert sum(remembered[1, 20, False, False]) > sum(PRIOR)
     generated(Speculation.parse("sa"), retriever)
-    assert list(remembered) == [(1, 20, False), (1, 1, False)]
+    assert list(remembered) == [(1, 20, False, False), (1, 1, False, False)]
     assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
 
 
