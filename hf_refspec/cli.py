@@ -142,8 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--model", help="a folder or a Hub id instead of the bundled model")
     bench.add_argument(
         "--random-model",
-        choices=("tiny", "500M", "1B", "8B"),
-        help="a Llama of that size with random weights instead",
+        metavar="SIZE",
+        help="a Llama of that size with random weights instead: tiny, 500M, 1B, 8B or another",
     )
     bench.add_argument("--tokenizer", help="of the random model; else that of the bundled one")
     bench.add_argument("--datastore", help="a folder or a Hub id, to draft from as well")

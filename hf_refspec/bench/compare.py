@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TypeVar
 
 from .report import table
 from .results import Results
-from .retrieval_report import summarised
-from .summary import Entry, Summary, summaries
+from .retrieval_report import mean, summarised
+from .summary import Entry, Spread, Summary, summaries
 
 Key = TypeVar("Key")
 
@@ -100,8 +100,8 @@ def _retrieval(
         new = [now[key] for key in shared if key[0] == retriever]
         for way in (way for way in _ways(old) if way in _ways(new)):
             one, other = summarised(old, way), summarised(new, way)
-            seconds = _change(fmean(one.seconds), fmean(other.seconds), 2)
-            speed_up = _change(one.speed_up, other.speed_up, 2)
+            seconds = _change_of_means(one.seconds, other.seconds)
+            speed_up = _change_of_means(one.speed_ups, other.speed_ups)
             rows.append([retriever, way, *seconds, *speed_up])
     if not rows:
         return []
@@ -129,7 +129,7 @@ def _latency(
     suite: str, before: dict[tuple[str, int], list[float]], now: dict[tuple[str, int], list[float]]
 ) -> list[str]:
     rows = [
-        [drafter, f"{tokens:,}", *_change(1e6 * median(seconds), 1e6 * median(others), 0)]
+        [drafter, f"{tokens:,}", *_change(_microseconds(seconds), _microseconds(others), 0)]
         for (drafter, tokens), seconds in before.items()
         if (others := now.get((drafter, tokens)))
     ]
@@ -140,11 +140,23 @@ def _latency(
 
 def _row(old: Summary, new: Summary) -> list[str]:
     return [
-        *_change(old.mat, new.mat, 2),
-        *_change(old.tokens_per_second.median, new.tokens_per_second.median, 1),
-        *_change(old.decoding_speed_up.median, new.decoding_speed_up.median, 2),
+        f"{old.mat:.2f} → {new.mat:.2f}",
+        f"{new.mat / old.mat - 1:+.1%}",
+        *_change(old.tokens_per_second, new.tokens_per_second, 1),
+        *_change(old.decoding_speed_up, new.decoding_speed_up, 2),
     ]
 
 
-def _change(one: float, other: float, digits: int) -> list[str]:
-    return [f"{one:.{digits}f} → {other:.{digits}f}", f"{other / one - 1:+.1%}"]
+def _change(one: Spread, other: Spread, digits: int) -> list[str]:
+    """Of medians, with the quartiles: what lies within these may be chance."""
+    change = other.median / one.median - 1
+    return [f"{one:.{digits}f} → {other:.{digits}f}", f"{change:+.1%}"]
+
+
+def _change_of_means(one: list[float], other: list[float]) -> list[str]:
+    change = fmean(other) / fmean(one) - 1
+    return [f"{mean(one)} → {mean(other)}", f"{change:+.1%}"]
+
+
+def _microseconds(seconds: list[float]) -> Spread:
+    return Spread.of([1e6 * each for each in seconds])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,17 @@ from ..drafting.retrieval_cache import RetrievalCache
 from ..index.kernels import warmup
 from .records import read_records
 from .replay import replay, stand_in_model
-from .suites import RecordedAnswer, humaneval, llma_rag, random_texts, recorded
+from .suites import (
+    Question,
+    RecordedAnswer,
+    chat_prompt,
+    end_of_text,
+    humaneval,
+    llma_rag,
+    random_texts,
+    recorded,
+    spec_bench,
+)
 
 LEAST_MAT = 0.99  # of the baseline
 MOST_COST = 1.5
@@ -106,11 +117,32 @@ def data_cases(data: Path) -> dict[str, Case]:
     tokenizer = AutoTokenizer.from_pretrained(data / "llama2-tokenizer")
     rag = llma_rag(data / "llma_rag.jsonl", tokenizer)[:ANSWERS]
     problems = humaneval(data / "HumanEval.jsonl.gz", tokenizer)[:ANSWERS]
+    questions = spec_bench(data / "spec_bench_questions.jsonl")
+    with_answers = [question for question in questions if question.answers]
+    first_turns = [next(_turns(each, tokenizer)) for each in with_answers[::ANSWERS]]
+    multi_turn = [each for each in with_answers if len(each.turns) > 1][:ANSWERS]
+    conversations = [turn for each in multi_turn for turn in _turns(each, tokenizer)]
     case = partial(Case, len(tokenizer))
     return {
         "rag, ReferenceCopy, 64": case(rag, ReferenceCopy(), 64),
         "humaneval, ReferenceCopy, 64": case(problems, ReferenceCopy(), 64),
+        "spec-bench, ReferenceCopy, 64": case(first_turns, ReferenceCopy(), 64),
+        "multi-turn, blend with RetrievalCache, 64": case(
+            conversations, ReferenceCopy() | RetrievalCache(), 64
+        ),
     }
+
+
+def _turns(question: Question, tokenizer: PreTrainedTokenizerBase) -> Iterator[RecordedAnswer]:
+    """Each turn with its recorded answer, after those before it."""
+    assert question.answers is not None
+    messages: list[str] = []
+    for text, answer in zip(question.turns, question.answers, strict=True):
+        messages.append(text)
+        prompt_ids = chat_prompt(messages, tokenizer)
+        messages.append(answer)
+        answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        yield RecordedAnswer(prompt_ids, [*answer_ids, end_of_text(tokenizer)])
 
 
 def _answers(
@@ -209,6 +241,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="the folder of the data files; they are optional")
     parser.add_argument("--write", action="store_true", help="take the new figures for good")
     options = parser.parse_args(arguments)
+    if not (options.benchmarks / "guard.jsonl").is_file():
+        parser.error(
+            f"--benchmarks {options.benchmarks} has no guard.jsonl; run this in a checkout, or "
+            "name the folder `benchmarks` of one"
+        )
 
     path = options.benchmarks / "guard.json"
     baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -20,17 +20,21 @@ from ..ralm.hidden_states import watched
 from ..ralm.knn_datastore import KnnDatastore
 from ..ralm.knn_lm import knn_lm
 from ..ralm.retrieval_stats import RetrievalStats
+from ..ralm.speculation import Speculation
 from .measure import Bench
 from .retrieval_ways import (
     BATCHES,
+    WITHOUT_SKETCH,
     RetrievalWay,
     ablations,
     fixed_strides,
     main_ways,
     time_searches,
     time_ways,
+    without_retrieval,
 )
 from .said import Said
+from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT, NEW_TOKENS = 10, 256, 128
@@ -138,11 +142,13 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
     bench.check_context(prompt.id, prompt.ids, NEW_TOKENS)
     store = prompt.stores.by_index[prompt.index]
     generate = partial(_generate, bench, prompt.ids, store, prompt.k, prompt.sampled)
+    ways = [*main_ways(), *without_retrieval(bench.takes_look_up)]
+    if store.sketch is not None:
+        ways.append(RetrievalWay(WITHOUT_SKETCH, Speculation(sketch=False)))
     if prompt.setting not in prompt.stores.warm:  # the first calls compile and load
         prompt.stores.warm.add(prompt.setting)
-        for way in main_ways():
+        for way in ways:
             generate(way, RetrievalStats())
-    ways = main_ways()
     if prompt.ablated:
         ways += [*ablations(), *fixed_strides()]
     entry = {
@@ -167,19 +173,21 @@ def _generate(
     way: RetrievalWay,
     stats: RetrievalStats,
 ) -> tuple[list[int], Callable[[], Said]]:
+    options: dict[str, Any] = {}
+    if way.retrieves:
+        options = {
+            "custom_generate": knn_lm,
+            "knn_datastore": store,
+            "k": k,
+            "lambda_": LAMBDA,
+            "temperature": TEMPERATURE,
+            "speculation": way.speculation,
+            "retrieval_stats": stats,
+        }
+    elif way.name == LOOK_UP:
+        options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
     torch.manual_seed(0)
-    ids = bench.generate(
-        prompt_ids,
-        max_new_tokens=NEW_TOKENS,
-        do_sample=sampled,
-        custom_generate=knn_lm,
-        knn_datastore=store,
-        k=k,
-        lambda_=LAMBDA,
-        temperature=TEMPERATURE,
-        speculation=way.speculation,
-        retrieval_stats=stats,
-    )
+    ids = bench.generate(prompt_ids, max_new_tokens=NEW_TOKENS, do_sample=sampled, **options)
     return ids, lambda: Said(ids)
 
 

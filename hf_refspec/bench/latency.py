@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from ..datastore.store import Datastore
 from ..demo import corpus
+from ..drafting.candidates import CandidateChain
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.retrieval_cache import RetrievalCache
+from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 CONTEXTS = (256, 1024, 4096, 16384)
 STORES = (2**17, 2**19, 2**21)
@@ -30,6 +33,7 @@ PROMPT = 256  # where the text to draft from is elsewhere
 DRAFTS, NODES = 64, 64
 COMPACT_BYTES = 5_000_000
 CONTEXT, CACHE = "ReferenceCopy", "RetrievalCache"
+OF_CONTEXT = (LOOK_UP, CONTEXT)
 FULL, REST, COMPACT = (f"DatastoreDrafts, {form}" for form in ("mixed", "REST", "compact"))
 
 
@@ -47,14 +51,14 @@ class Point:
 
 def latency_points() -> list[Point]:
     """All that is measured."""
-    contexts = [Point(CONTEXT, tokens) for tokens in CONTEXTS]
+    contexts = [Point(drafter, tokens) for drafter in OF_CONTEXT for tokens in CONTEXTS]
     stores = [Point(kind, size) for kind in (CACHE, FULL, REST, COMPACT) for size in STORES]
     return contexts + stores
 
 
 def measure_latency(point: Point, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """The seconds of each of some drafts, as plain types."""
-    length = point.tokens if point.drafter == CONTEXT else PROMPT
+    length = point.tokens if point.drafter in OF_CONTEXT else PROMPT
     unseen = np.concatenate(_first_tokens(corpus.heldout_files(), tokenizer, length + DRAFTS))
     with _drafter(point, tokenizer) as drafter:
         _seconds(drafter, unseen[: length + 2], length, len(tokenizer))  # compiles
@@ -76,6 +80,9 @@ def _seconds(drafter: Drafter, text: np.ndarray, length: int, vocab_size: int) -
 
 @contextmanager
 def _drafter(point: Point, tokenizer: PreTrainedTokenizerBase) -> Iterator[Drafter]:
+    if point.drafter == LOOK_UP:
+        yield CandidateChain(PromptLookupCandidateGenerator(LOOK_UP_TOKENS, max_length=2**31))
+        return
     if point.drafter == CONTEXT:
         yield ReferenceCopy()
         return

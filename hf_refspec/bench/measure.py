@@ -114,6 +114,12 @@ class Bench:
         """Whether other ids are an error: in a shorter type near-ties may fall either way."""
         return self.model.dtype == torch.float32
 
+    @property
+    def takes_look_up(self) -> bool:
+        """Whether transformers drafts by prompt look-up: not where the model's state is no cache
+        that can be cropped."""
+        return not getattr(self.model, "_is_stateful", False)
+
     def begin(self) -> None:
         """Takes drafters that have seen nothing: what one suite said is nothing to another."""
         self.ways = self._possible_ways()
@@ -179,10 +185,10 @@ class Bench:
             cache.add(prompt_ids, output_ids)
 
     def _possible_ways(self) -> list[Way]:
-        """All; but where the model's state is no cache that can be cropped, transformers refuses
-        its own prompt look-up, and the probe decides what drafts can be verified."""
+        """All; but where there is no prompt look-up, the probe decides what drafts can be
+        verified."""
         ways = self.make_ways()
-        if not getattr(self.model, "_is_stateful", False):
+        if self.takes_look_up:
             return ways
         return [
             replace(way, options={"verification": "auto"}) if way.drafter else way
@@ -195,7 +201,14 @@ class Bench:
 
         Raises:
             ContextTooShortError: If it is.
+            ValueError: If it is of tokens that the model has not.
         """
+        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        if max(prompt_ids) >= vocab_size:
+            raise ValueError(
+                f"{name} has the token {max(prompt_ids)}, but the model a vocabulary of "
+                f"{vocab_size}: its tokenizer is another model's"
+            )
         context = context_length(self.model)
         if len(prompt_ids) + new_tokens > context:
             raise ContextTooShortError(

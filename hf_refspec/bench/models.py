@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 # Without an embedding and an output layer, which depend on the vocabulary. Some shapes are Llama's
 # own: 1B is that of Llama 3.2 1B, 8B that of Llama 3.1 8B. The tiny one is for what does not depend
-# on speed.
+# on speed. Others are shaped as the first Llama was.
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 16,
@@ -41,18 +42,51 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+HEAD = 128
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([MB])")
+
+
+def shape_of(size: str) -> dict[str, int]:
+    """The shape of a Llama of about that size.
+
+    Args:
+        size (`str`): One of [`SIZES`], or as `"700M"` or `"3B"`.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if size in SIZES:
+        return SIZES[size]
+    match = _SIZE.fullmatch(size)
+    parameters = float(match[1]) * {"M": 1e6, "B": 1e9}[match[2]] if match else 0.0
+    if parameters < 1e6:
+        raise ValueError(
+            f"--random-model {size} is no size: name one of {', '.join(SIZES)}, or another as 700M "
+            "or 3B, from 1M on"
+        )
+    # A layer has about 12 times the squared width, and there is one for each head.
+    heads = round((parameters / 12 / HEAD**2) ** (1 / 3))
+    width = HEAD * heads
+    return {
+        "hidden_size": width,
+        "intermediate_size": round(8 / 3 * width / HEAD) * HEAD,
+        "num_hidden_layers": heads,
+        "num_attention_heads": heads,
+    }
+
+
 def random_model(
     size: str, vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
     """A Llama with random weights, made where it stays; its speed is that of a trained one.
 
     Args:
-        size (`str`): One of [`SIZES`].
+        size (`str`): See [`shape_of`].
         vocab_size (`int`): Of the tokenizer.
         device (`str`, *optional*, defaults to `"cpu"`): Where.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the weights.
     """
-    shape: dict[str, Any] = SIZES[size]
+    shape: dict[str, Any] = shape_of(size)
     config = LlamaConfig(vocab_size=vocab_size, max_position_embeddings=2**17, **shape)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
@@ -64,9 +98,13 @@ def load_model(name: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a trained model.
 
     Raises:
-        OSError: If there is none.
+        ValueError: If there is none.
     """
-    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {name} cannot be loaded: {error}") from error
+    return model.to(device).eval()
 
 
 def context_length(model: PreTrainedModel) -> int:

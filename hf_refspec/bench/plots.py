@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .summary import Key, Spread, Summary
-from .ways import BLEND, BUDGETS, LOOK_UP, PLAIN
+from .retrieval_report import summarised
+from .retrieval_ways import OURS, STRIDES, stride_name
+from .summary import Entry, Key, Spread, Summary
+from .ways import BLEND, BUDGETS, LOOK_UP, LOOK_UP_TOKENS, PLAIN
 
 LONGEST = 20  # accepted tokens that are told apart
 
@@ -30,12 +33,16 @@ def check_plotting() -> None:
 
 
 def draw_plots(
-    suites: dict[str, dict[Key, Summary]], pass_costs: dict[str, Any], folder: Path
+    suites: dict[str, dict[Key, Summary]],
+    entries: dict[str, list[Entry]],
+    pass_costs: dict[str, Any],
+    folder: Path,
 ) -> list[str]:
     """Draws what was measured.
 
     Args:
         suites (`dict`): Of each suite that decodes, the summary of each way.
+        entries (`dict`): Of each suite, what was measured.
         pass_costs (`dict`): See [`measure_pass_costs`].
         folder (`Path`): Where the files go.
 
@@ -48,6 +55,12 @@ def draw_plots(
         plots["speed_against_budget.png"] = lambda axes: _speed_against_budget(suites, axes)
     if pass_costs:
         plots["pass_costs.png"] = lambda axes: _pass_costs(pass_costs, axes)
+    for name, some in entries.items():
+        if any("drafter" in entry for entry in some):
+            plots[f"{name}.png"] = partial(_latency, some)
+        ablated = [entry for entry in some if entry.get("ablated")]
+        if ablated:
+            plots[f"{name}_strides.png"] = partial(_strides, ablated)
     for name, draw in plots.items():
         with new_plot(folder / name) as axes:
             draw(axes)
@@ -77,7 +90,8 @@ def _accepted_lengths(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
     for name, ways in suites.items():
         counts = np.array(ways[BLEND, BUDGETS[-1]].accepted_lengths)
         share = counts[::-1].cumsum()[::-1] / counts.sum()
-        axes.plot(share[: LONGEST + 1], marker=".", label=name)
+        none_accepted_more = np.zeros(LONGEST)
+        axes.plot(np.append(share, none_accepted_more)[: LONGEST + 1], marker=".", label=name)
     axes.set(
         xlabel="accepted draft tokens, at least",
         ylabel="share of forward passes",
@@ -92,7 +106,7 @@ def _speed_against_budget(suites: dict[str, dict[Key, Summary]], axes: Any) -> N
         keys = [(PLAIN, 0), *((BLEND, nodes) for nodes in BUDGETS)]
         speeds = [ways[key].tokens_per_second.median for key in keys]
         [line] = axes.plot([nodes for _, nodes in keys], speeds, marker="o", label=name)
-        for key, style in (((BLEND, "auto"), "--"), ((LOOK_UP, 10), ":")):
+        for key, style in (((BLEND, "auto"), "--"), ((LOOK_UP, LOOK_UP_TOKENS), ":")):
             level = ways[key].tokens_per_second.median
             axes.axhline(level, linestyle=style, color=line.get_color(), linewidth=1)
     axes.set(
@@ -116,3 +130,26 @@ def _pass_costs(pass_costs: dict[str, Any], axes: Any) -> None:
         xscale="log", xlabel="tokens in a forward pass", ylabel="cost, against one", ylim=(0, None)
     )
     axes.set_xticks(tokens, [str(each) for each in tokens])
+
+
+def _latency(entries: list[Entry], axes: Any) -> None:
+    """The time of a draft over the tokens that it is looked for in."""
+    for drafter in dict.fromkeys(entry["drafter"] for entry in entries):
+        points = [entry for entry in entries if entry["drafter"] == drafter]
+        spreads = [Spread.of([1e6 * each for each in entry["seconds"]]) for entry in points]
+        tokens = [entry["tokens"] for entry in points]
+        [line] = axes.plot(tokens, [each.median for each in spreads], marker="o", label=drafter)
+        low, high = ([getattr(each, end) for each in spreads] for end in ("low", "high"))
+        axes.fill_between(tokens, low, high, alpha=0.2, color=line.get_color())
+    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="µs a draft")
+
+
+def _strides(entries: list[Entry], axes: Any) -> None:
+    """The speed-up of each fixed stride with asynchronous verification, and of OS3."""
+    for retriever in dict.fromkeys(entry["retriever"] for entry in entries):
+        some = [entry for entry in entries if entry["retriever"] == retriever]
+        fixed = [summarised(some, stride_name(each, True)).speed_up for each in STRIDES]
+        [line] = axes.plot(STRIDES, fixed, marker="o", label=retriever)
+        chosen = summarised(some, OURS).speed_up
+        axes.axhline(chosen, linestyle="--", color=line.get_color(), linewidth=1)
+    axes.set(xlabel="stride", ylabel="speed-up over waiting", ylim=(0, None), title="dashed: OS3")

@@ -33,8 +33,10 @@ from .retrieval_ways import (
     time_searches,
     time_ways,
     with_drafts,
+    without_retrieval,
 )
 from .said import Said
+from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # those of the paper, section 5.1
 PREFETCH = 20
@@ -164,11 +166,15 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
     bench.check_context(question.id, question.prompt_ids, new_tokens + longest_passage)
     name, retriever = question.retriever, question.retrievers.by_name[question.retriever]
     drafter = ReferenceCopy()
-    ways = [*main_ways(), *with_drafts()]
+    ways = [*main_ways(), *with_drafts(), *without_retrieval(bench.takes_look_up)]
+    to_warm = list(ways)
     if question.ablated:
         ways += [*ablations(), *fixed_strides()]
 
     def generate(way: RetrievalWay, stats: RetrievalStats) -> tuple[list[int], Callable[[], Said]]:
+        if not way.retrieves:
+            options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS} if way.name == LOOK_UP else {}
+            return bench.say(question.prompt_ids, question.answer_ids, **options)
         return bench.say(
             question.prompt_ids,
             question.answer_ids,
@@ -184,7 +190,7 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
 
     if name not in question.retrievers.warm:  # the first calls compile, probe and load
         question.retrievers.warm.add(name)
-        for way in [*main_ways(), *with_drafts()]:
+        for way in to_warm:
             generate(way, RetrievalStats())
     exact = bench.computes_exactly
     entry: dict[str, Any] = {

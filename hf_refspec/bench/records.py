@@ -31,7 +31,7 @@ class Record:
         value: Any = self.content
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{self.where}: {'.'.join(names)} must be text, but is {value!r:.80}")
         return value
 
@@ -47,8 +47,14 @@ class Record:
         return values
 
     def optional_texts(self, name: str) -> list[str] | None:
-        """The strings in the list `name`, `None` if it is something else or is not there."""
+        """The strings in the list `name`; `None` if it is not there, or is of something else.
+
+        Raises:
+            ValueError: If it is no list.
+        """
         values = self.content.get(name)
+        if not isinstance(values, (list, type(None))):
+            raise ValueError(f"{self.where}: {name} must be a list, but is {values!r:.80}")
         return values if _are_texts(values) else None
 
 

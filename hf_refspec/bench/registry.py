@@ -69,6 +69,7 @@ class Suite:
         decodes (`bool`): Whether it decodes with the model, all ways in turn.
         parts (callable): Divides a question into those that are measured, and kept where a run is
             stopped, one by one.
+        options (`tuple[str, ...]`): The options that it reads, of those that not all do.
     """
 
     read: Callable[[Source], list[Any]]
@@ -76,6 +77,7 @@ class Suite:
     tables: Callable[[list[dict[str, Any]]], str] = report.decoding_table
     decodes: bool = True
     parts: Callable[[Any], list[Any]] = lambda question: [question]
+    options: tuple[str, ...] = ("datastore",)
 
 
 def _read_rag(source: Source) -> list[Named]:
@@ -204,13 +206,16 @@ SUITES: dict[str, Suite] = {
     "multi-turn": Suite(_read_multi_turn, _converse),
     "cached-sessions": Suite(_read_cached_sessions, _ask_again),
     "no-overlap": Suite(_read_random, _ask),
-    "latency": Suite(_read_latency, _measure_latency, report.latency_table, decodes=False),
+    "latency": Suite(
+        _read_latency, _measure_latency, report.latency_table, decodes=False, options=()
+    ),
     "ralm": Suite(
         _read_ralm,
         ralm.measure_ralm,
         retrieval_report.retrieval_tables,
         decodes=False,
         parts=ralm.with_each_retriever,
+        options=("knowledge_base", "encoder", "distractors", "repeat"),
     ),
     "knn": Suite(
         _read_knn,
@@ -218,6 +223,7 @@ SUITES: dict[str, Suite] = {
         retrieval_report.retrieval_tables,
         decodes=False,
         parts=knn.with_each_setting,
+        options=("knn_datastore", "repeat"),
     ),
 }
 

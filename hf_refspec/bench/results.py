@@ -9,8 +9,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from .measure import Sample
+
 FORMAT = 2
 FILE = "results.json"
+# What entries of suites have: of those that decode, that retrieve, and of the one that drafts.
+_NAMES = (
+    ("samples", "name", "asked"),
+    ("runs", "name", "asked", "retriever", "passages", "ablated"),
+    ("drafter", "tokens", "seconds"),
+)
+_RUN = ("way", "run", "seconds", "tokens", "other_tokens", "stats")
 
 
 @dataclass
@@ -88,16 +97,31 @@ class Results:
             ValueError: If it is something else.
         """
         path = path / FILE if path.is_dir() else path
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: name a results.json, or its folder")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content.get("format") != FORMAT:
                 raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
             results = cls(**content)
             for suite in results.suites.keys():  # noqa: SIM118 (a list has none)
-                results.entries(suite)
+                for entry in results.entries(suite):
+                    _check_entry(entry)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} holds no results of hf-refspec bench: {error}") from None
+            raise ValueError(f"{path} holds no results of hf-refspec bench: {error!r}") from None
         return results
+
+
+def _check_entry(entry: dict[str, Any]) -> None:
+    """Refuses what no suite has measured, as far as names tell."""
+    for names in _NAMES:
+        if names[0] in entry and not all(name in entry for name in names):
+            raise ValueError(f"an entry lacks one of {names}: {entry!r:.200}")
+    for sample in entry.get("samples", ()):
+        Sample(**sample)
+    for sample in entry.get("runs", ()):
+        if not all(name in sample for name in _RUN):
+            raise ValueError(f"a run lacks one of {_RUN}: {sample!r:.200}")
 
 
 def fingerprint(question: Any) -> str:

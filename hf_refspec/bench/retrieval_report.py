@@ -13,11 +13,13 @@ from .retrieval_ways import (
     OURS,
     PUBLISHED,
     STRIDES,
+    WITHOUT_SKETCH,
     ablations,
     main_ways,
     scheduled_name,
     stride_name,
     with_drafts,
+    without_retrieval,
 )
 from .summary import Entry, Spread, described_differences
 
@@ -78,7 +80,9 @@ def retrieval_tables(entries: list[Entry]) -> str:
     names = dict.fromkeys(entry["retriever"] for entry in entries)
     parts = [
         "Seconds and speed-ups are of all questions together: means over the runs, with standard "
-        "deviations. Gamma is the share of speculated steps that were right.\n"
+        "deviations. Gamma is the share of speculated steps that were right. The last two rows of "
+        "the first table retrieve nothing: what the text would have been without it, and its "
+        "speed.\n"
     ]
     for name in names:
         parts += _retriever([entry for entry in entries if entry["retriever"] == name])
@@ -92,7 +96,9 @@ def _retriever(entries: list[Entry]) -> list[str]:
     searches = [entry["search_seconds"] for entry in entries if "search_seconds" in entry]
     if searches:
         parts.append(_search_table(searches))
-    parts.append(_ways_table(entries, [way.name for way in [*main_ways(), *with_drafts()]]))
+    names = [way.name for way in [*main_ways(), *with_drafts()]]
+    names += [WITHOUT_SKETCH, *(way.name for way in without_retrieval())]
+    parts.append(_ways_table(entries, names))
     if ablated:
         names = [BASELINE, *(way.name for way in ablations()), PUBLISHED, OURS]
         parts += [f"Of {len(ablated)} questions:\n", _ways_table(ablated, names)]
@@ -128,17 +134,17 @@ def _ways_table(entries: list[Entry], names: Iterable[str]) -> str:
 
 def _row(entries: list[Entry], name: str) -> list[str]:
     way = summarised(entries, name)
-    speculated = way.mean_stride > 0
+    speculated, searches = way.mean_stride > 0, way.searches > 0
     return [
         name,
-        _mean(way.seconds),
+        mean(way.seconds),
         f"{way.tokens / fmean(way.seconds):.1f}",
-        _mean(way.speed_ups),
+        mean(way.speed_ups),
         f"{way.gamma:.3f}" if speculated else "",
         f"{way.mean_stride:.2f}" if speculated else "",
-        f"{way.searches:.0f}",
-        f"{way.waiting:.0%}",
-        described_differences(way.different, way.samples, way.other_tokens),
+        f"{way.searches:.0f}" if searches else "",
+        f"{way.waiting:.0%}" if searches else "",
+        described_differences(way.different, way.samples, way.other_tokens) if searches else "",
     ]
 
 
@@ -153,7 +159,8 @@ def _stride_table(entries: list[Entry]) -> str:
     return table(["stride", *STRIDES, "OS3", "OS3 against the best"], rows)
 
 
-def _mean(values: list[float]) -> str:
+def mean(values: list[float]) -> str:
+    """With the standard deviation, if there are several."""
     text = f"{fmean(values):.2f}"
     return f"{text} ± {stdev(values):.2f}" if len(values) > 1 else text
 

@@ -12,9 +12,11 @@ from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.speculation import Speculation
 from .measure import IdsDifferError
 from .said import Said
+from .ways import LOOK_UP, PLAIN
 
 BASELINE = "baseline"
 PUBLISHED, OURS = "as published, psa", "ours, psa"
+WITHOUT_SKETCH = "ours, psa, without the sketch"  # of a kNN datastore
 WITH_DRAFTS = " + ReferenceCopy"
 STRIDES = range(1, 9)
 # Of which all ablations and fixed strides are measured, five times as many ways: the first.
@@ -33,11 +35,13 @@ class RetrievalWay:
         name (`str`): For people.
         speculation ([`Speculation`], *optional*): `None` to wait for every search.
         drafts (`bool`): Whether tokens are drafted as well.
+        retrieves (`bool`): Whether it retrieves at all. One that does not says something else.
     """
 
     name: str
     speculation: Speculation | None
     drafts: bool = False
+    retrieves: bool = True
 
 
 # The new ids, and what to call for what is compared, see [`Bench.say`].
@@ -60,6 +64,16 @@ def with_drafts() -> list[RetrievalWay]:
         for way in main_ways()
         if way.name in (BASELINE, OURS)
     ]
+
+
+def without_retrieval(look_up: bool = True) -> list[RetrievalWay]:
+    """The model alone, and with transformers' own drafts: what all the retrieving costs.
+
+    Args:
+        look_up (`bool`, *optional*, defaults to `True`): Whether the model takes these.
+    """
+    names = (PLAIN, LOOK_UP) if look_up else (PLAIN,)
+    return [RetrievalWay(name, None, retrieves=False) for name in names]
 
 
 def ablations() -> list[RetrievalWay]:
@@ -115,6 +129,9 @@ def time_ways(
         plain, plain_passages = turns[ways[0].name].said, turns[ways[0].name].passages
         for way in ways:
             turn = turns[way.name]
+            if not way.retrieves:
+                samples.append({**turn.figures, "run": run, "other_tokens": 0})
+                continue
             other_passages = turn.passages != plain_passages
             if exact and (turn.said.beyond_rounding(plain) or other_passages):
                 raise IdsDifferError(

@@ -24,7 +24,7 @@ from .ablation import Point, plot_points
 from .compare import compare
 from .machine import describe_machine, describe_versions
 from .measure import Bench, ContextTooShortError, IdsDifferError
-from .models import check_device, load_model, random_model
+from .models import check_device, load_model, random_model, shape_of
 from .pass_costs import measure_pass_costs
 from .plots import check_plotting, draw_plots
 from .registry import SUITES, Source, Suite, find_suites
@@ -96,8 +96,23 @@ class Plan:
             raise ValueError(
                 f"--tokenizer {self.tokenizer} is for --random-model; a trained model has its own"
             )
+        if self.random_model is not None:
+            shape_of(self.random_model)
+        self._check_options()
         check_device(self.chosen_device)
         check_plotting()
+
+    def _check_options(self) -> None:
+        """Refuses an option that no suite in the plan reads: it would be taken to have counted."""
+        read = {option for name in self.suites for option in SUITES[name].options}
+        for field in fields(self):
+            readers = [name for name, suite in SUITES.items() if field.name in suite.options]
+            value = getattr(self, field.name)
+            if readers and field.name not in read and value != field.default:
+                raise ValueError(
+                    f"--{field.name.replace('_', '-')} {value} is read by {', '.join(readers)}; "
+                    "leave it out, or measure one of these"
+                )
 
     @property
     def chosen_device(self) -> str:
@@ -127,6 +142,7 @@ class Plan:
             "distractors": self.distractors or None,
             "knn datastore": _name(self.knn_datastore),
             "runs": self.repeat if self.repeat > 1 else None,
+            "seconds": self.seconds,
         }
 
 
@@ -167,9 +183,18 @@ def run(plan: Plan) -> int:
     except IdsDifferError as error:
         status, message = 1, f"Stopped: {error}."
     print(work.report())
+    if status == 0 and not any(work.results.entries(name) for name in work.suites):
+        status, message = 1, "Nothing was measured: no question fits."
     if message:
         print(message)
     return status
+
+
+def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the tokenizer of {name} cannot be loaded: {error}") from error
 
 
 @dataclass
@@ -188,7 +213,7 @@ class Work:
         """Reads and checks all input: what is wrong should be known before work starts."""
         suites = find_suites(plan.suites)
         plan.check()
-        tokenizer = AutoTokenizer.from_pretrained(plan.chosen_tokenizer)
+        tokenizer = _load_tokenizer(plan.chosen_tokenizer)
         store = None
         if plan.datastore is not None:
             store = Datastore.from_pretrained(plan.datastore, tokenizer=tokenizer)
@@ -215,6 +240,7 @@ class Work:
         machine = describe_machine(plan.chosen_device)
         fresh = Results(machine, describe_versions(), plan.settings())
         results = open_results(plan.out, fresh, plan.resume)
+        find_suites(list(results.suites))  # a report of all that is there is to be made
         for name, some in questions.items():
             for question in some:
                 results.is_done(name, question)  # or it is something else
@@ -263,7 +289,7 @@ class Work:
         entries = {name: some for name, some in entries.items() if some}
         decoded = {name: some for name, some in entries.items() if SUITES[name].decodes}
         summed = {name: summaries(some) for name, some in decoded.items()}
-        plots = draw_plots(summed, results.pass_costs, out)
+        plots = draw_plots(summed, entries, results.pass_costs, out)
         ablation = None
         if (out / ABLATION).exists():
             points = [Point(**each) for each in json.loads((out / ABLATION).read_text())]

@@ -29,6 +29,8 @@ class Spread:
         return cls(float(median), float(low), float(high))
 
     def __format__(self, spec: str) -> str:
+        if np.isnan(self.median):
+            return "-"
         return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 

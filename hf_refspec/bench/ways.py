@@ -16,6 +16,7 @@ PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"
 BLEND = "blend"
 BUDGETS = (8, 16, 32, 64)
+LOOK_UP_TOKENS = 10
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def make_ways(store: Datastore | None = None) -> list[Way]:
     chain = {"verification": "chain"}
     ways = [
         Way(PLAIN, 0),
-        Way(LOOK_UP, 10, options={"prompt_lookup_num_tokens": 10}),
+        Way(LOOK_UP, LOOK_UP_TOKENS, options={"prompt_lookup_num_tokens": LOOK_UP_TOKENS}),
         Way("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
         Way("ReferenceCopy", "auto", ReferenceCopy()),
         Way("ReferenceCopy", 64, ReferenceCopy()),

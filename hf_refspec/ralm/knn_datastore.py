@@ -275,7 +275,7 @@ class KnnDatastore:
     def add_sketch(self) -> None:
         """Writes a sketch of the keys into the folder: 32 bytes an entry, for better guesses.
 
-        Where few neighbours are looked up, the request cache often lacks the nearest entries. With
+        The request cache often lacks the nearest entries, above all where few are looked up. With
         a sketch, speculation looks at all of them in every step. A million takes ten seconds.
 
         Raises:
@@ -289,13 +289,15 @@ class KnnDatastore:
 
     @cached_property
     def sketch(self) -> Sketch | None:
-        """The sketch, if there is one; it is read when it is first asked for.
+        """The sketch, if there is one and it is of use: to walk a graph takes no longer.
+
+        It is read when it is first asked for.
 
         Raises:
             DatastoreError: If it is damaged.
             ImportError: If FAISS is not installed (extra `retrieval`).
         """
-        if self.config.sketch is None:
+        if self.config.sketch is None or self.index != "flat":
             return None
         shape = (self.config.entries, self.config.dimension)
         return Sketch.read(self.path, self.config.sketch, shape)

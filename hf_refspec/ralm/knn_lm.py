@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 DEFAULT_K = 1024
 DEFAULT_LAMBDA = 0.25
-# With more neighbours than that, the request cache gets enough: candidates from elsewhere would
-# bring hardly anything, and make it dearer to ask than to be wrong.
-_FEW = 128
+# With more than that, the request cache gets enough: the entries after each would bring hardly
+# anything, and make it dearer to ask than to be wrong.
+_MOST_WITH_NEIGHBOURS = 128
 
 
 @torch.no_grad()
@@ -422,11 +422,11 @@ def _check_request(
 def _beside_cache(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
     """Where guesses come from beside what was retrieved: the sketch, or the entries after it."""
     store = mixture.datastore
-    if mixture.k > _FEW or speculation is None:
+    if speculation is None:
         return {}
-    if speculation.sketch and store.index == "flat" and store.sketch is not None:
+    if speculation.sketch and store.sketch is not None:
         return {"candidates": store.sketch.candidates}
-    return {"neighbours": store.neighbours}
+    return {"neighbours": store.neighbours} if mixture.k <= _MOST_WITH_NEIGHBOURS else {}
 
 
 def _check_prefetch(mixture: Mixture, speculation: Speculation | None) -> None:

@@ -1,9 +1,9 @@
 """A sketch of a matrix: a few bits of each row, so that every step can look at all rows.
 
-The request cache only knows what searches have brought before. With few neighbours a kNN-LM often
-needs an entry that none has: then the sketch, which takes about a thirtieth of the time of an exact
-search, finds candidates of which the nearest nearly always is one. Only guesses come from it, and
-every guess is verified.
+The request cache only knows what searches have brought before, and a kNN-LM often needs an entry
+that none has. A look at the sketch takes about a thirtieth of the time of an exact search, and
+finds candidates among which the nearest nearly always are. Only guesses come from it, and every
+guess is verified.
 
 A row is told by its first principal components, each in four bits (FAISS's `IndexPQFastScan`):
 
@@ -28,7 +28,8 @@ FILE = "sketch.safetensors"
 LEAST_ROWS = 1 << 16
 MOST_AXES = 64
 _BITS = 4
-_CANDIDATES = 1024
+# Candidates for each row that is wanted, and in all at least: so few take no time to be scored.
+_FOR_EACH, _LEAST_CANDIDATES = 4, 1024
 _SAMPLE = 50_000
 _ROWS_AT_ONCE = 1 << 16
 
@@ -85,10 +86,11 @@ class Sketch:
         codes = faiss.vector_to_array(quantizer.codes).reshape(len(rows), len(axes) // 2)
         return cls(mean, axes, levels, codes)
 
-    def candidates(self, query: np.ndarray) -> np.ndarray:
-        """The ids (int64, in any order) of the rows that may be nearest to a query, `(d,)`."""
+    def candidates(self, query: np.ndarray, k: int) -> np.ndarray:
+        """The ids (int64, in any order) of rows that may be the `k` nearest to a query, `(d,)`."""
+        count = max(_FOR_EACH * k, _LEAST_CANDIDATES)
         components = _components(query[None], self.mean, self.axes)
-        _, found = self._index.search(components, min(_CANDIDATES, len(self)))
+        _, found = self._index.search(components, min(count, len(self)))
         return found[0, found[0] >= 0]
 
     def write(self, folder: Path) -> FileEntry:

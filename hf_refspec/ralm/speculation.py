@@ -188,7 +188,7 @@ def generate_speculatively(
     speculation: Speculation | None,
     k: int,
     neighbours: Callable[[np.ndarray], np.ndarray] | None = None,
-    candidates: Callable[[Any], np.ndarray] | None = None,
+    candidates: Callable[[Any, int], np.ndarray] | None = None,
     stats: RetrievalStats | None = None,
 ) -> RetrievalStats:
     """Generates until the text is finished and every step of it is verified.
@@ -202,8 +202,8 @@ def generate_speculatively(
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
             to further ones that the request cache takes as well (spatial locality; section 5.3).
-        candidates (callable, *optional*): Maps a query to ids (int64 of shape `(n,)`) that a
-            speculated step chooses from beside those of the request cache.
+        candidates (callable, *optional*): Maps a query and `k` to ids (int64 of shape `(n,)`)
+            that a speculated step chooses from beside those of the request cache.
         stats ([`RetrievalStats`], *optional*): Is cleared and filled.
 
     Returns:
@@ -286,7 +286,7 @@ class _Request:
         speculation: Speculation,
         k: int,
         neighbours: Callable[[np.ndarray], np.ndarray] | None,
-        candidates: Callable[[Any], np.ndarray] | None,
+        candidates: Callable[[Any, int], np.ndarray] | None,
         stats: RetrievalStats,
         prior: tuple[float, float],
     ) -> None:
@@ -366,7 +366,7 @@ class _Request:
         began = perf_counter()
         query = self._text.query()
         asked = perf_counter()
-        others = None if self._candidates is None else self._candidates(query)
+        others = None if self._candidates is None else self._candidates(query, self._k)
         found = self._cache.best(query, self._k, others)
         answered = perf_counter()
         step = self._text.step(found)

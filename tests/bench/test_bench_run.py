@@ -12,7 +12,7 @@ import torch
 from hf_refspec.bench import measure
 from hf_refspec.bench.registry import SUITES
 from hf_refspec.bench.results import Results
-from hf_refspec.bench.ways import PLAIN, Way
+from hf_refspec.bench.ways import LOOK_UP, PLAIN, Way
 from hf_refspec.cli import main
 
 PNG = b"\x89PNG"
@@ -87,8 +87,10 @@ def test_random_text_gives_no_drafts(replay, monkeypatch):
 
 def test_latency_needs_no_model_of_ones_own(replay, monkeypatch, capsys):
     monkeypatch.setattr("hf_refspec.bench.latency.CONTEXTS", (64,))
-    assert main(["bench", "latency", *replay, "--limit", "1"]) == 0
-    assert "| ReferenceCopy | 64 |" in capsys.readouterr().out
+    assert main(["bench", "latency", *replay, "--limit", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert f"| {LOOK_UP} | 64 |" in printed and "| ReferenceCopy | 64 |" in printed
+    assert Path("out/latency.png").read_bytes().startswith(PNG)
 
 
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(replay, monkeypatch, capsys):
@@ -126,6 +128,15 @@ def test_a_prompt_that_the_context_does_not_hold_is_skipped_and_counted(model, t
     assert len(done("multi-turn")["writing/81"]["entries"]) == 1
 
 
+def test_nothing_measured_is_no_success(model, tmp_path, capsys):
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 10})
+    )
+    assert main(["bench", "rag", *model]) == 1
+    assert "Nothing was measured: no question fits." in capsys.readouterr().out
+
+
 def test_other_ids_stop_it(model, monkeypatch, capsys):
     wrong = Way("wrong", 0, options={"bad_words_ids": [[token] for token in range(60, 200)]})
     monkeypatch.setattr("hf_refspec.bench.run.make_ways", lambda store: [Way(PLAIN, 0), wrong])
@@ -151,6 +162,10 @@ def test_the_ablation_of_a_datastore_is_reported_with_it(replay, capsys):
         (["rag", "--model", "model"], "two models"),
         (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
+        (["rag", "--random-model", "huge"], "--random-model huge is no size"),
+        (["rag", "--encoder", "x"], "--encoder x is read by ralm; leave it out"),
+        (["rag", "--repeat", "3"], "--repeat 3 is read by ralm, knn; leave it out"),
+        (["latency", "--datastore", "x"], "--datastore x is read by rag, humaneval,"),
     ],
 )
 def test_bad_input_is_named_before_work_starts(replay, capsys, arguments, message):

@@ -28,7 +28,9 @@ def test_shows_what_differs():
     assert "| dtype | x | y |" in text
     assert "torch" not in text
     assert "## rag, 1 prompts" in text
-    assert "| ours | 8 | 2.20 → 2.20 | +0.0% | 2.0 → 2.5 | +25.0% | 2.00 → 2.50 | +25.0% |" in text
+    speeds = "2.0 [2.0, 2.0] → 2.5 [2.5, 2.5] | +25.0%"
+    speed_ups = "2.00 [2.00, 2.00] → 2.50 [2.50, 2.50] | +25.0%"
+    assert f"| ours | 8 | 2.20 → 2.20 | +0.0% | {speeds} | {speed_ups} |" in text
 
 
 def test_nothing_in_common_is_refused():
@@ -45,7 +47,7 @@ def test_from_the_command_line(tmp_path, capsys):
     assert main(["bench", "compare", str(tmp_path / "a")]) == 2
     assert "takes two results, but got 1" in capsys.readouterr().err
     assert main(["bench", "compare", str(tmp_path / "a"), str(tmp_path / "c.json")]) == 2
-    assert "c.json" in capsys.readouterr().err
+    assert "c.json is missing: name a results.json, or its folder" in capsys.readouterr().err
 
 
 def test_prompts_of_the_same_name_with_another_text_are_not_compared():
@@ -87,5 +89,5 @@ def test_drafting_alone_is_compared_by_drafter_and_size():
 
     text = comparison(drafted(50e-6, 1024, 2048), drafted(40e-6, 2048, 4096))
     assert "## latency" in text
-    assert "| a cache | 2,048 | 50 → 40 | -20.0% |" in text
+    assert "| a cache | 2,048 | 50 [50, 50] → 40 [40, 40] | -20.0% |" in text
     assert "1,024" not in text and "4,096" not in text

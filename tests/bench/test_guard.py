@@ -60,3 +60,9 @@ def test_a_cost_that_is_too_high_is_measured_again_and_the_least_counts(
 def test_a_case_without_figures_is_told():
     [line] = failures({"new": Figures(2.0, 100, 1.0)}, {})
     assert line == "new: not in the baseline; add it with --write"
+
+
+def test_outside_of_a_checkout_it_says_so(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        guard.main(["--benchmarks", str(tmp_path)])
+    assert "has no guard.jsonl; run this in a checkout" in capsys.readouterr().err

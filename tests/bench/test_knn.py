@@ -8,12 +8,18 @@ import pytest
 
 from hf_refspec.bench import knn
 from hf_refspec.bench.results import Results
-from hf_refspec.bench.retrieval_ways import ablations, fixed_strides, main_ways
+from hf_refspec.bench.retrieval_ways import (
+    WITHOUT_SKETCH,
+    ablations,
+    fixed_strides,
+    main_ways,
+    without_retrieval,
+)
 from hf_refspec.cli import main
 from hf_refspec.demo import corpus
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 
-MAIN = {way.name for way in main_ways()}
+MAIN = {way.name for way in [*main_ways(), *without_retrieval()]}
 ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}
 
 
@@ -33,11 +39,16 @@ def build(model, tokenizer, tokens: int, path: str) -> None:
     KnnDatastore.build(model, tokenizer, text, path, max_entries=tokens, progress=False)
 
 
+def sketched(entry: dict) -> set[str]:
+    return {WITHOUT_SKETCH} if entry["retriever"].startswith("flat") else set()
+
+
 def test_measures_both_indexes_greedily_and_sampled(
     given, byte_llama, tokenizer, monkeypatch, capsys
 ):
     monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
     build(byte_llama, tokenizer, 1500, "store")
+    KnnDatastore("store").add_sketch()
     assert main([*given, "--knn-datastore", "store", "--limit", "2"]) == 0
     entries = Results.read(Path("out")).entries("knn")
     first, second = entries[:8], entries[8:]
@@ -46,10 +57,10 @@ def test_measures_both_indexes_greedily_and_sampled(
     assert [entry["retriever"] for entry in first] == names
     for entry in first:
         ways = {sample["way"] for sample in entry["runs"]}
-        assert ways == (ALL if entry["retriever"].endswith("greedy") else MAIN)
+        assert ways == (ALL if entry["retriever"].endswith("greedy") else MAIN) | sketched(entry)
         assert {sample["tokens"] for sample in entry["runs"]} <= set(range(1, 9))
     for entry in second:
-        assert {sample["way"] for sample in entry["runs"]} == MAIN
+        assert {sample["way"] for sample in entry["runs"]} == MAIN | sketched(entry)
     report = capsys.readouterr().out
     assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report
     assert report.count("| OS3 | OS3 against the best |") == 4

@@ -50,6 +50,12 @@ def test_what_a_model_says_by_itself_is_that_of_plain_decoding(tokenizer, byte_l
     assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
 
 
+def test_a_token_that_the_model_has_not_is_named(tokenizer):
+    bench = begun(random_model("tiny", 20), tokenizer)
+    with pytest.raises(ValueError, match="a prompt has the token 20, but the model a vocabulary"):
+        bench.ask("a prompt", [5, 20], [3])
+
+
 def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer):
     """Though the text is forced, and so the same."""
     model = random_model("tiny", len(tokenizer))

@@ -18,13 +18,15 @@ from hf_refspec.bench.retrieval_ways import (
     fixed_strides,
     main_ways,
     with_drafts,
+    without_retrieval,
 )
+from hf_refspec.bench.ways import LOOK_UP
 from hf_refspec.cli import main
 from hf_refspec.ralm.dense import DenseRetriever
 from hf_refspec.ralm.knowledge_base import KnowledgeBase
 
 TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
-MAIN = {way.name for way in [*main_ways(), *with_drafts()]}
+MAIN = {way.name for way in [*main_ways(), *with_drafts(), *without_retrieval()]}
 ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}
 
 
@@ -99,6 +101,8 @@ def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, 
         assert heading in report
     assert report.count("| OS3 | OS3 against the best |") == 3
     assert report.count("\nOf 1 questions:\n") == 3
+    assert report.count(f"| {LOOK_UP} |") == 3
+    assert Path("out/ralm_strides.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_bm25_needs_no_encoder_and_a_model_that_talks_gets_spec_bench(
@@ -130,7 +134,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(given, base, monkeypa
     assert main(arguments) == 130
     assert "1 of 3 questions" in capsys.readouterr().out
     before = done()["1, bm25"]
-    assert [sample["run"] for sample in before["entries"][0]["runs"]] == [0] * 5 + [1] * 5
+    assert [sample["run"] for sample in before["entries"][0]["runs"]] == [0] * 7 + [1] * 7
     assert main([*arguments, "--resume"]) == 0
     assert asked == [f"{number}, bm25" for number in (1, 2, 2, 3)]
     assert done()["1, bm25"] == before
@@ -146,8 +150,9 @@ def test_a_question_that_the_context_does_not_hold_is_skipped(
     tokenizer.save_pretrained("model")
     arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
     monkeypatch.setattr("hf_refspec.bench.measure.context_length", lambda model: 20)
-    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
-    assert "1 of them skipped" in capsys.readouterr().out
+    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of them skipped" in printed and "Nothing was measured" in printed
 
 
 def test_distractors_are_looked_at_but_not_found(base, tokenizer):

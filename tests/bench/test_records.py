@@ -63,8 +63,11 @@ def test_texts_that_are_not_there_are_named_with_their_line(value):
         Record("the line", {"a": value}).texts("a")
 
 
-@pytest.mark.parametrize(
-    ("value", "texts"), [(["x"], ["x"]), ([["x"]], None), (None, None), ("x", None)]
-)
+@pytest.mark.parametrize(("value", "texts"), [(["x"], ["x"]), ([["x"]], None), (None, None)])
 def test_optional_texts_may_be_something_else(value, texts):
     assert Record("the line", {"a": value}).optional_texts("a") == texts
+
+
+def test_optional_texts_that_are_no_list_are_named_with_their_line():
+    with pytest.raises(ValueError, match="the line: a must be a list, but is 'x'"):
+        Record("the line", {"a": "x"}).optional_texts("a")

@@ -65,6 +65,24 @@ def test_another_file_is_refused(tmp_path, content):
         Results.read(tmp_path / "a.json")
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"samples": [], "asked": "x"},
+        {"samples": [{"way": "plain"}], "name": "a", "asked": "x"},
+        {"runs": [{"way": "plain"}], "name": "a", "asked": "x", "retriever": "flat"},
+        {"drafter": "ReferenceCopy", "tokens": 5},
+        "text",
+    ],
+)
+def test_an_entry_that_no_suite_has_measured_is_refused(tmp_path, entry):
+    results = fresh()
+    results.suites["rag"] = {"questions": 1, "done": {"1": {"entries": [entry], "skipped": None}}}
+    results.write(tmp_path)
+    with pytest.raises(ValueError, match="holds no results of hf-refspec bench"):
+        Results.read(tmp_path)
+
+
 def test_a_fingerprint_is_of_what_is_asked_and_not_of_what_it_is_put_to():
     assert fingerprint(Asked("1", of=object())) == fingerprint(Asked("1"))
     assert fingerprint(Asked("1", of=Asked("2"))) != fingerprint(Asked("1"))

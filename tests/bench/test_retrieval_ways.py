@@ -15,14 +15,22 @@ from hf_refspec.bench.retrieval_ways import (
     main_ways,
     time_ways,
     with_drafts,
+    without_retrieval,
 )
 from hf_refspec.bench.said import Said
+from hf_refspec.bench.ways import PLAIN
 from hf_refspec.ralm.speculation import Speculation
 
 
 def test_every_way_has_a_name_of_its_own_and_the_baseline_is_first():
-    ways = [*main_ways(), *with_drafts(), *ablations(), *fixed_strides()]
-    assert len({way.name for way in ways}) == len(ways) == 3 + 2 + 7 + 17
+    ways = [
+        *main_ways(),
+        *with_drafts(),
+        *without_retrieval(),
+        *ablations(),
+        *fixed_strides(),
+    ]
+    assert len({way.name for way in ways}) == len(ways) == 3 + 2 + 2 + 7 + 17
     assert ways[0] == RetrievalWay(BASELINE, None)
     assert [way.name for way in main_ways()] == [BASELINE, PUBLISHED, OURS]
 
@@ -63,6 +71,18 @@ def test_other_ids_are_an_error_in_float32_and_counted_elsewhere():
         time_ways("question a", main_ways(), 1, generate, exact=True)
     samples = time_ways("question a", main_ways(), 1, generate, exact=False)
     assert [each["other_tokens"] for each in samples] == [0, 0, 1]
+
+
+def test_a_model_that_retrieves_nothing_may_say_something_else():
+    def generate(way, stats):
+        ids = [1, 2] if way.retrieves else [3]
+        return ids, lambda: Said(ids)
+
+    ways = [*main_ways(), *without_retrieval()]
+    samples = time_ways("question a", ways, 1, generate, exact=True)
+    assert [each["tokens"] for each in samples] == [2, 2, 2, 1, 1]
+    assert all(each["other_tokens"] == 0 for each in samples)
+    assert [way.name for way in without_retrieval(look_up=False)] == [PLAIN]
 
 
 def test_other_passages_are_an_error_in_float32():

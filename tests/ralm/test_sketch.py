@@ -35,15 +35,16 @@ def test_the_nearest_row_is_among_the_candidates():
     queries = rows[rng.integers(0, len(rows), 50)] + 0.02 * rng.standard_normal((50, 96))
     hits = 0
     for query in queries.astype(np.float32):
-        found = sketch.candidates(query)
+        found = sketch.candidates(query, 1)
         assert len(set(found.tolist())) == len(found) == 1024
         hits += int(((rows - query) ** 2).sum(axis=1).argmin() in found)
     assert hits >= 49
+    assert len(sketch.candidates(queries[0].astype(np.float32), 1000)) == 4000
 
 
 def test_of_few_rows_all_are_candidates():
     rows = correlated_rows(100, 6)
-    assert sorted(Sketch.of(rows).candidates(rows[0])) == list(range(100))
+    assert sorted(Sketch.of(rows).candidates(rows[0], 1)) == list(range(100))
 
 
 @settings(max_examples=20, deadline=None)
@@ -55,7 +56,7 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, rows, dimension):
     again = Sketch.read(folder, sketch.write(folder), keys.shape)
     for name in ("mean", "axes", "levels", "codes"):
         assert np.array_equal(getattr(again, name), getattr(sketch, name))
-    assert sorted(again.candidates(keys[0])) == sorted(sketch.candidates(keys[0]))
+    assert sorted(again.candidates(keys[0], 1)) == sorted(sketch.candidates(keys[0], 1))
 
 
 def test_another_shape_or_a_number_that_is_none_is_refused(tmp_path):
@@ -106,9 +107,10 @@ class TestOfADatastore:
             assert len(each.sketch) == len(store)
             each.verify()
         assert np.array_equal(opened.keys, before)
+        assert KnnDatastore(store.path, "hnsw").sketch is None
 
     @pytest.mark.parametrize("do_sample", [False, True])
-    @pytest.mark.parametrize("k", [1, 8])
+    @pytest.mark.parametrize("k", [1, 300])
     def test_the_text_is_the_same_and_guesses_are_better(
         self, byte_llama, tokenizer, sketched, k, do_sample
     ):

@@ -115,7 +115,7 @@ def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    candidates = (lambda query: np.arange(0, ENTRIES, 3)) if sketched else None
+    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if sketched else None
     beside_cache = {"neighbours": neighbours, "candidates": candidates}
     steps, stats = generated(speculation, retriever, *args, **beside_cache)
     assert steps == plain
