@@ -37,8 +37,8 @@ from .replay import replay, stand_in_model
 from .suites import (
     Question,
     RecordedAnswer,
+    answered,
     chat_prompt,
-    end_of_text,
     humaneval,
     llma_rag,
     random_texts,
@@ -137,12 +137,10 @@ def _turns(question: Question, tokenizer: PreTrainedTokenizerBase) -> Iterator[R
     """Each turn with its recorded answer, after those before it."""
     assert question.answers is not None
     messages: list[str] = []
-    for text, answer in zip(question.turns, question.answers, strict=True):
+    for turn, (text, answer) in enumerate(zip(question.turns, question.answers, strict=True)):
         messages.append(text)
-        prompt_ids = chat_prompt(messages, tokenizer)
+        yield RecordedAnswer(chat_prompt(messages, tokenizer), answered(question, turn, tokenizer))
         messages.append(answer)
-        answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        yield RecordedAnswer(prompt_ids, [*answer_ids, end_of_text(tokenizer)])
 
 
 def _answers(

@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from .models import context_length
 from .replay import ForcedText
 from .said import Said, tied
-from .ways import LOOK_UP, Way
+from .ways import LOOK_UP, Way, mixed
 
 NEW_TOKENS = 256  # at most, where the model says what it likes
 WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
@@ -140,7 +140,7 @@ class Bench:
     def ask(
         self, name: str, prompt_ids: list[int], answer_ids: list[int] | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Decodes in all ways in turn.
+        """Decodes in all ways in turn, in mixed order.
 
         Args:
             name (`str`): What the prompt is called.
@@ -157,11 +157,11 @@ class Bench:
         """
         self.check_context(name, prompt_ids, NEW_TOKENS if answer_ids is None else len(answer_ids))
         samples: list[Sample] = []
-        plain_ids: list[int] = []
-        plain: Said | None = None
-        for way in self.ways:
-            sample, ids, said = self._timed(way, prompt_ids, answer_ids)
-            plain_ids, plain = plain_ids or ids, plain or said
+        order = mixed(range(len(self.ways)), name)
+        timed = {i: self._timed(self.ways[i], prompt_ids, answer_ids) for i in order}
+        _, plain_ids, plain = timed[0]
+        for i, way in enumerate(self.ways):
+            sample, ids, said = timed[i]
             if answer_ids is not None and ids != answer_ids:
                 raise IdsDifferError(f"{name}: {way.name} does not say what it is made to say")
             if self.computes_exactly:

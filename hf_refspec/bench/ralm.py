@@ -1,6 +1,7 @@
 """Iterative RaLM with speculative retrieval, against waiting for every search.
 
-Recorded questions and answers are LLMA's; a model that says what it likes is asked Spec-Bench's.
+Recorded questions and answers are LLMA's and then Spec-Bench's; a model that says what it likes is
+asked Spec-Bench's.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from . import knn, latency, ralm, report, retrieval_report, suites
 from .measure import Bench
 from .retrieval_ways import ABLATED_QUESTIONS
-from .suites import Question, RecordedAnswer, chat_prompt, neighbours
+from .suites import Question, RecordedAnswer, answered, chat_prompt, neighbours
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,7 @@ def _converse(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
         prompt_ids = chat_prompt(messages, bench.tokenizer)
         answer_ids = None
         if bench.replay and question.answers is not None:
-            answer = bench.tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
-            answer_ids = [*answer, suites.end_of_text(bench.tokenizer)]
+            answer_ids = answered(question, turn, bench.tokenizer)
         entry, ids = bench.ask(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry
@@ -169,6 +168,14 @@ def _read_ralm(source: Source) -> list[ralm.RalmQuestion]:
         asked = [
             (each.id, each.answer.prompt_ids, each.answer.answer_ids)
             for each in _named(suites.llma_rag_questions(path, source.tokenizer))
+        ]
+        asked += [
+            (
+                each.id,
+                chat_prompt(each.turns[:1], source.tokenizer),
+                answered(each, 0, source.tokenizer),
+            )
+            for each in _read_spec_bench(source)
         ]
     else:
         asked = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,7 +11,7 @@ from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.speculation import Speculation
 from .measure import IdsDifferError
 from .said import Said
-from .ways import LOOK_UP, PLAIN
+from .ways import LOOK_UP, PLAIN, mixed
 
 BASELINE = "baseline"
 PUBLISHED, OURS = "as published, psa", "ours, psa"
@@ -125,7 +124,7 @@ def time_ways(
     """
     samples: list[dict[str, Any]] = []
     for run in range(runs):
-        turns = {way.name: _one_turn(way, generate) for way in _mixed(ways, f"{name}, {run}")}
+        turns = {way.name: _one_turn(way, generate) for way in mixed(ways, f"{name}, {run}")}
         plain, plain_passages = turns[ways[0].name].said, turns[ways[0].name].passages
         for way in ways:
             turn = turns[way.name]
@@ -160,11 +159,6 @@ def _one_turn(way: RetrievalWay, generate: Generate) -> _Turn:
     kept = {key: x for key, x in stats.to_dict().items() if key not in _NOT_KEPT}
     figures = {"way": way.name, "seconds": seconds, "tokens": len(ids), "stats": kept}
     return _Turn(figures, what_was_said(), stats.best_ids)
-
-
-def _mixed(ways: list[RetrievalWay], seed: str) -> list[RetrievalWay]:
-    """In another order for each seed: whoever is always first always meets cold caches."""
-    return random.Random(seed).sample(ways, len(ways))
 
 
 def time_searches(retriever: Any, queries: list[Any], k: int) -> dict[str, list[float]]:

@@ -142,6 +142,13 @@ def _spec_bench_question(record: Record) -> Question:
     return Question(name, turns, answers if known else None)
 
 
+def answered(question: Question, turn: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of the recorded answer to a turn, which ends its text."""
+    assert question.answers is not None
+    answer = tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
+    return [*answer, end_of_text(tokenizer)]
+
+
 def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of a conversation in which it is the model's turn.
 

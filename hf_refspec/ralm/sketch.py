@@ -75,7 +75,8 @@ class Sketch:
                 f"shape {rows.shape}"
             )
         faiss = import_faiss("the sketch of a datastore")
-        chosen = np.random.default_rng(0).permutation(len(rows))[:_SAMPLE]
+        count = min(_SAMPLE, len(rows))
+        chosen = np.random.default_rng(0).choice(len(rows), count, replace=False, shuffle=False)
         sample = rows[np.sort(chosen)]
         mean, axes = _principal_axes(sample)
         quantizer = faiss.IndexPQ(len(axes), len(axes), _BITS)

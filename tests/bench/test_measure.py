@@ -50,6 +50,24 @@ def test_what_a_model_says_by_itself_is_that_of_plain_decoding(tokenizer, byte_l
     assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
 
 
+def test_ways_take_turns_in_another_order_for_each_prompt(tokenizer, monkeypatch):
+    bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
+    asked, say = [], bench.say
+
+    def noted(prompt_ids, answer_ids, **kwargs):
+        asked.append(kwargs)
+        return say(prompt_ids, answer_ids, **kwargs)
+
+    monkeypatch.setattr(bench, "say", noted)
+    for name in ("a prompt", "another"):
+        bench.ask(name, PROMPT, ANSWER)
+    given = [way.kwargs for way in bench.ways]
+    turns = asked[: len(given)], asked[len(given) :]
+    for turn in turns:
+        assert turn != given and all(kwargs in turn for kwargs in given)
+    assert turns[0] != turns[1]
+
+
 def test_a_token_that_the_model_has_not_is_named(tokenizer):
     bench = begun(random_model("tiny", 20), tokenizer)
     with pytest.raises(ValueError, match="a prompt has the token 20, but the model a vocabulary"):

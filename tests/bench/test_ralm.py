@@ -132,11 +132,12 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(given, base, monkeypa
     monkeypatch.setitem(SUITES, "ralm", dataclasses.replace(suite, measure=interrupted))
     arguments = [*given, "--knowledge-base", base, "--repeat", "2"]
     assert main(arguments) == 130
-    assert "1 of 3 questions" in capsys.readouterr().out
+    assert "1 of 5 questions" in capsys.readouterr().out
     before = done()["1, bm25"]
     assert [sample["run"] for sample in before["entries"][0]["runs"]] == [0] * 7 + [1] * 7
     assert main([*arguments, "--resume"]) == 0
-    assert asked == [f"{number}, bm25" for number in (1, 2, 2, 3)]
+    names = ["1", "2", "2", "3", "math/101", "translation/161"]
+    assert asked == [f"{name}, bm25" for name in names]
     assert done()["1, bm25"] == before
     assert main([*arguments, "--resume", "--repeat", "3"]) == 2
     assert "was measured with runs 2, not 3" in capsys.readouterr().err
