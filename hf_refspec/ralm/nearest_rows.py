@@ -40,8 +40,9 @@ QUERIES_AT_ONCE = 32
 # Candidates beyond k that an exact search takes: so many may be as good as the k-th.
 SPARE = 16
 UNIT_ROUNDOFF = 2.0**-24
-# Rows whose products are taken before these are looked at: few enough to stay near.
-_BLOCK = 256
+# Rows whose products are taken before these are looked at, few enough to stay near, and a part of
+# them that can be taken by sixes and by eights.
+_BLOCK, _TILE = 264, 24
 _INFINITE = np.float32(np.inf)
 # How many rows ahead of their use they are asked for: in a scan, and of scattered ones.
 _AHEAD, _ROWS_AHEAD = 64, 8
@@ -84,12 +85,12 @@ def _eight_rows_with_eight(rows, i, queries, dots, r):
 
 
 @njit(nogil=True)
-def _four_rows_with_sixteen(rows, i, queries, dots, r):
+def _six_rows_with_sixteen(rows, i, queries, dots, r):
     """The same with two times eight queries, `(2, d, 8)`: fewer numbers are loaded."""
     first, second = queries[0], queries[1]
-    a = b = c = d = e = f = g = h = lanes_of(np.float32(0))
+    a = b = c = d = e = f = g = h = k = m = n = o = lanes_of(np.float32(0))
     for j in range(rows.shape[1]):
-        fetch_ahead(rows, i + _AHEAD, 4 * j)
+        fetch_ahead(rows, i + _AHEAD, 6 * j)
         some, others = load_lanes(first, j), load_lanes(second, j)
         a = add_products(a, rows[i, j], some)
         b = add_products(b, rows[i, j], others)
@@ -99,6 +100,10 @@ def _four_rows_with_sixteen(rows, i, queries, dots, r):
         f = add_products(f, rows[i + 2, j], others)
         g = add_products(g, rows[i + 3, j], some)
         h = add_products(h, rows[i + 3, j], others)
+        k = add_products(k, rows[i + 4, j], some)
+        m = add_products(m, rows[i + 4, j], others)
+        n = add_products(n, rows[i + 5, j], some)
+        o = add_products(o, rows[i + 5, j], others)
     store_lanes(dots[0], r, a)
     store_lanes(dots[1], r, b)
     store_lanes(dots[0], r + 1, c)
@@ -107,6 +112,10 @@ def _four_rows_with_sixteen(rows, i, queries, dots, r):
     store_lanes(dots[1], r + 2, f)
     store_lanes(dots[0], r + 3, g)
     store_lanes(dots[1], r + 3, h)
+    store_lanes(dots[0], r + 4, k)
+    store_lanes(dots[1], r + 4, m)
+    store_lanes(dots[0], r + 5, n)
+    store_lanes(dots[1], r + 5, o)
 
 
 @njit(nogil=True)
@@ -114,14 +123,17 @@ def _dots_of_block(rows, begin, size, queries, lanes, dots):
     """Of `size` rows from `begin` on with all queries, into `dots`, `(groups, size, 8)`."""
     groups = len(lanes)
     # One query has nothing beside it to compute while its rows are loaded.
-    together = size - size % 8 if len(queries) > 1 else 0
-    for r in range(0, together, 8):
+    together = size - size % _TILE if len(queries) > 1 else 0
+    for r in range(0, together, _TILE):
         for group in range(0, groups - 1, 2):
-            for half in range(r, r + 8, 4):
+            for some in range(r, r + _TILE, 6):
                 two = slice(group, group + 2)
-                _four_rows_with_sixteen(rows, begin + half, lanes[two], dots[two], half)
+                _six_rows_with_sixteen(rows, begin + some, lanes[two], dots[two], some)
         if groups % 2:
-            _eight_rows_with_eight(rows, begin + r, lanes[groups - 1], dots[groups - 1], r)
+            for some in range(r, r + _TILE, 8):
+                _eight_rows_with_eight(
+                    rows, begin + some, lanes[groups - 1], dots[groups - 1], some
+                )
     for r in range(together, size):
         for s in range(len(queries)):
             dots[s // LANES, r, s % LANES] = _dot(rows[begin + r], queries[s])
