@@ -245,6 +245,8 @@ def main(arguments: list[str] | None = None) -> int:
             "name the folder `benchmarks` of one"
         )
 
+    if options.data and not options.data.is_dir():
+        parser.error(f"--data {options.data} is no folder; benchmarks/README.md says what is in it")
     path = options.benchmarks / "guard.json"
     baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     torch.set_num_threads(1)  # the stand-in is too small to share out

@@ -119,9 +119,19 @@ def _check_entry(entry: dict[str, Any]) -> None:
             raise ValueError(f"an entry lacks one of {names}: {entry!r:.200}")
     for sample in entry.get("samples", ()):
         Sample(**sample)
+        _check_numbers(sample, "tokens", "forward_passes", "prefill_seconds")
+        if sample["tokens"] > 1:  # an answer of one token is all prefill
+            _check_numbers(sample, "decoding_seconds")
     for sample in entry.get("runs", ()):
         if not all(name in sample for name in _RUN):
             raise ValueError(f"a run lacks one of {_RUN}: {sample!r:.200}")
+        _check_numbers(sample, "seconds", "tokens")
+
+
+def _check_numbers(sample: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(sample[name], (int, float)) or not sample[name] > 0:
+            raise ValueError(f"{name} must be a number above 0, but is {sample[name]!r:.80}")
 
 
 def fingerprint(question: Any) -> str:

@@ -89,8 +89,8 @@ def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Reco
 
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
     """Tokenises both as one text, so that the answer's first token is the one a model would say."""
-    prompt_ids = tokenizer(prompt)["input_ids"]
-    ids = tokenizer(prompt + answer)["input_ids"]
+    prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
+    ids = tokenizer(prompt + answer, verbose=False)["input_ids"]
     if ids[: len(prompt_ids)] != prompt_ids:  # a token that would reach over the border
         ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
     return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], end_of_text(tokenizer)])

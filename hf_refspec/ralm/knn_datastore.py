@@ -34,6 +34,7 @@ from ..datastore.format import (
     FileEntry,
     check_file,
     new_folder,
+    only_writer,
     read_arrays,
     write_arrays,
     write_config,
@@ -281,23 +282,26 @@ class KnnDatastore:
         Raises:
             ImportError: If FAISS is not installed (extra `retrieval`).
             ValueError: If there are fewer than 16, or they have one dimension alone.
+            DatastoreError: If another process is writing one.
         """
         sketch = Sketch.of(self.keys)
-        self.config = replace(self.config, sketch=sketch.write(self.path))
-        self.config.write(self.path)
-        self.sketch = sketch
+        with only_writer(self.path):
+            self.config = replace(self.config, sketch=sketch.write(self.path))
+            self.config.write(self.path)
+        self.__dict__.pop("sketch", None)  # it is read when it is needed
 
     @cached_property
     def sketch(self) -> Sketch | None:
-        """The sketch, if there is one and it is of use: to walk a graph takes no longer.
+        """The sketch, if there is one, FAISS is installed to look into it, and it is of use: to
+        walk a graph takes no longer.
 
-        It is read when it is first asked for.
+        It is read when it is first asked for, but its numbers are not checked: wrong ones give
+        wrong guesses, and so the same text more slowly. [`~KnnDatastore.verify`] tells.
 
         Raises:
-            DatastoreError: If it is damaged.
-            ImportError: If FAISS is not installed (extra `retrieval`).
+            DatastoreError: If its file is damaged, as far as sizes and headers tell.
         """
-        if self.config.sketch is None or self.index != "flat":
+        if self.config.sketch is None or self.index != "flat" or find_spec("faiss") is None:
             return None
         shape = (self.config.entries, self.config.dimension)
         return Sketch.read(self.path, self.config.sketch, shape)

@@ -66,3 +66,6 @@ def test_outside_of_a_checkout_it_says_so(tmp_path, capsys):
     with pytest.raises(SystemExit):
         guard.main(["--benchmarks", str(tmp_path)])
     assert "has no guard.jsonl; run this in a checkout" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        guard.main(["--benchmarks", str(BENCHMARKS), "--data", str(tmp_path / "none")])
+    assert "none is no folder" in capsys.readouterr().err

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from test_summary import sample
 
 from hf_refspec.bench.results import Results, fingerprint, open_results
+
+SAMPLE = sample("plain", 11, 11, 1.0, 10.0)
 
 
 @dataclass
@@ -71,6 +74,8 @@ def test_another_file_is_refused(tmp_path, content):
         {"samples": [], "asked": "x"},
         {"samples": [{"way": "plain"}], "name": "a", "asked": "x"},
         {"runs": [{"way": "plain"}], "name": "a", "asked": "x", "retriever": "flat"},
+        {"samples": [{**SAMPLE, "decoding_seconds": 0}], "name": "a", "asked": "x"},
+        {"samples": [{**SAMPLE, "tokens": "x"}], "name": "a", "asked": "x"},
         {"drafter": "ReferenceCopy", "tokens": 5},
         "text",
     ],

@@ -102,12 +102,14 @@ class TestOfADatastore:
         before = store.keys.copy()
         again = KnnDatastore(store.path)
         again.add_sketch()
+        walked = KnnDatastore(store.path, "hnsw")
+        walked.add_sketch()
+        assert walked.sketch is None
         opened = KnnDatastore(store.path)
         for each in (again, opened):
             assert len(each.sketch) == len(store)
             each.verify()
         assert np.array_equal(opened.keys, before)
-        assert KnnDatastore(store.path, "hnsw").sketch is None
 
     @pytest.mark.parametrize("do_sample", [False, True])
     @pytest.mark.parametrize("k", [1, 300])
@@ -139,6 +141,31 @@ class TestOfADatastore:
         assert torch.equal(ids, plain) and torch.equal(blind, plain)
         assert stats.mismatched <= without.mismatched
         assert stats.mismatched <= 1  # 1024 of some 2,000 entries are candidates
+
+    def test_one_of_garbage_makes_guesses_wrong_and_nothing_else(
+        self, byte_llama, tokenizer, sketched
+    ):
+        store, rng = KnnDatastore(sketched.path), np.random.default_rng(0)
+        made = store.sketch
+        codes = rng.integers(0, 256, made.codes.shape).astype(np.uint8)
+        store.sketch = Sketch(made.mean, made.axes, made.levels, codes)
+        inputs = tokenizer("for i in ran", return_tensors="pt", return_token_type_ids=False)
+        ids = [
+            byte_llama.generate(
+                **inputs,
+                custom_generate=knn_lm,
+                knn_datastore=store,
+                k=2,
+                speculation=speculation,
+                max_new_tokens=30,
+            )
+            for speculation in (None, "psa")
+        ]
+        assert torch.equal(*ids)
+
+    def test_without_faiss_there_is_none(self, sketched, monkeypatch):
+        monkeypatch.setattr(knn_datastore, "find_spec", lambda name: None)
+        assert KnnDatastore(sketched.path).sketch is None
 
     def test_a_damaged_one_is_refused_before_work_starts(
         self, byte_llama, tokenizer, sketched, tmp_path
