@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from .report import table
+from .report import microseconds, table
 from .results import Results
 from .retrieval_report import mean, summarised
 from .summary import Entry, Spread, Summary, summaries
@@ -129,7 +129,7 @@ def _latency(
     suite: str, before: dict[tuple[str, int], list[float]], now: dict[tuple[str, int], list[float]]
 ) -> list[str]:
     rows = [
-        [drafter, f"{tokens:,}", *_change(_microseconds(seconds), _microseconds(others), 0)]
+        [drafter, f"{tokens:,}", *_change(microseconds(seconds), microseconds(others), 0)]
         for (drafter, tokens), seconds in before.items()
         if (others := now.get((drafter, tokens)))
     ]
@@ -156,7 +156,3 @@ def _change(one: Spread, other: Spread, digits: int) -> list[str]:
 def _change_of_means(one: list[float], other: list[float]) -> list[str]:
     change = fmean(other) / fmean(one) - 1
     return [f"{mean(one)} → {mean(other)}", f"{change:+.1%}"]
-
-
-def _microseconds(seconds: list[float]) -> Spread:
-    return Spread.of([1e6 * each for each in seconds])

@@ -34,7 +34,6 @@ from .retrieval_ways import (
     without_retrieval,
 )
 from .said import Said
-from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT, NEW_TOKENS = 10, 256, 128
@@ -173,8 +172,8 @@ def _generate(
     way: RetrievalWay,
     stats: RetrievalStats,
 ) -> tuple[list[int], Callable[[], Said]]:
-    options: dict[str, Any] = {}
-    if way.retrieves:
+    options = way.alone
+    if options is None:
         options = {
             "custom_generate": knn_lm,
             "knn_datastore": store,
@@ -184,8 +183,6 @@ def _generate(
             "speculation": way.speculation,
             "retrieval_stats": stats,
         }
-    elif way.name == LOOK_UP:
-        options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
     torch.manual_seed(0)
     ids = bench.generate(prompt_ids, max_new_tokens=NEW_TOKENS, do_sample=sampled, **options)
     return ids, lambda: Said(ids)

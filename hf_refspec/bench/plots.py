@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .report import microseconds
 from .retrieval_report import summarised
 from .retrieval_ways import OURS, STRIDES, stride_name
 from .summary import Entry, Key, Spread, Summary
@@ -136,7 +137,7 @@ def _latency(entries: list[Entry], axes: Any) -> None:
     """The time of a draft over the tokens that it is looked for in."""
     for drafter in dict.fromkeys(entry["drafter"] for entry in entries):
         points = [entry for entry in entries if entry["drafter"] == drafter]
-        spreads = [Spread.of([1e6 * each for each in entry["seconds"]]) for entry in points]
+        spreads = [microseconds(entry["seconds"]) for entry in points]
         tokens = [entry["tokens"] for entry in points]
         [line] = axes.plot(tokens, [each.median for each in spreads], marker="o", label=drafter)
         low, high = ([getattr(each, end) for each in spreads] for end in ("low", "high"))

@@ -37,7 +37,6 @@ from .retrieval_ways import (
     without_retrieval,
 )
 from .said import Said
-from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # those of the paper, section 5.1
 PREFETCH = 20
@@ -173,9 +172,8 @@ def measure_ralm(bench: Bench, question: RalmQuestion) -> Iterator[dict[str, Any
         ways += [*ablations(), *fixed_strides()]
 
     def generate(way: RetrievalWay, stats: RetrievalStats) -> tuple[list[int], Callable[[], Said]]:
-        if not way.retrieves:
-            options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS} if way.name == LOOK_UP else {}
-            return bench.say(question.prompt_ids, question.answer_ids, **options)
+        if way.alone is not None:
+            return bench.say(question.prompt_ids, question.answer_ids, **way.alone)
         return bench.say(
             question.prompt_ids,
             question.answer_ids,

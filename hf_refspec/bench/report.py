@@ -82,7 +82,7 @@ def _name(entry: Entry) -> str:
 def latency_table(entries: list[Entry]) -> str:
     """A row for each drafter and size."""
     rows = [
-        [entry["drafter"], f"{entry['tokens']:,}", f"{_microseconds(entry['seconds']):.0f}"]
+        [entry["drafter"], f"{entry['tokens']:,}", f"{microseconds(entry['seconds']):.0f}"]
         for entry in entries
     ]
     return "Medians, with the quartiles in brackets, of drafts along one text.\n\n" + table(
@@ -100,7 +100,8 @@ def pass_cost_table(pass_costs: dict[str, Any]) -> str:
     return table(["tokens in a pass", "ms", "against one token"], rows)
 
 
-def _microseconds(seconds: list[float]) -> Spread:
+def microseconds(seconds: list[float]) -> Spread:
+    """The spread of times, in microseconds."""
     return Spread.of([1e6 * each for each in seconds])
 
 

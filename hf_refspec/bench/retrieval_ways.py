@@ -11,7 +11,7 @@ from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.speculation import Speculation
 from .measure import IdsDifferError
 from .said import Said
-from .ways import LOOK_UP, PLAIN, mixed
+from .ways import LOOK_UP, LOOK_UP_TOKENS, PLAIN, mixed
 
 BASELINE = "baseline"
 PUBLISHED, OURS = "as published, psa", "ours, psa"
@@ -34,13 +34,14 @@ class RetrievalWay:
         name (`str`): For people.
         speculation ([`Speculation`], *optional*): `None` to wait for every search.
         drafts (`bool`): Whether tokens are drafted as well.
-        retrieves (`bool`): Whether it retrieves at all. One that does not says something else.
+        alone (`dict`, *optional*): The keyword arguments of a `generate` that retrieves nothing,
+            and so says something else; `None` where it retrieves.
     """
 
     name: str
     speculation: Speculation | None
     drafts: bool = False
-    retrieves: bool = True
+    alone: dict[str, Any] | None = None
 
 
 # The new ids, and what to call for what is compared, see [`Bench.say`].
@@ -71,8 +72,11 @@ def without_retrieval(look_up: bool = True) -> list[RetrievalWay]:
     Args:
         look_up (`bool`, *optional*, defaults to `True`): Whether the model takes these.
     """
-    names = (PLAIN, LOOK_UP) if look_up else (PLAIN,)
-    return [RetrievalWay(name, None, retrieves=False) for name in names]
+    ways = [RetrievalWay(PLAIN, None, alone={})]
+    if look_up:
+        options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
+        ways.append(RetrievalWay(LOOK_UP, None, alone=options))
+    return ways
 
 
 def ablations() -> list[RetrievalWay]:
@@ -125,10 +129,11 @@ def time_ways(
     samples: list[dict[str, Any]] = []
     for run in range(runs):
         turns = {way.name: _one_turn(way, generate) for way in mixed(ways, f"{name}, {run}")}
-        plain, plain_passages = turns[ways[0].name].said, turns[ways[0].name].passages
+        if run == 0:
+            plain, plain_passages = turns[ways[0].name].said, turns[ways[0].name].passages
         for way in ways:
             turn = turns[way.name]
-            if not way.retrieves:
+            if way.alone is not None:
                 samples.append({**turn.figures, "run": run, "other_tokens": 0})
                 continue
             other_passages = turn.passages != plain_passages

@@ -75,7 +75,7 @@ def test_other_ids_are_an_error_in_float32_and_counted_elsewhere():
 
 def test_a_model_that_retrieves_nothing_may_say_something_else():
     def generate(way, stats):
-        ids = [1, 2] if way.retrieves else [3]
+        ids = [1, 2] if way.alone is None else [3]
         return ids, lambda: Said(ids)
 
     ways = [*main_ways(), *without_retrieval()]
@@ -83,6 +83,17 @@ def test_a_model_that_retrieves_nothing_may_say_something_else():
     assert [each["tokens"] for each in samples] == [2, 2, 2, 1, 1]
     assert all(each["other_tokens"] == 0 for each in samples)
     assert [way.name for way in without_retrieval(look_up=False)] == [PLAIN]
+
+
+def test_a_baseline_that_says_something_else_in_another_run_is_an_error():
+    said = iter([1] * len(main_ways()) + [2] * len(main_ways()))
+
+    def generate(way, stats):
+        ids = [next(said)]
+        return ids, lambda: Said(ids)
+
+    with pytest.raises(IdsDifferError):
+        time_ways("question a", main_ways(), 2, generate, exact=True)
 
 
 def test_other_passages_are_an_error_in_float32():
