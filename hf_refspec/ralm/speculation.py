@@ -19,11 +19,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
+from .gamma import Gamma, GammaByLag, PublishedGamma
 from .prefetch import DEFAULT_PREFETCH, AutoPrefetch
 from .request_cache import RequestCache
 from .retrieval_stats import RetrievalStats
 from .retriever import Retrieved, Retriever
-from .stride import LONGEST_STRIDE, PRIOR, StrideScheduler
+from .stride import LONGEST_STRIDE, StrideScheduler
 
 __all__ = ["RetrievalError", "Speculation", "SpeculativeText", "generate_speculatively"]
 
@@ -33,7 +34,7 @@ _NO_PREFETCH = 1
 _PUBLISHED_MAX_GAMMA = 0.6
 _DEFAULT_TIMEOUT = 60.0
 # How likely steps were right in the requests of each retriever so far, by what decides about that.
-_remembered: WeakKeyDictionary[Any, dict[tuple, tuple[float, float]]] = WeakKeyDictionary()
+_remembered: WeakKeyDictionary[Any, dict[tuple, np.ndarray]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Speculation:
             A: whether speculation goes on while a verification runs.
         max_gamma (`float`, *optional*):
             The most that OS3 takes the chance of a right step to be, which it then estimates as the
-            paper does (0.6 there). By default there is no cap: see [`~ralm.stride.Gamma`].
+            paper does (0.6 there). By default there is no cap: see [`~ralm.gamma.GammaByLag`].
         steps_ahead (`int`, *optional*):
             The most steps that an asynchronous verification is given company by; 1 in the paper. By
             default as many as pay.
@@ -59,7 +60,8 @@ class Speculation:
             Whether guesses are also looked for in a sketch of the datastore, where there is one
             (see [`KnnDatastore.add_sketch`]); not in the paper.
         window (`int`, *optional*, defaults to 5):
-            The verifications from which OS3 estimates the chance of a right step.
+            The verifications from which OS3 estimates the chance of a right step; without
+            `max_gamma` those before them count as well, less and less.
         timeout (`float`, *optional*, defaults to 60):
             The most seconds for one search. A search that takes longer, or fails, is tried once
             more. `None` for no limit.
@@ -175,11 +177,24 @@ class SpeculativeText(Protocol):
 
 @dataclass(slots=True)
 class _Speculated:
-    """A step that awaits its verification."""
+    """A step that awaits its verification.
+
+    Attributes:
+        query: What it retrieved with.
+        step: What the text made of it.
+        lag (`int`): How many steps lie between it and the last one whose search is in the cache,
+            itself included; see [`Gamma`].
+        cache_seconds (`float`): What asking the cache took.
+    """
 
     query: Any
     step: Any
+    lag: int
     cache_seconds: float
+
+
+def _lags(steps: Sequence[_Speculated]) -> list[int]:
+    return [each.lag for each in steps]
 
 
 def generate_speculatively(
@@ -222,18 +237,24 @@ def generate_speculatively(
             remembered = _remembered_of(retriever)
             beside = (neighbours is not None, candidates is not None)
             setting = (k, speculation.prefetch, *beside)
-            prior = remembered.get(setting, PRIOR)
-            request = _Request(text, checked, speculation, k, neighbours, candidates, stats, prior)
-            request.run()
-            remembered[setting] = request.remembered()
+            gamma = _gamma(speculation, remembered.get(setting))
+            _Request(text, checked, speculation, k, neighbours, candidates, stats, gamma).run()
+            if isinstance(gamma, GammaByLag):
+                remembered[setting] = gamma.remembered()
     return stats
 
 
-def _remembered_of(retriever: Retriever) -> dict[tuple, tuple[float, float]]:
+def _remembered_of(retriever: Retriever) -> dict[tuple, np.ndarray]:
     try:
         return _remembered.setdefault(retriever, {})
     except TypeError:  # it has no hash, or cannot be referred to weakly
         return {}
+
+
+def _gamma(speculation: Speculation, seen: np.ndarray | None) -> Gamma:
+    if speculation.max_gamma is not None:
+        return PublishedGamma(speculation.window, speculation.max_gamma)
+    return GammaByLag(speculation.window, seen)
 
 
 def _retrieve_before_every_step(
@@ -288,7 +309,7 @@ class _Request:
         neighbours: Callable[[np.ndarray], np.ndarray] | None,
         candidates: Callable[[Any, int], np.ndarray] | None,
         stats: RetrievalStats,
-        prior: tuple[float, float],
+        gamma: Gamma,
     ) -> None:
         self._text = text
         self._retriever = retriever
@@ -299,12 +320,9 @@ class _Request:
         self._stats = stats
         self._cache = RequestCache(retriever)
         self._auto_prefetch = AutoPrefetch() if speculation.prefetch == "auto" else None
-        self._scheduler = StrideScheduler(
-            speculation.window,
-            speculation.max_gamma,
-            speculation.steps_ahead if speculation.asynchronous else 0,
-            prior,
-        )
+        self._gamma = gamma
+        steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
+        self._scheduler = StrideScheduler(gamma, steps_ahead)
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -324,10 +342,6 @@ class _Request:
                 self._text.roll_back(unverified[0].step)
             raise
 
-    def remembered(self) -> tuple[float, float]:
-        """How likely a speculated step was right, as the prior of another request."""
-        return self._scheduler.remembered()
-
     def _begin(self) -> None:
         """The initial retrieval, which fills the cache."""
         if self._text.finished:
@@ -339,7 +353,7 @@ class _Request:
 
     def _stride(self) -> int:
         stride = self._speculation.stride
-        return self._scheduler.stride() if stride == "os3" else int(stride)
+        return self._scheduler.stride(_lags(self._pending)) if stride == "os3" else int(stride)
 
     def _count(self) -> int:
         """How many passages to search for."""
@@ -371,7 +385,8 @@ class _Request:
         answered = perf_counter()
         step = self._text.step(found)
         stepped = perf_counter()
-        self._pending.append(_Speculated(query, step, answered - asked))
+        lag = len(self._in_flight) + len(self._pending) + 1
+        self._pending.append(_Speculated(query, step, lag, answered - asked))
         self._scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += asked - began
@@ -405,7 +420,7 @@ class _Request:
         while len(self._pending) < most and not search.done and not self._text.finished:
             # As published, the one step is taken whatever it may bring.
             if self._speculation.steps_ahead is None and not self._scheduler.pays_to_go_on(
-                len(self._in_flight), len(self._pending), perf_counter() - search.began
+                _lags(self._in_flight), _lags(self._pending), perf_counter() - search.began
             ):
                 break
             self._speculate(beside_search=True)
@@ -421,7 +436,7 @@ class _Request:
         agreed = (self._text.agrees(*each) for each in zip(steps, truths, strict=True))
         right = next((i for i, same in enumerate(agreed) if not same), len(steps))
         all_right = right == len(steps)
-        self._scheduler.record_verification(right, int(not all_right))
+        self._gamma.record(_lags(self._in_flight), right)
         stats = self._stats
         stats.verified += right
         stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]

@@ -17,7 +17,6 @@ from hf_refspec.ralm.speculation import (
     _remembered_of,
     generate_speculatively,
 )
-from hf_refspec.ralm.stride import PRIOR
 
 ENTRIES = 40
 
@@ -342,7 +341,7 @@ def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
     generated(PSA, retriever)
     remembered = _remembered_of(retriever)
     assert list(remembered) == [(1, 20, False, False)]
-    assert sum(remembered[1, 20, False, False]) > sum(PRIOR)
+    assert remembered[1, 20, False, False].sum() > 0
     generated(Speculation.parse("sa"), retriever)
     assert list(remembered) == [(1, 20, False, False), (1, 1, False, False)]
     assert generated(PSA, retriever)[0] == generated(None, retriever)[0]

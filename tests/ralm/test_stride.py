@@ -7,32 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.ralm.stride import (
-    LONGEST_STRIDE,
-    PRIOR,
-    Gamma,
-    SearchSeconds,
-    StrideScheduler,
-    expected_rate,
-)
+from hf_refspec.ralm.gamma import GammaByLag, PublishedGamma
+from hf_refspec.ralm.stride import LONGEST_STRIDE, SearchSeconds, StrideScheduler, expected_rates
 
 seconds = st.floats(1e-4, 10)
 gammas = st.floats(0, 0.99)
+rights = st.lists(gammas, min_size=1, max_size=12).map(np.array)
 
 
-def outcomes(stride: int, gamma: float):
+def outcomes(right: np.ndarray):
     """Chance and verified steps of everything that a verification can find."""
-    for right in range(stride):
-        yield gamma**right * (1 - gamma), right + 1  # the wrong one is done again with the truth
-    yield gamma**stride, stride
+    for wrong, gamma in enumerate(right):
+        yield np.prod(right[:wrong]) * (1 - gamma), wrong + 1  # made again with the truth
+    yield np.prod(right), len(right)
 
 
-@given(stride=st.integers(1, 12), gamma=gammas, a=seconds, b=seconds)
-def test_the_synchronous_objective_is_verified_steps_over_time(stride, gamma, a, b):
-    verified = sum(chance * steps for chance, steps in outcomes(stride, gamma))
-    expected = expected_rate(stride, gamma, a, b) * (stride * a + b)
-    # A wrong step counts as verified in the paper, unless it is the one after all right ones.
-    assert expected == pytest.approx(verified)
+@given(right=rights, a=seconds, b=seconds, made=st.integers(0, 12))
+def test_the_synchronous_objective_is_verified_steps_over_time(right, a, b, made):
+    rates = expected_rates(right, a, np.full(len(right), b), made=made)
+    for stride, rate in enumerate(rates, start=1):
+        verified = sum(chance * steps for chance, steps in outcomes(right[:stride]))
+        # A wrong step counts as verified in the paper, unless it is the one after all right ones.
+        assert rate * (max(stride - made, 0) * a + b) == pytest.approx(verified)
 
 
 @given(stride=st.integers(1, 12), gamma=gammas, a=seconds, b=seconds)
@@ -41,17 +37,20 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
     published = (1 - right) / (
         (1 - gamma) * (right * ((stride - 1) * a + max(a, b)) + (1 - right) * (stride * a + b))
     )
-    assert expected_rate(stride, gamma, a, b, min(a, b)) == pytest.approx(published)
+    rates = expected_rates(np.full(stride, gamma), a, np.full(stride, b), min(a, b))
+    assert rates[-1] == pytest.approx(published)
 
 
-def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0):
-    scheduler = StrideScheduler(window=5, max_gamma=max_gamma, steps_ahead=steps_ahead)
+def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0, lags=None):
+    """After a verification of that many right steps and a wrong one, or none."""
+    gamma = GammaByLag(5) if max_gamma is None else PublishedGamma(5, max_gamma)
+    scheduler = StrideScheduler(gamma, steps_ahead)
     scheduler.record_step(a)
     for batch in (1, 4):
         scheduler.record_search(batch, b0 + b1 * batch)
-    scheduler.record_verification(right, wrong)
+    gamma.record(lags or range(1, right + wrong + 1), right)
     scheduler.record_overhead(0.0)
-    return scheduler
+    return scheduler, gamma
 
 
 @given(
@@ -66,64 +65,79 @@ def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0)
 def test_no_stride_is_better_than_the_scheduled_one(
     a, b0, b1, right, wrong, max_gamma, steps_ahead
 ):
-    scheduler = scheduler_that_knows(a, b0, b1, right, wrong, max_gamma, steps_ahead)
+    scheduler, gamma = scheduler_that_knows(a, b0, b1, right, wrong, max_gamma, steps_ahead)
+    strides = np.arange(1, LONGEST_STRIDE + 1)
+    b = scheduler.search_seconds(strides)
+    saved = np.minimum(a, b) if steps_ahead else 0.0
+    rates = expected_rates(gamma.of(strides), a, b, saved)
+    assert rates[scheduler.stride() - 1] == pytest.approx(rates.max(), rel=1e-9)
+
+
+@given(
+    a=seconds,
+    b0=seconds,
+    b1=st.floats(0, 1),
+    right=st.integers(0, 20),
+    made=st.lists(st.integers(1, 40), max_size=LONGEST_STRIDE),
+)
+def test_steps_that_are_made_already_are_all_verified_and_cost_no_more(a, b0, b1, right, made):
+    scheduler, gamma = scheduler_that_knows(a, b0, b1, right, 1, steps_ahead=None)
+    stride = scheduler.stride(made)
+    assert max(len(made), 1) <= stride <= LONGEST_STRIDE
     rates = {}
-    longest = LONGEST_STRIDE if max_gamma else min(LONGEST_STRIDE, right + 1)
-    for stride in range(1, longest + 1):
-        b = scheduler.search_seconds(stride)
-        saved = min(a, b) if steps_ahead else 0.0
-        rates[stride] = expected_rate(stride, scheduler.gamma, a, b, saved)
-    assert rates[scheduler.stride()] == pytest.approx(max(rates.values()), rel=1e-9)
+    for each in range(max(len(made), 1), LONGEST_STRIDE + 1):
+        of_steps = gamma.of(np.array([*made, *range(len(made) + 1, each + 1)]))
+        b = float(scheduler.search_seconds(each))
+        # Beside the search, as many steps as there is time for, the last one in part.
+        whole, part = divmod(min(b / a, LONGEST_STRIDE), 1)
+        ahead = np.cumprod(gamma.of(each + np.arange(1, LONGEST_STRIDE + 2)))
+        saved = a * (ahead[: int(whole)].sum() + part * ahead[int(whole)])
+        chances = [chance * steps for chance, steps in outcomes(of_steps)]
+        time = (each - len(made)) * a + b - np.prod(of_steps) * saved
+        rates[each] = sum(chances) / time
+    assert rates[stride] == pytest.approx(max(rates.values()), rel=1e-6)
 
 
 def test_the_first_stride_is_1():
-    assert StrideScheduler(window=5, max_gamma=None, steps_ahead=0).stride() == 1
+    assert StrideScheduler(GammaByLag(5), steps_ahead=0).stride() == 1
+
+
+def stride_of(*known, **options):
+    scheduler, _ = scheduler_that_knows(*known, **options)
+    return scheduler.stride()
 
 
 def test_slow_searches_and_right_steps_make_strides_long():
-    assert scheduler_that_knows(1.0, 100.0, 0.0, right=20, wrong=0).stride() > 15
-    assert scheduler_that_knows(1.0, 0.01, 0.0, right=1, wrong=1).stride() == 1
-    assert scheduler_that_knows(1.0, 100.0, 0.0, 20, 0, max_gamma=0.6).stride() < 10
+    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0) > 15
+    assert stride_of(1.0, 0.01, 0.0, right=1, wrong=1) == 1
+    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0, max_gamma=0.6) < 10
+
+
+def test_strides_are_no_longer_than_the_lags_at_which_steps_are_right():
+    def after(right):
+        scheduler, gamma = scheduler_that_knows(1.0, 5.0, 0.0, right=right, wrong=1)
+        for _ in range(10):
+            gamma.record(range(1, right + 2), right)
+        return scheduler.stride()
+
+    assert after(1) < 4 <= after(7) < 12 <= after(15)
 
 
 def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
     def scheduler(seconds_beside):
-        scheduler = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)
+        scheduler, _ = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)
         for _ in range(3):
             scheduler.record_step(1.0)
             scheduler.record_step(seconds_beside, beside_search=True)
         return scheduler
 
     assert [scheduler(each).contention for each in (0.5, 1.0, 1.5, 3.0)] == [1.0, 1.0, 1.5, 2.0]
-    assert scheduler(1.0).stride() < 4 <= scheduler(1.5).stride() < scheduler(2.0).stride()
+    assert scheduler(1.0).stride() < scheduler(1.5).stride() < scheduler(2.0).stride()
 
 
-def test_strides_grow_no_faster_than_what_was_verified():
-    assert scheduler_that_knows(1.0, 100.0, 0.0, right=3, wrong=0).stride() == 4
-    assert scheduler_that_knows(1.0, 100.0, 0.0, right=0, wrong=1).stride() == 1
-    assert scheduler_that_knows(1.0, 100.0, 0.0, right=0, wrong=0, max_gamma=0.6).stride() == 1
-
-
-@given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=12))
-def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
-    gamma = Gamma(window=5, most=0.6)
-    for right, wrong in counts:
-        gamma.record(right, wrong)
-    right, wrong = np.sum(counts[-5:], axis=0)
-    likelihood = right / (right + wrong) if right + wrong else 0.0
-    assert gamma.value == pytest.approx(min(likelihood, 0.6))
-
-
-def test_our_gamma_has_no_cap_and_is_surer_the_more_it_has_seen():
-    gamma, values = Gamma(window=5, most=None), []
-    for _ in range(20):
-        gamma.record(8, 0)
-        values.append(gamma.value)
-    assert values == sorted(values)
-    assert 0.98 < values[-1] < 1
-    for _ in range(5):
-        gamma.record(0, 1)
-    assert gamma.value < 0.95
+def test_as_published_steps_that_are_made_already_change_nothing():
+    scheduler, _ = scheduler_that_knows(1.0, 3.0, 0.1, 20, 0, max_gamma=0.6, steps_ahead=1)
+    assert scheduler.stride([3]) == scheduler.stride()
 
 
 @given(b0=seconds, b1=st.floats(0, 1), batches=st.lists(st.integers(1, 16), min_size=5))
@@ -136,32 +150,10 @@ def test_the_cost_of_a_search_is_fitted_whatever_one_of_them_took(b0, b1, batche
 
 
 def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
-    sure = scheduler_that_knows(1.0, 10.0, 0.0, right=20, wrong=0, steps_ahead=None)
-    assert sure.pays_to_go_on(batch=2, ahead=0, elapsed=0.0)
-    assert not sure.pays_to_go_on(batch=2, ahead=0, elapsed=9.99)
-    unsure = scheduler_that_knows(1.0, 1.2, 1.0, right=0, wrong=1, steps_ahead=None)
+    sure, _ = scheduler_that_knows(1.0, 10.0, 0.0, right=20, wrong=0, steps_ahead=None)
+    assert sure.pays_to_go_on([1, 2], [], elapsed=0.0)
+    assert not sure.pays_to_go_on([1, 2], [], elapsed=9.99)
+    unsure, gamma = scheduler_that_knows(1.0, 1.2, 1.0, right=0, wrong=1, steps_ahead=None)
     for _ in range(5):
-        unsure.record_verification(0, 1)
-    assert not unsure.pays_to_go_on(batch=8, ahead=3, elapsed=8.9)
-
-
-def test_nothing_is_certain_however_long_nothing_was_wrong():
-    scheduler = scheduler_that_knows(1.0, 100.0, 0.0, right=20, wrong=0)
-    for _ in range(2000):
-        scheduler.record_verification(20, 0)
-    assert scheduler.gamma == 0.995 and scheduler.stride() > 15
-    another = StrideScheduler(5, None, 0, prior=scheduler.remembered())
-    assert 0.98 < another.gamma <= 0.995
-
-
-def test_what_one_request_has_seen_is_the_prior_of_another():
-    first = Gamma(window=5, most=None)
-    assert first.remembered() == PRIOR
-    for _ in range(30):
-        first.record(9, 1)
-    right, wrong = first.remembered()
-    assert right + wrong == pytest.approx(20) and right / wrong == pytest.approx(9, rel=0.1)
-    assert Gamma(5, None, (right, wrong)).value > Gamma(5, None).value - 0.05
-    for _ in range(5):
-        first.record(0, 1)
-    assert first.remembered()[0] < right
+        gamma.record([1], right=0)
+    assert not unsure.pays_to_go_on(range(1, 9), [9, 10, 11], elapsed=8.9)
