@@ -1,4 +1,4 @@
-"""Eight numbers at a time, and memory asked for ahead of its use, for numba kernels.
+"""Eight numbers at a time, or sixteen, and memory asked for ahead of its use, for numba kernels.
 
 numba leaves to LLVM what becomes a vector instruction, and LLVM vectorises sums along a row: each
 sum ends with a reduction, and a row is waited for. With these a kernel can keep sums for eight
@@ -20,23 +20,23 @@ from numba.extending import intrinsic, models, register_model
 
 LANES = 8
 
-_vector = ir.VectorType(ir.FloatType(), LANES)
-_undefined = ir.Constant(_vector, ir.Undefined)
 _int32 = ir.IntType(32)
 
 
 class _Lanes(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Lanes")
+    def __init__(self, count) -> None:
+        super().__init__(name=f"Lanes({count})")
+        self.vector = ir.VectorType(ir.FloatType(), count)
 
 
-_lanes = _Lanes()
+_lanes, _joined_lanes = _Lanes(LANES), _Lanes(2 * LANES)
+_vector = _lanes.vector
 
 
 @register_model(_Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, data_model_manager, numba_type) -> None:
-        super().__init__(data_model_manager, numba_type, _vector)
+        super().__init__(data_model_manager, numba_type, numba_type.vector)
 
 
 @njit
@@ -55,7 +55,7 @@ def lanes_of(typing_context, number):
     """A float32 number, eight times."""
 
     def generate(context, builder, signature, arguments):
-        return _spread(builder, arguments[0])
+        return _spread(builder, arguments[0], _vector)
 
     return _lanes(types.float32), generate
 
@@ -85,16 +85,38 @@ def store_lanes(typing_context, array, row, lanes):
 
 
 @intrinsic
+def join_lanes(typing_context, lanes, others):
+    """Sixteen numbers, of which a processor may have vectors as well: eight, and eight others."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.shuffle_vector(*arguments, _places(range(2 * LANES)))
+
+    return _joined_lanes(_lanes, _lanes), generate
+
+
+@intrinsic
+def first_lanes(typing_context, joined):
+    """The first eight of sixteen numbers."""
+    return _lanes(_joined_lanes), _half(range(LANES))
+
+
+@intrinsic
+def second_lanes(typing_context, joined):
+    """The others of sixteen numbers."""
+    return _lanes(_joined_lanes), _half(range(LANES, 2 * LANES))
+
+
+@intrinsic
 def add_products(typing_context, sums, number, lanes):
-    """`sums + number * lanes`, for a float32 number: rounded once where the processor multiplies
-    and adds in one, else twice."""
-    return _lanes(_lanes, types.float32, _lanes), _product_added(("contract",))
+    """`sums + number * lanes`, eight or sixteen of them, for a float32 number: rounded once where
+    the processor multiplies and adds in one, else twice."""
+    return sums(sums, types.float32, sums), _product_added(("contract",))
 
 
 @intrinsic
 def add_rounded_products(typing_context, sums, number, lanes):
     """The same, always rounded twice, as by the same operations on single numbers."""
-    return _lanes(_lanes, types.float32, _lanes), _product_added(())
+    return sums(sums, types.float32, sums), _product_added(())
 
 
 @intrinsic
@@ -135,7 +157,7 @@ def fetch_ahead(typing_context, array, row, column):
 def _product_added(flags):
     def generate(context, builder, signature, arguments):
         sums, number, lanes = arguments
-        products = builder.fmul(_spread(builder, number), lanes, flags=flags)
+        products = builder.fmul(_spread(builder, number, lanes.type), lanes, flags=flags)
         return builder.fadd(sums, products, flags=flags)
 
     return generate
@@ -148,10 +170,26 @@ def _chosen_by(comparison):
     return generate
 
 
-def _spread(builder, number):
-    first = builder.insert_element(_undefined, number, _int32(0))
-    everywhere = ir.Constant(ir.VectorType(_int32, LANES), [0] * LANES)
-    return builder.shuffle_vector(first, _undefined, everywhere)
+def _half(places):
+    def generate(context, builder, signature, arguments):
+        (joined,) = arguments
+        return builder.shuffle_vector(joined, _undefined(joined.type), _places(places))
+
+    return generate
+
+
+def _spread(builder, number, vector):
+    undefined = _undefined(vector)
+    first = builder.insert_element(undefined, number, _int32(0))
+    return builder.shuffle_vector(first, undefined, _places([0] * vector.count))
+
+
+def _undefined(vector):
+    return ir.Constant(vector, ir.Undefined)
+
+
+def _places(places):
+    return ir.Constant(ir.VectorType(_int32, len(places)), list(places))
 
 
 def _row_pointer(context, builder, signature, arguments):

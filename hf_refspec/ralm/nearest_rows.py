@@ -23,8 +23,11 @@ from .lanes import (
     LANES,
     add_products,
     fetch_ahead,
+    first_lanes,
+    join_lanes,
     lanes_of,
     load_lanes,
+    second_lanes,
     side_by_side,
     smaller_lanes,
     store_lanes,
@@ -88,34 +91,29 @@ def _eight_rows_with_eight(rows, i, queries, dots, r):
 def _six_rows_with_sixteen(rows, i, queries, dots, r):
     """The same with two times eight queries, `(2, d, 8)`: fewer numbers are loaded."""
     first, second = queries[0], queries[1]
-    a = b = c = d = e = f = g = h = k = m = n = o = lanes_of(np.float32(0))
+    zeros = lanes_of(np.float32(0))
+    a = b = c = d = e = f = join_lanes(zeros, zeros)
     for j in range(rows.shape[1]):
         fetch_ahead(rows, i + _AHEAD, 6 * j)
-        some, others = load_lanes(first, j), load_lanes(second, j)
+        some = join_lanes(load_lanes(first, j), load_lanes(second, j))
         a = add_products(a, rows[i, j], some)
-        b = add_products(b, rows[i, j], others)
-        c = add_products(c, rows[i + 1, j], some)
-        d = add_products(d, rows[i + 1, j], others)
-        e = add_products(e, rows[i + 2, j], some)
-        f = add_products(f, rows[i + 2, j], others)
-        g = add_products(g, rows[i + 3, j], some)
-        h = add_products(h, rows[i + 3, j], others)
-        k = add_products(k, rows[i + 4, j], some)
-        m = add_products(m, rows[i + 4, j], others)
-        n = add_products(n, rows[i + 5, j], some)
-        o = add_products(o, rows[i + 5, j], others)
-    store_lanes(dots[0], r, a)
-    store_lanes(dots[1], r, b)
-    store_lanes(dots[0], r + 1, c)
-    store_lanes(dots[1], r + 1, d)
-    store_lanes(dots[0], r + 2, e)
-    store_lanes(dots[1], r + 2, f)
-    store_lanes(dots[0], r + 3, g)
-    store_lanes(dots[1], r + 3, h)
-    store_lanes(dots[0], r + 4, k)
-    store_lanes(dots[1], r + 4, m)
-    store_lanes(dots[0], r + 5, n)
-    store_lanes(dots[1], r + 5, o)
+        b = add_products(b, rows[i + 1, j], some)
+        c = add_products(c, rows[i + 2, j], some)
+        d = add_products(d, rows[i + 3, j], some)
+        e = add_products(e, rows[i + 4, j], some)
+        f = add_products(f, rows[i + 5, j], some)
+    _store_sixteen(dots, r, a)
+    _store_sixteen(dots, r + 1, b)
+    _store_sixteen(dots, r + 2, c)
+    _store_sixteen(dots, r + 3, d)
+    _store_sixteen(dots, r + 4, e)
+    _store_sixteen(dots, r + 5, f)
+
+
+@njit(nogil=True)
+def _store_sixteen(dots, r, sums):
+    store_lanes(dots[0], r, first_lanes(sums))
+    store_lanes(dots[1], r, second_lanes(sums))
 
 
 @njit(nogil=True)

@@ -10,9 +10,12 @@ from hf_refspec.ralm.lanes import (
     add_products,
     add_rounded_products,
     fetch_ahead,
+    first_lanes,
+    join_lanes,
     lanes_of,
     larger_lanes,
     load_lanes,
+    second_lanes,
     side_by_side,
     smaller_lanes,
     store_lanes,
@@ -25,6 +28,17 @@ def products_added(numbers, rows, result):
     for i in range(len(numbers)):
         sums = add_products(sums, numbers[i], load_lanes(rows, i))
     store_lanes(result, 1, sums)
+
+
+@njit
+def joined_products_added(numbers, rows, result):
+    zeros = lanes_of(np.float32(0))
+    sums = join_lanes(zeros, zeros)
+    for i in range(len(numbers)):
+        both = join_lanes(load_lanes(rows, 2 * i), load_lanes(rows, 2 * i + 1))
+        sums = add_products(sums, numbers[i], both)
+    store_lanes(result, 0, first_lanes(sums))
+    store_lanes(result, 1, second_lanes(sums))
 
 
 @njit
@@ -63,6 +77,14 @@ def test_products_are_added_lane_by_lane_and_only_the_wanted_row_is_written():
     products_added(numbers, rows, result)
     assert np.allclose(result[1], 0.5 + numbers @ rows, rtol=1e-6)
     assert np.all(result[[0, 2]] == 7)
+
+
+def test_sixteen_lanes_are_eight_and_eight_others():
+    rows, numbers = some_rows(10), np.float32([1, -2, 0.25, 3, 0])
+    result = np.zeros((2, LANES), dtype=np.float32)
+    joined_products_added(numbers, rows, result)
+    assert np.allclose(result[0], numbers @ rows[::2], rtol=1e-5, atol=1e-6)
+    assert np.allclose(result[1], numbers @ rows[1::2], rtol=1e-5, atol=1e-6)
 
 
 def test_rounded_products_are_those_of_single_numbers_to_the_last_bit():
