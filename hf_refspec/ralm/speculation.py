@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +24,7 @@ from .prefetch import DEFAULT_PREFETCH, AutoPrefetch
 from .request_cache import RequestCache
 from .retrieval_stats import RetrievalStats
 from .retriever import Retrieved, Retriever
-from .stride import LONGEST_STRIDE, StrideScheduler
+from .stride import LONGEST_STRIDE, SearchSeconds, StrideScheduler
 
 __all__ = ["RetrievalError", "Speculation", "SpeculativeText", "generate_speculatively"]
 
@@ -33,8 +33,10 @@ _FIXED_STRIDE = 3
 _NO_PREFETCH = 1
 _PUBLISHED_MAX_GAMMA = 0.6
 _DEFAULT_TIMEOUT = 60.0
-# How likely steps were right in the requests of each retriever so far, by what decides about that.
-_remembered: WeakKeyDictionary[Any, dict[tuple, np.ndarray]] = WeakKeyDictionary()
+# What the last request of each retriever has left, by what decides about it: which steps were right
+# (`GammaByLag.remembered`), and what searches took (`SearchSeconds.samples`).
+_Remembered: TypeAlias = tuple[np.ndarray | None, list[tuple[int, float]]]
+_remembered: WeakKeyDictionary[Any, dict[tuple, _Remembered]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -237,24 +239,26 @@ def generate_speculatively(
             remembered = _remembered_of(retriever)
             beside = (neighbours is not None, candidates is not None)
             setting = (k, speculation.prefetch, *beside)
-            gamma = _gamma(speculation, remembered.get(setting))
-            _Request(text, checked, speculation, k, neighbours, candidates, stats, gamma).run()
+            estimates = _estimates(speculation, remembered.get(setting, (None, [])))
+            _Request(text, checked, speculation, k, neighbours, candidates, stats, *estimates).run()
+            gamma, search_seconds = estimates
             if isinstance(gamma, GammaByLag):
-                remembered[setting] = gamma.remembered()
+                remembered[setting] = (gamma.remembered(), search_seconds.samples)
     return stats
 
 
-def _remembered_of(retriever: Retriever) -> dict[tuple, np.ndarray]:
+def _remembered_of(retriever: Retriever) -> dict[tuple, _Remembered]:
     try:
         return _remembered.setdefault(retriever, {})
     except TypeError:  # it has no hash, or cannot be referred to weakly
         return {}
 
 
-def _gamma(speculation: Speculation, seen: np.ndarray | None) -> Gamma:
-    if speculation.max_gamma is not None:
-        return PublishedGamma(speculation.window, speculation.max_gamma)
-    return GammaByLag(speculation.window, seen)
+def _estimates(speculation: Speculation, earlier: _Remembered) -> tuple[Gamma, SearchSeconds]:
+    if speculation.max_gamma is not None:  # as published, nothing is known of earlier requests
+        return PublishedGamma(speculation.window, speculation.max_gamma), SearchSeconds()
+    right, searches = earlier
+    return GammaByLag(speculation.window, right), SearchSeconds(searches)
 
 
 def _retrieve_before_every_step(
@@ -310,6 +314,7 @@ class _Request:
         candidates: Callable[[Any, int], np.ndarray] | None,
         stats: RetrievalStats,
         gamma: Gamma,
+        search_seconds: SearchSeconds,
     ) -> None:
         self._text = text
         self._retriever = retriever
@@ -322,7 +327,8 @@ class _Request:
         self._auto_prefetch = AutoPrefetch() if speculation.prefetch == "auto" else None
         self._gamma = gamma
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
-        self._scheduler = StrideScheduler(gamma, steps_ahead)
+        self._search_seconds = search_seconds
+        self._scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -347,13 +353,13 @@ class _Request:
         if self._text.finished:
             return
         truth, seconds = _retrieve(self._text, self._retriever, self._count(), self._stats)
-        self._scheduler.record_search(1, seconds)
+        self._search_seconds.record(1, seconds)
         self._fill_cache([truth])
         _take_truth(self._text, self._first(truth), self._stats)
 
     def _stride(self) -> int:
         stride = self._speculation.stride
-        return self._scheduler.stride(_lags(self._pending)) if stride == "os3" else int(stride)
+        return self._scheduler.stride(len(self._pending)) if stride == "os3" else int(stride)
 
     def _count(self) -> int:
         """How many passages to search for."""
@@ -405,7 +411,7 @@ class _Request:
             self._go_on_beside(search)
         went_on = perf_counter() - began
         truths, search_seconds = _finish(search, self._retriever, self._stats)
-        self._scheduler.record_search(len(queries), search_seconds)
+        self._search_seconds.record(len(queries), search_seconds)
         self._record_ranks(truths)
         self._fill_cache(truths)
         truth = self._settle(truths)
@@ -455,8 +461,7 @@ class _Request:
         """Tells the automatic prefetch with which rank the cache had come by each best passage."""
         if self._auto_prefetch is None:
             return
-        scheduler = self._scheduler
-        mismatch_seconds = scheduler.step_seconds + scheduler.search_seconds(1)
+        mismatch_seconds = self._scheduler.step_seconds + self._search_seconds(1)
         for speculated, truth in zip(self._in_flight, truths, strict=True):
             rank = self._cache.rank_of(int(truth.ids[0]))
             self._auto_prefetch.record(rank, speculated.cache_seconds, mismatch_seconds)

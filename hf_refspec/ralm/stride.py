@@ -8,7 +8,8 @@ from how often speculation is right.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,23 @@ _STEP_SAMPLES = 16
 # times the time at most: they do not more than halve each other.
 _ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
 _SEARCH_SAMPLES = 24
+# Of the steps of a stride, and of those beside their verification.
+_STRIDES = np.arange(1, LONGEST_STRIDE + 1)
+_LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
+
+
+def expected_steps(right: np.ndarray) -> np.ndarray:
+    """The expected number of steps that a verification yields, for every stride up to the longest:
+    those before the first wrong one, which is made again with the truth and counts as well.
+
+    Args:
+        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
+
+    Returns:
+        `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
+    """
+    all_right = np.cumprod(right)
+    return 1 + np.cumsum(all_right) - all_right
 
 
 def expected_rates(
@@ -29,7 +47,6 @@ def expected_rates(
     step_seconds: float,
     search_seconds: np.ndarray,
     saved_seconds: np.ndarray | float = 0.0,
-    made: int = 0,
 ) -> np.ndarray:
     """The expected number of verified steps per second, for every stride up to the longest.
 
@@ -43,16 +60,13 @@ def expected_rates(
             steps.
         saved_seconds (`np.ndarray` of the same shape or `float`): What is saved, where all steps
             are right, by those that run beside the verification.
-        made (`int`, *optional*, defaults to 0): How many of the steps have been speculated already.
 
     Returns:
         `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
     """
-    all_right = np.cumprod(right)
-    # The first wrong step is made again with the truth, and counts as well.
-    verified = 1 + np.cumsum(all_right) - all_right
-    to_make = np.maximum(np.arange(1, len(right) + 1) - made, 0)
-    return verified / (to_make * step_seconds + search_seconds - all_right * saved_seconds)
+    speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
+    saved_seconds = np.cumprod(right) * saved_seconds
+    return expected_steps(right) / (speculation_seconds + search_seconds - saved_seconds)
 
 
 class SearchSeconds:
@@ -60,16 +74,33 @@ class SearchSeconds:
 
     The slope is the median of those between any two searches with batches of different sizes
     (Theil-Sen): a search that was disturbed, as the first one often is, does not count.
+
+    Args:
+        samples (iterable of pairs of `int` and `float`, *optional*): Earlier searches, see the
+            property.
     """
 
-    def __init__(self) -> None:
-        self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
-        self.fixed = 0.0
-        self.per_query = 0.0
+    def __init__(self, samples: Iterable[tuple[int, float]] = ()) -> None:
+        self._samples = deque(samples, maxlen=_SEARCH_SAMPLES)
+        self.fixed = self.per_query = 0.0
+        if self._samples:
+            self._fit()
+
+    @property
+    def samples(self) -> list[tuple[int, float]]:
+        """The last searches: how many queries, and the seconds."""
+        return list(self._samples)
 
     def record(self, batch: int, seconds: float) -> None:
         """Adds a search for that many queries."""
         self._samples.append((batch, seconds))
+        self._fit()
+
+    def __call__(self, batch: Any) -> Any:
+        """The expected seconds of a search for that many queries (`int` or int array)."""
+        return self.fixed + self.per_query * batch
+
+    def _fit(self) -> None:
         batches, times = np.array(self._samples).T
         first, second = np.triu_indices(len(batches), 1)
         differ = batches[first] != batches[second]
@@ -77,29 +108,28 @@ class SearchSeconds:
         self.per_query = max(float(np.median(slopes)), 0.0) if len(slopes) else 0.0
         self.fixed = max(float(np.median(times - self.per_query * batches)), 0.0)
 
-    def __call__(self, batch: Any) -> Any:
-        """The expected seconds of a search for that many queries (`int` or int array)."""
-        return self.fixed + self.per_query * batch
-
 
 class StrideScheduler:
     """Chooses the next stride from what it is told about the last ones.
 
     Args:
         gamma ([`Gamma`]): How likely speculated steps are right.
+        search_seconds ([`SearchSeconds`]): What searches take.
         steps_ahead (`int`, *optional*): The most steps that run beside a verification: 0 where it
             is waited for, 1 as in the paper, `None` for as many as pay.
     """
 
-    def __init__(self, gamma: Gamma, steps_ahead: int | None) -> None:
+    def __init__(
+        self, gamma: Gamma, search_seconds: SearchSeconds, steps_ahead: int | None
+    ) -> None:
         self._gamma = gamma
+        self.search_seconds = search_seconds
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # The same, parted by whether a search ran beside them.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
-        self.search_seconds = SearchSeconds()
 
     @property
     def step_seconds(self) -> float:
@@ -112,7 +142,7 @@ class StrideScheduler:
         the interpreter. Medians: a step that begins with another passage takes far longer."""
         if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
             return 1.0
-        slower = float(np.median(self._beside) / np.median(self._alone))
+        slower = median(self._beside) / median(self._alone)
         return min(max(slower, 1.0), _MOST_CONTENTION)
 
     def record_step(self, seconds: float, beside_search: bool = False) -> None:
@@ -120,47 +150,41 @@ class StrideScheduler:
         self._step_seconds.append(seconds)
         (self._beside if beside_search else self._alone).append(seconds)
 
-    def record_search(self, batch: int, seconds: float) -> None:
-        """Adds a search for that many queries."""
-        self.search_seconds.record(batch, seconds)
-
     def record_overhead(self, seconds: float) -> None:
         """Adds what a verification took besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
-    def stride(self, made: Sequence[int] = ()) -> int:
+    def stride(self, made: int = 0) -> int:
         """How many steps to verify next; 1 before there was any verification.
 
         Args:
-            made (sequence of `int`, *optional*): The lags of steps that have been speculated
-                already, beside the last verification.
+            made (`int`, *optional*, defaults to 0): How many steps have been speculated already,
+                beside the last verification.
         """
         if not self._overheads:
             return 1
-        if self._steps_ahead is not None:  # as published, where all of the stride is to be made
-            made = ()
-        lags = np.array([*made, *range(len(made) + 1, LONGEST_STRIDE + 1)])
-        search_seconds = self.search_seconds(np.arange(1, len(lags) + 1))
-        rates = expected_rates(
-            self._gamma.of(lags),
-            self.step_seconds,
-            search_seconds + float(np.median(self._overheads)),
-            self._saved_seconds(search_seconds),
-            len(made),
-        )
-        fewest = max(len(made), 1)
-        return fewest + int(np.argmax(rates[fewest - 1 :]))
+        search_seconds = self.search_seconds(_STRIDES)
+        taken = search_seconds + median(self._overheads)
+        saved = self._saved_seconds(search_seconds)
+        rates = expected_rates(self._gamma.of(_STRIDES), self.step_seconds, taken, saved)
+        stride = int(_STRIDES[np.argmax(rates)])
+        if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
+            # It is the searches that take the time: the next one begins at once.
+            stride = 1
+        return max(stride, made)
 
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
-        """What steps beside a verification of 1 to n steps, `(n,)`, save where these are right."""
+        """What steps beside a verification of each stride save where this one is right."""
         if self._steps_ahead is not None:
             return np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
-        # As many as there is time for. Each saves what it would have taken without the search, if
-        # it and those before it are right: the more they contend, the fewer searches are best.
-        ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), LONGEST_STRIDE)
-        lags = np.add.outer(np.arange(1, len(ahead) + 1), np.arange(1, LONGEST_STRIDE + 1))
-        right = np.cumsum(np.cumprod(self._gamma.of(lags), axis=1), axis=1)
-        return self.step_seconds * _interpolated(np.pad(right, ((0, 0), (1, 0))), ahead)
+        # As many as there is time for, but no more than will be verified at once. Each saves what
+        # it would have taken without the search, if it and those before it are right: the more they
+        # contend, the fewer searches are best.
+        ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
+        all_right = np.maximum(np.cumprod(self._gamma.of(_LAGS)), np.finfo(np.float64).tiny)
+        expected = np.cumsum(all_right)
+        right = np.interp(_STRIDES + ahead, _LAGS, expected) - expected[:LONGEST_STRIDE]
+        return self.step_seconds * right / all_right[:LONGEST_STRIDE]
 
     def pays_to_go_on(self, verified: Sequence[int], made: Sequence[int], elapsed: float) -> bool:
         """Whether to speculate one more step while a verification runs.
@@ -183,11 +207,3 @@ class StrideScheduler:
         delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)
         in_vain = (batch_right - made_right) * self.search_seconds.per_query
         return bool(saved > delay + in_vain)
-
-
-def _interpolated(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Of each row, `(n, m)`, what lies at a place, `(n,)`, between two of its numbers."""
-    below = np.minimum(places.astype(np.int64), rows.shape[1] - 2)
-    each = np.arange(len(rows))
-    low, high = rows[each, below], rows[each, below + 1]
-    return low + (places - below) * (high - low)
