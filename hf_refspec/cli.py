@@ -164,6 +164,9 @@ def _parser() -> argparse.ArgumentParser:
         help="pad ralm's exact index with so many random vectors",
     )
     bench.add_argument(
+        "--milvus", metavar="URI", help="a server or a file, for ralm to search as well"
+    )
+    bench.add_argument(
         "--knn-datastore", metavar="PATH", help="a folder, made with the model, for knn"
     )
     bench.add_argument(

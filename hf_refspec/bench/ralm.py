@@ -19,6 +19,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..ralm.dense import DenseRetriever
 from ..ralm.iterative import iterative_ralm
 from ..ralm.knowledge_base import KnowledgeBase
+from ..ralm.milvus import MilvusRetriever
 from ..ralm.retrieval_stats import RetrievalStats
 from ..ralm.retriever import Retriever
 from ..ralm.sparse import SparseRetriever
@@ -43,13 +44,15 @@ PREFETCH = 20
 
 
 class Retrievers:
-    """The retrievers over a knowledge base: exact, approximate and sparse.
+    """The retrievers over a knowledge base: exact, approximate, sparse, and a server's.
 
     Args:
         folder (`str`): The knowledge base.
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
         encoder (`str`, *optional*): A sentence-transformers model; BM25 alone needs none.
         distractors (`int`): How many the exact index is padded with.
+        milvus (`str`, *optional*): The address or file of a Milvus to search as well,
+            approximately.
 
     Attributes:
         warm (`set[str]`): Those that have been used.
@@ -65,6 +68,7 @@ class Retrievers:
         tokenizer: PreTrainedTokenizerBase,
         encoder: str | None,
         distractors: int,
+        milvus: str | None,
     ) -> None:
         try:
             self._base = KnowledgeBase.from_pretrained(folder, tokenizer)
@@ -74,12 +78,17 @@ class Retrievers:
             raise ValueError(
                 f"--distractors {distractors} are for the exact index, which needs --encoder"
             )
+        if milvus is not None and encoder is None:
+            raise ValueError(f"--milvus {milvus} holds embeddings, and so needs --encoder")
         for library, needed in (("bm25s", True), ("faiss", encoder is not None)):
             if needed and find_spec(library) is None:
                 raise ImportError(f"the suite needs {library}; install the extra `retrieval`")
         self.warm: set[str] = set()
         self._distractors = distractors
         self._encoder = None if encoder is None else self._checked_encoder(encoder)
+        self._milvus = None
+        if milvus is not None:
+            self._milvus = MilvusRetriever(self._base, self._encoder, milvus, "hnsw")
 
     @cached_property
     def by_name(self) -> dict[str, Retriever]:
@@ -91,13 +100,16 @@ class Retrievers:
                 base = PaddedKnowledgeBase(base.path, base.tokenizer, self._distractors)
             made["flat"] = DenseRetriever(base, self._encoder)
             made["hnsw"] = DenseRetriever(self._base, self._encoder, "hnsw")
+        if self._milvus is not None:
+            made["milvus"] = self._milvus
         made["bm25"] = SparseRetriever(self._base, progress=False)
         return made
 
     @property
     def names(self) -> list[str]:
         """Those of all of them."""
-        return ["bm25"] if self._encoder is None else ["flat", "hnsw", "bm25"]
+        dense = [] if self._encoder is None else ["flat", "hnsw"]
+        return [*dense, *([] if self._milvus is None else ["milvus"]), "bm25"]
 
     @property
     def longest_passage(self) -> int:

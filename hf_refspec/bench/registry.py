@@ -26,6 +26,7 @@ class Source:
         knowledge_base (`str`, *optional*): What passages are retrieved from.
         encoder (`str`, *optional*): A sentence-transformers model, for dense retrieval.
         distractors (`int`): How many the exact index over the knowledge base is padded with.
+        milvus (`str`, *optional*): The address or file of a Milvus to search as well.
         knn_datastore (`str`, *optional*): What a kNN-LM looks its neighbours up in.
         repeat (`int`): How often each way to retrieve is measured.
     """
@@ -36,6 +37,7 @@ class Source:
     knowledge_base: str | None = None
     encoder: str | None = None
     distractors: int = 0
+    milvus: str | None = None
     knn_datastore: str | None = None
     repeat: int = 1
 
@@ -183,7 +185,7 @@ def _read_ralm(source: Source) -> list[ralm.RalmQuestion]:
             for each in _read_spec_bench(source)
         ]
     retrievers = ralm.Retrievers(
-        source.knowledge_base, source.tokenizer, source.encoder, source.distractors
+        source.knowledge_base, source.tokenizer, source.encoder, source.distractors, source.milvus
     )
     return [
         ralm.RalmQuestion(each[0], *each, number < ABLATED_QUESTIONS, retrievers, source.repeat)
@@ -222,7 +224,7 @@ SUITES: dict[str, Suite] = {
         retrieval_report.retrieval_tables,
         decodes=False,
         parts=ralm.with_each_retriever,
-        options=("knowledge_base", "encoder", "distractors", "repeat"),
+        options=("knowledge_base", "encoder", "distractors", "milvus", "repeat"),
     ),
     "knn": Suite(
         _read_knn,

@@ -56,8 +56,8 @@ class Plan:
         resume (`bool`): Whether to go on with what `out` has.
         device (`str`, *optional*): The GPU by default, if there is one.
         dtype (`str`, *optional*): float32 by default, on a GPU bfloat16.
-        knowledge_base, encoder, knn_datastore (`str`, *optional*), distractors, repeat (`int`): Of
-            the suites that retrieve, see [`Source`].
+        knowledge_base, encoder, milvus, knn_datastore (`str`, *optional*), distractors, repeat
+            (`int`): Of the suites that retrieve, see [`Source`].
     """
 
     suites: list[str]
@@ -76,6 +76,7 @@ class Plan:
     knowledge_base: str | None = None
     encoder: str | None = None
     distractors: int = 0
+    milvus: str | None = None
     knn_datastore: str | None = None
     repeat: int = 1
 
@@ -140,6 +141,7 @@ class Plan:
             "knowledge base": _name(self.knowledge_base),
             "encoder": _name(self.encoder),
             "distractors": self.distractors or None,
+            "milvus": True if self.milvus is not None else None,
             "knn datastore": _name(self.knn_datastore),
             "runs": self.repeat if self.repeat > 1 else None,
             "seconds": self.seconds,
@@ -224,6 +226,7 @@ class Work:
             plan.knowledge_base,
             plan.encoder,
             plan.distractors,
+            plan.milvus,
             plan.knn_datastore,
             plan.repeat,
         )

@@ -105,6 +105,17 @@ def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, 
     assert Path("out/ralm_strides.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_milvus_is_searched_as_well(given, base, encoder, monkeypatch):
+    pytest.importorskip("milvus_lite")
+    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
+    options = ["--encoder", encoder, "--milvus", "passages.db", "--limit", "1"]
+    assert main([*given, "--knowledge-base", base, *options]) == 0
+    retrievers = [each["entries"][0]["retriever"] for each in done().values()]
+    assert retrievers == ["flat", "hnsw", "milvus", "bm25"]
+    assert {sample["way"] for sample in done()["1, milvus"]["entries"][0]["runs"]} == MAIN
+    assert Results.read(Path("out")).settings["milvus"] is True
+
+
 def test_bm25_needs_no_encoder_and_a_model_that_talks_gets_spec_bench(
     given, data, base, byte_llama, tokenizer, monkeypatch
 ):
@@ -177,6 +188,11 @@ def test_distractors_are_looked_at_but_not_found(base, tokenizer):
         ([], "name a knowledge base with --knowledge-base"),
         (["--knowledge-base", "no/base"], "--knowledge-base no/base cannot be opened"),
         (["--knowledge-base", "BASE", "--distractors", "5"], "needs --encoder"),
+        (["--knowledge-base", "BASE", "--milvus", "x.db"], "--milvus x.db holds embeddings"),
+        (
+            ["--knowledge-base", "BASE", "--encoder", "ENCODER", "--milvus", "no/folder/x.db"],
+            "Milvus at uri='no/folder/x.db' cannot be used",
+        ),
         (["--knowledge-base", "BASE", "--encoder", "no/model"], "--encoder no/model does not fit"),
         (["--knowledge-base", "SPARSE", "--encoder", "ENCODER"], "built without embeddings"),
     ],
