@@ -19,8 +19,8 @@ GROUPS = 7
 # What is believed before anything is verified: that so many steps with a lag of 1 were right and
 # wrong, and that a step of the next group is wrong so many times as often.
 _PRIOR_RIGHT, _PRIOR_WRONG, _GROWTH = 3.0, 0.3, 1.5
-# How much what was verified before the window counts less with every verification, and for how many
-# steps of a group at most an earlier request counts.
+# What was verified before the window counts by that factor less with every verification, and an
+# earlier request for so many steps of a group at most.
 _FADING, _REMEMBERED = 0.95, 30.0
 # Nothing is certain, however long nothing was wrong; and nothing is lost.
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
@@ -113,7 +113,8 @@ class GammaByLag:
             of_group = (wrong + prior_steps * expected_wrong) / (right + wrong + prior_steps)
             gammas.append(1 - of_group)
             expected_wrong = min(_GROWTH * of_group, 1.0)
-        # A shorter lag is no worse than a longer one, of which more steps are seen.
+        # Optimism: that a longer lag did well is taken to speak for a shorter one, or few mistakes
+        # would keep strides so short that nothing better could be found out.
         no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
         return np.clip(no_worse, _LEAST_GAMMA, _MOST_GAMMA)
 

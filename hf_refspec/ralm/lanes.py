@@ -110,13 +110,15 @@ def second_lanes(typing_context, joined):
 def add_products(typing_context, sums, number, lanes):
     """`sums + number * lanes`, eight or sixteen of them, for a float32 number: rounded once where
     the processor multiplies and adds in one, else twice."""
-    return sums(sums, types.float32, sums), _product_added(("contract",))
+    if isinstance(sums, _Lanes):
+        return sums(sums, types.float32, sums), _product_added(("contract",))
+    return None
 
 
 @intrinsic
 def add_rounded_products(typing_context, sums, number, lanes):
     """The same, always rounded twice, as by the same operations on single numbers."""
-    return sums(sums, types.float32, sums), _product_added(())
+    return _lanes(_lanes, types.float32, _lanes), _product_added(())
 
 
 @intrinsic

@@ -54,7 +54,8 @@ class Speculation:
             A: whether speculation goes on while a verification runs.
         max_gamma (`float`, *optional*):
             The most that OS3 takes the chance of a right step to be, which it then estimates as the
-            paper does (0.6 there). By default there is no cap: see [`~ralm.gamma.GammaByLag`].
+            paper does (0.6 there). By default it is estimated otherwise, and may come close to 1:
+            see [`~ralm.gamma.GammaByLag`].
         steps_ahead (`int`, *optional*):
             The most steps that an asynchronous verification is given company by; 1 in the paper. By
             default as many as pay.
@@ -238,7 +239,7 @@ def generate_speculatively(
         else:
             remembered = _remembered_of(retriever)
             beside = (neighbours is not None, candidates is not None)
-            setting = (k, speculation.prefetch, *beside)
+            setting = (k, speculation.prefetch, speculation.asynchronous, *beside)
             estimates = _estimates(speculation, remembered.get(setting, (None, [])))
             _Request(text, checked, speculation, k, neighbours, candidates, stats, *estimates).run()
             gamma, search_seconds = estimates

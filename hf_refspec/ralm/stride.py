@@ -51,21 +51,20 @@ def expected_rates(
     """The expected number of verified steps per second, for every stride up to the longest.
 
     Where all steps are equally likely to be right it is the objective of the paper: with nothing
-    saved the synchronous one, with `min(a, b)` saved the asynchronous one.
+    saved the synchronous one, with `min(a, b)` saved where all are right the asynchronous one.
 
     Args:
         right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
         step_seconds (`float`): a, of one speculated step.
         search_seconds (`np.ndarray`, float64 of shape `(n,)`): b, of a verification of 1 to n
             steps.
-        saved_seconds (`np.ndarray` of the same shape or `float`): What is saved, where all steps
-            are right, by those that run beside the verification.
+        saved_seconds (`np.ndarray` of the same shape or `float`): What those that run beside the
+            verification are expected to save.
 
     Returns:
         `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
     """
     speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
-    saved_seconds = np.cumprod(right) * saved_seconds
     return expected_steps(right) / (speculation_seconds + search_seconds - saved_seconds)
 
 
@@ -155,7 +154,11 @@ class StrideScheduler:
         self._overheads.append(seconds)
 
     def stride(self, made: int = 0) -> int:
-        """How many steps to verify next; 1 before there was any verification.
+        """How many steps to verify next.
+
+        Before the first verification it is 1. Beside searches that are faster than the steps of a
+        stride it is the best in the long run; where searches take longer, the next one begins at
+        once, provided that as many steps are speculated beside it.
 
         Args:
             made (`int`, *optional*, defaults to 0): How many steps have been speculated already,
@@ -169,22 +172,25 @@ class StrideScheduler:
         rates = expected_rates(self._gamma.of(_STRIDES), self.step_seconds, taken, saved)
         stride = int(_STRIDES[np.argmax(rates)])
         if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
-            # It is the searches that take the time: the next one begins at once.
-            stride = 1
+            verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
+            if self.pays_to_go_on(verified, ahead, elapsed=0.0):
+                stride = 1
         return max(stride, made)
 
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
-        """What steps beside a verification of each stride save where this one is right."""
+        """What steps beside a verification of each stride are expected to save."""
+        all_right = np.cumprod(self._gamma.of(_LAGS))
         if self._steps_ahead is not None:
-            return np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
-        # As many as there is time for, but no more than will be verified at once. Each saves what
-        # it would have taken without the search, if it and those before it are right: the more they
-        # contend, the fewer searches are best.
+            saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
+            return all_right[:LONGEST_STRIDE] * saved
+        # As many as there is time for; in the long run, no more than are verified at once. Each
+        # saves what it would have taken without the search, if it and all before it are right: the
+        # more they contend, the fewer searches are best.
         ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
-        all_right = np.maximum(np.cumprod(self._gamma.of(_LAGS)), np.finfo(np.float64).tiny)
-        expected = np.cumsum(all_right)
-        right = np.interp(_STRIDES + ahead, _LAGS, expected) - expected[:LONGEST_STRIDE]
-        return self.step_seconds * right / all_right[:LONGEST_STRIDE]
+        right = np.cumsum(all_right)
+        return self.step_seconds * (
+            np.interp(_STRIDES + ahead, _LAGS, right) - right[:LONGEST_STRIDE]
+        )
 
     def pays_to_go_on(self, verified: Sequence[int], made: Sequence[int], elapsed: float) -> bool:
         """Whether to speculate one more step while a verification runs.

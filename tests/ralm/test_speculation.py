@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.ralm.gamma import GammaByLag
 from hf_refspec.ralm.retriever import Retrieved
 from hf_refspec.ralm.speculation import (
     RetrievalError,
@@ -17,6 +19,7 @@ from hf_refspec.ralm.speculation import (
     _remembered_of,
     generate_speculatively,
 )
+from hf_refspec.ralm.stride import SearchSeconds
 
 ENTRIES = 40
 
@@ -340,12 +343,82 @@ def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
     retriever = Vectors()
     generated(PSA, retriever)
     remembered = _remembered_of(retriever)
-    assert list(remembered) == [(1, 20, False, False)]
-    right, searches = remembered[1, 20, False, False]
+    assert list(remembered) == [(1, 20, True, False, False)]
+    right, searches = remembered[1, 20, True, False, False]
     assert right.sum() > 0 and len(searches) > 1
     generated(Speculation.parse("sa"), retriever)
-    assert list(remembered) == [(1, 20, False, False), (1, 1, False, False)]
+    generated(Speculation.parse("ps"), retriever)
+    assert list(remembered)[1:] == [(1, 1, True, False, False), (1, 20, False, False, False)]
     assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
+
+
+class Watched(GammaByLag):
+    """What a request was told of earlier ones, and what it told."""
+
+    made: ClassVar[list[Watched]] = []
+
+    def __init__(self, window, seen=None):
+        super().__init__(window, seen)
+        self.seen, self.told = seen, []
+        self.made.append(self)
+
+    def record(self, lags, right):
+        super().record(lags, right)
+        self.told.append((lags, right))
+
+
+@pytest.fixture
+def watched(monkeypatch) -> list[Watched]:
+    monkeypatch.setattr("hf_refspec.ralm.speculation.GammaByLag", Watched)
+    monkeypatch.setattr(Watched, "made", [])
+    return Watched.made
+
+
+def test_a_request_begins_with_what_the_last_one_has_seen(watched, monkeypatch):
+    retriever, samples = Vectors(), []
+
+    class Handed(SearchSeconds):
+        def __init__(self, earlier=()):
+            samples.append(list(earlier))
+            super().__init__(earlier)
+
+    monkeypatch.setattr("hf_refspec.ralm.speculation.SearchSeconds", Handed)
+    generated(PSA, retriever)
+    right, searches = _remembered_of(retriever)[1, 20, True, False, False]
+    generated(PSA, retriever)
+    first, second = watched
+    assert first.seen is None and np.array_equal(second.seen, right)
+    assert samples == [[], searches]
+
+
+def test_as_published_nothing_is_left_to_others_nor_taken_from_them(watched):
+    retriever = Vectors()
+    generated(Speculation.published("psa"), retriever)
+    assert not _remembered_of(retriever) and not watched
+    generated(PSA, retriever)
+    before = dict(_remembered_of(retriever))
+    generated(Speculation.published("psa"), retriever)
+    assert _remembered_of(retriever) == before and len(watched) == 1
+
+
+def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(watched):
+    generated(Speculation(stride=4, asynchronous=False), Vectors())
+    [gamma] = watched
+    assert all(lags == list(range(1, len(lags) + 1)) for lags, _ in gamma.told)
+
+
+def test_beside_a_verification_the_lag_counts_the_steps_that_it_is_about(watched):
+    generated(Speculation(stride=2, steps_ahead=3), Slow(), length=40, jumpiness=1.0)
+    [gamma] = watched
+    (lags, right), outcomes = gamma.told[0], set()
+    assert lags == [1, 2]
+    for next_lags, next_right in gamma.told[1:]:
+        all_right = right == len(lags)
+        begun = [len(lags) + i for i in (1, 2, 3)] if all_right else [1, 2]
+        assert next_lags == begun[: len(next_lags)]
+        outcomes.add(all_right)
+        lags, right = next_lags, next_right
+    assert outcomes == {True, False}
 
 
 def test_a_retriever_that_cannot_be_remembered_is_none_the_worse():

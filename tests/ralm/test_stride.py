@@ -44,7 +44,8 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
     published = (1 - right) / (
         (1 - gamma) * (right * ((stride - 1) * a + max(a, b)) + (1 - right) * (stride * a + b))
     )
-    rates = expected_rates(np.full(stride, gamma), a, np.full(stride, b), min(a, b))
+    saved = gamma ** np.arange(1, stride + 1) * min(a, b)
+    rates = expected_rates(np.full(stride, gamma), a, np.full(stride, b), saved)
     assert rates[-1] == pytest.approx(published)
 
 
@@ -75,42 +76,37 @@ def test_no_stride_is_better_than_the_scheduled_one(
     scheduler, gamma = scheduler_that_knows(a, b0, b1, right, wrong, max_gamma, steps_ahead)
     strides = np.arange(1, LONGEST_STRIDE + 1)
     b = scheduler.search_seconds(strides)
-    saved = np.minimum(a, b) if steps_ahead else 0.0
+    saved = np.cumprod(gamma.of(strides)) * np.minimum(a, b) if steps_ahead else 0.0
     rates = expected_rates(gamma.of(strides), a, b, saved)
     assert rates[scheduler.stride() - 1] == pytest.approx(rates.max(), rel=1e-9)
 
 
 @given(a=seconds, b0=seconds, b1=st.floats(0, 1), right=st.integers(0, 20))
-def test_beside_searches_that_take_less_than_the_steps_strides_are_the_best_in_the_long_run(
-    a, b0, b1, right
-):
+def test_beside_faster_searches_strides_are_the_best_in_the_long_run(a, b0, b1, right):
     scheduler, gamma = scheduler_that_knows(a, b0, b1, right, 1, steps_ahead=None)
-    rates = {}
+    rates, slower = {}, set()
     for each in range(1, LONGEST_STRIDE + 1):
         of_steps = gamma.of(np.arange(1, each + 1))
         b = float(scheduler.search_seconds(each))
+        if b > each * a:
+            slower.add(each)
         # Beside the search, as many steps as there is time for, the last one in part.
         whole, part = divmod(min(b / a, each), 1)
         ahead = np.append(np.cumprod(gamma.of(each + np.arange(1, each + 1))), 0)
         saved = a * (ahead[: int(whole)].sum() + part * ahead[int(whole)])
         verified = sum(chance * steps for chance, steps in outcomes(of_steps))
         rates[each] = verified / (each * a + b - np.prod(of_steps) * saved)
-    stride = scheduler.stride()
-    best = max(rates.values())
-    searches_are_slower = {
-        each: float(scheduler.search_seconds(each)) > each * a
-        for each, rate in rates.items()
-        if rate > best * (1 - 1e-9)
-    }
-    if stride in searches_are_slower and not searches_are_slower[stride]:
-        assert rates[stride] == pytest.approx(best, rel=1e-9)
-    else:
-        assert stride == 1 and any(searches_are_slower.values())
+    stride, best = scheduler.stride(), max(rates.values())
+    at_its_best = {each for each, rate in rates.items() if rate == pytest.approx(best, rel=1e-9)}
+    assert stride in at_its_best or (stride == 1 and at_its_best & slower)
 
 
 def test_where_searches_take_the_time_the_next_one_begins_at_once():
     scheduler, _ = scheduler_that_knows(1.0, 1.0, 2.0, right=20, wrong=0, steps_ahead=None)
     assert [scheduler.stride(made) for made in (0, 1, 5)] == [1, 1, 5]
+    # But not where queries are so dear that few steps are made beside them.
+    dear, _ = scheduler_that_knows(1.0, 50.0, 5.0, right=20, wrong=0, steps_ahead=None)
+    assert dear.stride() > 10
 
 
 def test_all_that_is_made_is_verified():
@@ -183,3 +179,67 @@ def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
     for _ in range(5):
         gamma.record([1], right=0)
     assert not unsure.pays_to_go_on(range(1, 9), [9, 10, 11], elapsed=8.9)
+
+
+def seconds_of_a_text(chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride=None):
+    """A request in virtual time, with OS3 or a fixed stride: how long it takes.
+
+    Args:
+        chances (sequence of `float`): A step is right where this is less than how likely that is at
+            its lag.
+    """
+
+    def is_right(number, lag):
+        return chances[number] < 0.999 - 0.0008 * lag**2
+
+    scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
+    search_seconds.record(1, b0 + b1)
+    now, at, made = b0 + b1 + a, 1, []
+    while at < len(chances):
+        wanted = stride or scheduler.stride(len(made))
+        while len(made) < wanted and at + len(made) < len(chances):
+            made.append(len(made) + 1)
+            scheduler.record_step(a)
+            now += a
+        verified, made, elapsed = made, [], 0.0
+        b = b0 + b1 * len(verified)
+        while (
+            steps_ahead is None
+            and elapsed < b
+            and len(made) < min(LONGEST_STRIDE, len(chances) - at - len(verified))
+            and scheduler.pays_to_go_on(verified, made, elapsed)
+        ):
+            made.append(len(verified) + len(made) + 1)
+            scheduler.record_step(a, beside_search=True)
+            elapsed += a
+        now += max(b, elapsed)
+        search_seconds.record(len(verified), b)
+        scheduler.record_overhead(0.0)
+        wrong = (i for i, lag in enumerate(verified) if not is_right(at + i, lag))
+        right = next(wrong, len(verified))
+        gamma.record(verified, right)
+        at += right
+        if right < len(verified):
+            now, at, made = now + a, at + 1, []
+    return now
+
+
+@pytest.mark.parametrize("steps_ahead", [0, None])
+@pytest.mark.parametrize(
+    ("a", "b0", "b1"),
+    [(20, 38, 5), (20, 280, 35), (5, 2, 7), (20, 1, 1), (100, 500, 0), (4, 200, 20), (40, 10, 0)],
+)
+def test_no_fixed_stride_is_a_twentieth_faster_than_the_scheduler(a, b0, b1, steps_ahead):
+    texts = np.random.default_rng(0).random((30, 32))
+    seconds = {}
+    for stride in (None, *range(1, 9)):
+        gamma, search_seconds, total = GammaByLag(5), SearchSeconds(), 0.0
+        for chances in texts:
+            total += seconds_of_a_text(
+                chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride
+            )
+            # As a request of the same retriever begins with what the last one has seen.
+            gamma = GammaByLag(5, gamma.remembered())
+            search_seconds = SearchSeconds(search_seconds.samples)
+        seconds[stride] = total
+    assert seconds[None] <= 1.05 * min(seconds.values())
