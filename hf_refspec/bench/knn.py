@@ -48,6 +48,7 @@ class KnnStores:
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
 
     Attributes:
+        flat ([`KnnDatastore`]): The one that is searched exactly.
         warm (`set`): The settings that have been used.
 
     Raises:
@@ -57,13 +58,13 @@ class KnnStores:
 
     def __init__(self, folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
         try:
-            self._flat = KnnDatastore(folder)
-            self._flat.check_tokenizer(tokenizer)
+            self.flat = KnnDatastore(folder)
+            self.flat.check_tokenizer(tokenizer)
         except (OSError, ValueError) as error:
             raise ValueError(f"--knn-datastore {folder} cannot be used: {error}") from error
-        if len(self._flat) < max(NEIGHBOURS):
+        if len(self.flat) < max(NEIGHBOURS):
             raise ValueError(
-                f"--knn-datastore {folder} has {len(self._flat)} entries, fewer than the "
+                f"--knn-datastore {folder} has {len(self.flat)} entries, fewer than the "
                 f"{max(NEIGHBOURS)} neighbours that are looked up; build a larger one"
             )
         if find_spec("faiss") is None:
@@ -71,9 +72,9 @@ class KnnStores:
         self.warm: set[str] = set()
 
     @cached_property
-    def by_index(self) -> dict[str, KnnDatastore]:
-        """Both; the graph of the approximate one is made when it is first needed."""
-        return {"flat": self._flat, "hnsw": KnnDatastore(self._flat.path, "hnsw")}
+    def hnsw(self) -> KnnDatastore:
+        """Its graph is made when it is first needed, which takes a while."""
+        return KnnDatastore(self.flat.path, "hnsw")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
         ValueError: If the datastore is another model's.
     """
     bench.check_context(prompt.id, prompt.ids, NEW_TOKENS)
-    store = prompt.stores.by_index[prompt.index]
+    store = prompt.stores.hnsw if prompt.index == "hnsw" else prompt.stores.flat
     generate = partial(_generate, bench, prompt.ids, store, prompt.k, prompt.sampled)
     ways = [*main_ways(), *without_retrieval(bench.takes_look_up)]
     if store.sketch is not None:
