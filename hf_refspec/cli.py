@@ -215,7 +215,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _datastore_command(options: argparse.Namespace) -> int:
-    from .datastore import commands
+    from .commands import datastore as commands
 
     return getattr(commands, options.name)(options)
 
@@ -227,7 +227,7 @@ def _ablate(options: argparse.Namespace) -> int:
 
 
 def _ralm(options: argparse.Namespace) -> int:
-    from .ralm import commands
+    from .commands import ralm as commands
 
     return commands.ralm(options)
 

@@ -20,11 +20,11 @@ from transformers import (
     StopStringCriteria,
 )
 
-from .decoding import speculate
+from .generation.loop import speculate
+from .generation.validation import check_call, check_model, setting
 from .ralm.iterative import iterative_ralm
 from .ralm.knn_lm import knn_lm
 from .ralm.refusals import refusals_of
-from .validation import check_call, check_model, setting
 
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 from accelerate import dispatch_model
+from calls import PROMPT, Forced
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from test_decoding import PROMPT, Forced
 from transformers import (
     GenerationConfig,
     LlamaForCausalLM,

@@ -12,8 +12,8 @@ import threading
 
 import pytest
 import torch
+from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from test_decoding import PROMPT, ListStreamer
 from transformers import GenerationMixin
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 

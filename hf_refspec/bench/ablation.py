@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..datastore.format import new_folder
-from ..datastore.store import Datastore
 from ..drafting.datastore_drafts import DatastoreDrafts
+from ..store.datastore import Datastore
+from ..store.folder import new_folder
 from .plots import new_plot
 from .replay import replay, stand_in_model
 from .suites import humaneval

@@ -7,7 +7,7 @@ import os
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..ralm.knowledge_base import KnowledgeBase
+from ..store.knowledge_base import KnowledgeBase
 
 _ROWS_AT_ONCE = 1 << 16
 

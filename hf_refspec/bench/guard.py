@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..datastore.store import Datastore
 from ..demo.run import BUNDLED_MODEL
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.retrieval_cache import RetrievalCache
+from ..drafting.sessions.retrieval_cache import RetrievalCache
 from ..index.kernels import warmup
+from ..store.datastore import Datastore
 from .records import read_records
 from .replay import replay, stand_in_model
 from .suites import (

@@ -16,11 +16,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..demo import corpus
-from ..ralm.hidden_states import watched
-from ..ralm.knn_datastore import KnnDatastore
+from ..ralm.engine import Speculation
 from ..ralm.knn_lm import knn_lm
-from ..ralm.retrieval_stats import RetrievalStats
-from ..ralm.speculation import Speculation
+from ..ralm.stats import RetrievalStats
+from ..store.build.hidden_states import watched
+from ..store.knn_datastore import KnnDatastore
 from .measure import Bench
 from .retrieval_ways import (
     BATCHES,

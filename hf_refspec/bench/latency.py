@@ -18,13 +18,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from ..datastore.store import Datastore
 from ..demo import corpus
 from ..drafting.candidates import CandidateChain
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.retrieval_cache import RetrievalCache
+from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..store.datastore import Datastore
 from .ways import LOOK_UP, LOOK_UP_TOKENS
 
 CONTEXTS = (256, 1024, 4096, 16384)

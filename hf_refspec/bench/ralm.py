@@ -16,14 +16,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..drafting.reference_copy import ReferenceCopy
-from ..ralm.dense import DenseRetriever
 from ..ralm.iterative import iterative_ralm
-from ..ralm.knowledge_base import KnowledgeBase
-from ..ralm.milvus import MilvusRetriever
-from ..ralm.retrieval_stats import RetrievalStats
-from ..ralm.retriever import Retriever
-from ..ralm.sparse import SparseRetriever
-from ..ralm.text_encoder import TextEncoder, load_encoder
+from ..ralm.stats import RetrievalStats
+from ..retrieval.bm25 import SparseRetriever
+from ..retrieval.dense import DenseRetriever
+from ..retrieval.milvus import MilvusRetriever
+from ..retrieval.retriever import Retriever
+from ..store.build.text_encoder import TextEncoder, load_encoder
+from ..store.knowledge_base import KnowledgeBase
 from .distractors import PaddedKnowledgeBase
 from .measure import NEW_TOKENS, Bench
 from .retrieval_ways import (

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from ..datastore.store import Datastore
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.retrieval_cache import RetrievalCache
+from ..drafting.sessions.retrieval_cache import RetrievalCache
 from ..drafting.tree import ROOT, DraftTree
+from ..store.datastore import Datastore
 from .plots import check_plotting, new_plot
 from .report import table
 from .suites import RecordedAnswer, humaneval, llma_rag

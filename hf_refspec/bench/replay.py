@@ -28,11 +28,11 @@ from transformers.generation.candidate_generator import (
     PromptLookupCandidateGenerator,
 )
 
-from ..decoding import speculate
 from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
+from ..generation.loop import speculate
 from .models import random_model
 from .said import Said
 from .suites import RecordedAnswer, llma_rag

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from ..ralm.retrieval_stats import RetrievalStats
-from ..ralm.speculation import Speculation
+from ..ralm.engine import Speculation
+from ..ralm.stats import RetrievalStats
 from .measure import IdsDifferError
 from .said import Said
 from .ways import LOOK_UP, LOOK_UP_TOKENS, PLAIN, mixed

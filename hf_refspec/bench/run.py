@@ -16,10 +16,10 @@ import transformers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..datastore.store import Datastore
 from ..demo.run import BUNDLED_MODEL
 from ..hook import install
 from ..index.kernels import warmup
+from ..store.datastore import Datastore
 from .ablation import Point, plot_points
 from .compare import compare
 from .machine import describe_machine, describe_versions

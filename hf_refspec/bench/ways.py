@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..datastore.store import Datastore
 from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.retrieval_cache import RetrievalCache
+from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..store.datastore import Datastore
 
 PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"

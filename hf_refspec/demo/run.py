@@ -20,13 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..datastore.store import Datastore
-from ..decoding import speculate
 from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
+from ..generation.loop import speculate
 from ..index.kernels import warmup
+from ..store.datastore import Datastore
 from . import corpus
 
 BUNDLED_MODEL = Path(__file__).parent / "model"

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
-from ..datastore.store import Datastore
 from ..index.continuations import longest_match, mixed_matches, tree_of_longest, tree_of_mixed
+from ..store.datastore import Datastore
 from .drafter import Drafter, check_count
 from .tree import DraftTree
 

@@ -1,1 +1,1 @@
-"""Language models that retrieve while they generate, and retrieval that is speculated."""
+"""Speculative retrieval (RaLMSpec, arXiv 2401.14021): the engine, iterative RaLM and kNN-LM."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .retriever import Retrieved, Retriever
+from ..index.retrieved import Retrieved
+from ..retrieval.retriever import Retriever
 
 _ATTEMPTS = 2
 

@@ -24,17 +24,18 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.drafter import Drafter, check_count
 from ..drafting.tree import DraftTree
-from ..positions import embedded_positions
-from ..validation import check_model, check_request
-from ..verification import find_cache
+from ..generation.validation import check_model, check_request
+from ..index.retrieved import Retrieved
+from ..retrieval.retriever import Retriever
+from ..verification.positions import embedded_positions
+from ..verification.verifier import find_cache
 from .checked_search import RetrievalError, attempt
+from .engine import Speculation, generate_speculatively
 from .passage_contexts import FORWARDED, ContextChange, PassageContexts
 from .passage_drafts import PassageDrafts
 from .refusals import refusals_of
-from .retrieval_stats import RetrievalStats
-from .retriever import Retrieved, Retriever
 from .revisable_text import RevisableText, TextMark
-from .speculation import Speculation, generate_speculatively
+from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

@@ -27,16 +27,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
-from ..validation import check_model, check_request
-from ..verification import Verification, find_cache, restore, snapshot
-from .hidden_states import HiddenStates, Layer, watched
-from .knn_datastore import KnnDatastore
-from .nearest_rows import LEAST_WALKED
+from ..generation.validation import check_model, check_request
+from ..index.nearest_rows import LEAST_WALKED
+from ..index.retrieved import Retrieved
+from ..retrieval.retriever import Retriever
+from ..store.build.hidden_states import HiddenStates, Layer, watched
+from ..store.build.windows import batches, context_length, padded, tokenized, windows
+from ..store.knn_datastore import KnnDatastore
+from ..verification.verifier import Verification, find_cache, restore, snapshot
+from .engine import RetrievalError, Speculation, generate_speculatively
 from .refusals import refusals_of
-from .retrieval_stats import RetrievalStats
-from .retriever import Retrieved, Retriever
-from .speculation import RetrievalError, Speculation, generate_speculatively
-from .windows import batches, context_length, padded, tokenized, windows
+from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

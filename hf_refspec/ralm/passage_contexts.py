@@ -23,11 +23,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..acceptance import TargetText
 from ..drafting.tree import DraftTree
-from ..positions import length_dependent_rope
-from ..probe import select_verification
-from ..verification import (
+from ..generation.row import TargetText
+from ..verification.positions import length_dependent_rope
+from ..verification.probe import select_verification
+from ..verification.verifier import (
     CACHE_NAMES,
     RecurrentVerification,
     Verification,

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..acceptance import TargetText
-from ..drafting.budget import make_budget
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.tree import DraftTree
-from ..positions import depth_limit
+from ..generation.budget import make_budget
+from ..generation.row import TargetText
+from ..verification.positions import depth_limit
 from .passage_contexts import Context, PassageContexts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..index.retrieved import Retrieved
 from .checked_search import CheckedRetriever
-from .retriever import Retrieved
 
 # From this many times k on, the k best are parted from the rest before they are sorted.
 _WORTH_PARTING = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..acceptance import TargetText
+from ..generation.row import TargetText
 
 
 @dataclass(frozen=True, slots=True)

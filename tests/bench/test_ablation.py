@@ -10,7 +10,7 @@ import pytest
 from hf_refspec.bench import ablation
 from hf_refspec.bench.ablation import COMPACT, FULL_MIXED, FULL_REST
 from hf_refspec.cli import main
-from hf_refspec.datastore.store import Datastore
+from hf_refspec.store.datastore import Datastore
 
 PROBLEMS = [
     {"prompt": "def area(width, height):\n", "canonical_solution": "    return width * height\n"},

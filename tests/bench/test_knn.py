@@ -17,7 +17,7 @@ from hf_refspec.bench.retrieval_ways import (
 )
 from hf_refspec.cli import main
 from hf_refspec.demo import corpus
-from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.store.knn_datastore import KnnDatastore
 
 MAIN = {way.name for way in [*main_ways(), *without_retrieval()]}
 ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}

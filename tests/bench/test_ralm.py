@@ -22,8 +22,8 @@ from hf_refspec.bench.retrieval_ways import (
 )
 from hf_refspec.bench.ways import LOOK_UP
 from hf_refspec.cli import main
-from hf_refspec.ralm.dense import DenseRetriever
-from hf_refspec.ralm.knowledge_base import KnowledgeBase
+from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.store.knowledge_base import KnowledgeBase
 
 TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
 MAIN = {way.name for way in [*main_ways(), *with_drafts(), *without_retrieval()]}

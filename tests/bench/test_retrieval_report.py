@@ -12,7 +12,7 @@ from hf_refspec.bench.retrieval_ways import (
     fixed_strides,
     main_ways,
 )
-from hf_refspec.ralm.retrieval_stats import RetrievalStats
+from hf_refspec.ralm.stats import RetrievalStats
 
 
 def sample(way: str, run: int, seconds: float, **stats) -> dict:

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_refspec.cli import main
-from hf_refspec.decoding import speculate
 from hf_refspec.demo import corpus, run
 from hf_refspec.demo.run import BUNDLED_MODEL, Demo, heldout_tasks
+from hf_refspec.generation.loop import speculate
 
 
 @pytest.fixture(scope="module")

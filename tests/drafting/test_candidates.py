@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from test_decoding import PROMPT
+from calls import PROMPT
 from transformers.generation.candidate_generator import CandidateGenerator
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}

@@ -14,10 +14,10 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import hf_refspec as rs
+from hf_refspec.index.retrieved import Retrieved
+from hf_refspec.ralm.engine import RetrievalError, Speculation
 from hf_refspec.ralm.iterative import iterative_ralm
-from hf_refspec.ralm.retrieval_stats import RetrievalStats
-from hf_refspec.ralm.retriever import Retrieved
-from hf_refspec.ralm.speculation import RetrievalError, Speculation
+from hf_refspec.ralm.stats import RetrievalStats
 
 BOS = 1
 PROMPT = torch.tensor([[BOS, 5, 9, 12, 7, 5, 9, 33, 12, 7]])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.index.retrieved import Retrieved
+from hf_refspec.ralm.engine import RetrievalError, Speculation
 from hf_refspec.ralm.knn_lm import Mixture, knn_lm, perplexity
-from hf_refspec.ralm.retrieval_stats import RetrievalStats
-from hf_refspec.ralm.retriever import Retrieved
-from hf_refspec.ralm.speculation import RetrievalError, Speculation
+from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.store.knn_datastore import KnnDatastore
 
 CORPUS = [
     "for i in range(10):\n    print(i)\nfor j in range(20):\n    print(j)\n",

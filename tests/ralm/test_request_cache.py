@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.ralm import request_cache
 from hf_refspec.ralm.checked_search import CheckedRetriever
 from hf_refspec.ralm.request_cache import RequestCache
-from hf_refspec.ralm.retriever import Retrieved
 
 SCORES = np.random.default_rng(0).integers(0, 5, 60).astype(np.float32)  # many are the same
 

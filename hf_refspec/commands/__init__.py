@@ -1,0 +1,1 @@
+"""The commands of `hf-refspec`, a file for each family."""

@@ -1,1 +1,0 @@
-"""Datastores: token sequences on disk with a suffix index, to draft from."""

@@ -1,0 +1,1 @@
+"""Sessions: finished calls that are remembered and drafted from."""

@@ -1,0 +1,295 @@
+"""The calls that a `RetrievalCache` remembers, for many threads at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
+from ...index.suffix_array import IndexedText, suffix_sorter
+from .folder import SessionFolder
+
+logger = logging.getLogger("hf_refspec")
+
+# Tokens after which the tail is sealed. To search a longer one takes longer than one segment more.
+SEAL_TOKENS = 1 << 13
+# The oldest segment is rewritten when less than this share of it is still remembered.
+_SHARE_KEPT = 7 / 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What is remembered at one moment, to draft from without waiting for anybody.
+
+    Attributes:
+        segments (`tuple[IndexedText, ...]`): All but the newest calls.
+        tail (`LinkedText`): The newest.
+        largest_id (`int`): The largest token id so far; -1 if there is none.
+    """
+
+    segments: tuple[IndexedText, ...]
+    tail: LinkedText
+    largest_id: int
+
+
+class Memory:
+    """Finished calls, numbered in the order in which they came; the oldest are forgotten first.
+
+    Calls that are forgotten can still be seen by a draft for a while: a segment is rewritten when
+    an eighth of it is forgotten. Sorting, joining and writing segments goes on in the background,
+    and leaves no trace if the process is killed over it. A copy (or pickle) is another memory with
+    the same calls, without a folder.
+
+    Args:
+        max_tokens (`int`): The most tokens that are remembered.
+        folder (`SessionFolder`, *optional*): Where they are kept as well; what is there already
+            is remembered.
+
+    Attributes:
+        view (`View`): What there is now. It is replaced, never changed.
+        closed (`bool`): Whether no more is remembered.
+    """
+
+    def __init__(self, max_tokens: int, folder: SessionFolder | None = None) -> None:
+        suffix_sorter()  # missing, it should be missed now and not in the background
+        self.max_tokens = max_tokens
+        self._folder = folder
+        # The first guards all that is here, for microseconds; the second what is on the disk. Who
+        # needs both takes the second first.
+        self._lock = threading.RLock()
+        self._disk_lock = threading.Lock()
+        self._background: dict[Callable[[], None], threading.Thread] = {}
+        self.closed = False
+        self._segments: list[Segment] = []
+        self._tail = Tail()
+        self._oldest = 0
+        self._tokens = 0
+        self._unsealed = 0
+        self._seal_at = SEAL_TOKENS
+        self._largest_id = -1
+        if folder is not None:
+            self._fill(folder)
+        self._publish()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self._tail.end - self._oldest
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the calls that are remembered."""
+        with self._lock:
+            return range(self._oldest, self._tail.end)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the calls that are remembered."""
+        return self._tokens
+
+    def add(self, prompt: np.ndarray, output: np.ndarray) -> int:
+        """Remembers a call and returns its number.
+
+        Args:
+            prompt, output (`np.ndarray`, integers of shape `(n,)`): Not both empty.
+        """
+        with self._lock:
+            self._check_open()
+            if self._folder is not None:
+                self._log(self._folder, prompt, output)
+            self._append(prompt, output)
+            self._publish()
+            self._schedule()
+            return self._tail.end - 1
+
+    def call(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The prompt and the output of a call, `None` if it is forgotten."""
+        with self._lock:
+            if not self._oldest <= number < self._tail.end:
+                return None
+            return self._holder(number).document(number)
+
+    def clear(self) -> None:
+        """Forgets all calls, at once and on the disk."""
+        with self._disk_lock, self._lock:
+            self._check_open()
+            self._oldest = self._tail.end
+            self._tokens = self._unsealed = 0
+            self._segments = []
+            self._tail = Tail(self._oldest)
+            self._largest_id = -1
+            self._publish()
+            if self._folder is not None:
+                self._folder.commit([], self._folder.begin_log())
+
+    def wait(self) -> None:
+        """Waits until nothing goes on in the background."""
+        while True:
+            with self._lock:
+                threads = list(self._background.values())
+            if not threads:
+                return
+            for thread in threads:
+                thread.join()
+
+    def close(self) -> None:
+        """Ends the work in the background and lets other processes open the folder."""
+        with self._lock:
+            self.closed = True
+        self.wait()
+        with self._disk_lock:
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            calls = [self._holder(number).document(number) for number in self.numbers]
+            # Copies, and of one type: sorted documents are of as short a type as holds them.
+            calls = [(prompt.astype(int), output.astype(int)) for prompt, output in calls]
+            return {"max_tokens": self.max_tokens, "oldest": self._oldest, "calls": calls}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Memory.__init__(self, state["max_tokens"])
+        self._oldest = state["oldest"]
+        self._tail = Tail(self._oldest)
+        for prompt, output in state["calls"]:
+            self._append(prompt, output)
+        self._publish()
+
+    def _fill(self, folder: SessionFolder) -> None:
+        self._segments = list(folder.segments)
+        if self._segments:
+            self._tail = Tail(self._segments[-1].end)
+            self._tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
+            self._largest_id = max(each.text.vocab_size for each in self._segments) - 1
+        for prompt, output in folder.calls:
+            self._append(prompt, output)
+        self._forget()
+
+    def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
+        self._tail.add(prompt, output)
+        self._tokens += len(prompt) + len(output)
+        self._unsealed += len(prompt) + len(output)
+        self._largest_id = max(
+            self._largest_id, int(prompt.max(initial=-1)), int(output.max(initial=-1))
+        )
+        self._forget()
+
+    def _log(self, folder: SessionFolder, prompt: np.ndarray, output: np.ndarray) -> None:
+        try:
+            folder.append(prompt, output)
+        except OSError as error:
+            logger.warning("a call is remembered only until this process ends: %s", error)
+
+    def _holder(self, number: int) -> Segment | Tail:
+        return next((each for each in self._segments if number < each.end), self._tail)
+
+    def _forget(self) -> None:
+        """Forgets the oldest calls that are too many."""
+        before = self._oldest
+        while self._tokens > self.max_tokens:
+            begin, end = self._holder(self._oldest).place(self._oldest)
+            self._tokens -= end - begin
+            self._oldest += 1
+        if self._oldest > before:
+            self._segments = [each for each in self._segments if each.end > self._oldest]
+            self._tail = self._tail.since(self._oldest)
+
+    def _publish(self) -> None:
+        self.view = View(
+            tuple(segment.text for segment in self._segments), self._tail.linked(), self._largest_id
+        )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this RetrievalCache is closed")
+
+    def _schedule(self) -> None:
+        """Begins what is due in the background. The tail does not wait for a long joining."""
+        if self._unsealed >= self._seal_at:
+            self._start(self._seal)
+        if self._due() is not None:
+            self._start(self._join)
+
+    def _start(self, job: Callable[[], None]) -> None:
+        if job not in self._background and not self.closed:
+            thread = threading.Thread(
+                target=self._run, args=(job,), name=f"hf_refspec{job.__name__}", daemon=True
+            )
+            self._background[job] = thread
+            thread.start()
+
+    def _run(self, job: Callable[[], None]) -> None:
+        failed = False
+        try:
+            job()
+        except Exception as error:
+            failed = True
+            logger.warning(
+                "the remembered calls cannot be put in order: %r; drafts are as good and take "
+                "longer",
+                error,
+            )
+        finally:
+            with self._lock:
+                del self._background[job]
+                if failed:  # it is tried again when the tail has grown as much again
+                    self._seal_at = self._unsealed + SEAL_TOKENS
+                else:
+                    self._schedule()
+
+    def _seal(self) -> None:
+        """Makes a segment of the tail."""
+        with self._lock:
+            first_log = self._folder.begin_log() if self._folder is not None else None
+            sealed = self._unsealed
+            first, tokens, ends, prompt_lengths = self._tail.arrays()
+        segment = Segment.build(first, tokens, ends, prompt_lengths) if len(ends) else None
+        self._replace(segment, first_log)
+        with self._lock:
+            self._unsealed = max(self._unsealed - sealed, 0)
+            self._seal_at = SEAL_TOKENS
+
+    def _due(self) -> slice | None:
+        """Which segments should be made one, without what is forgotten."""
+        if not self._segments:
+            return None
+        oldest = self._segments[0]
+        if self._oldest > oldest.first:
+            kept = len(oldest.text.tokens) - oldest.place(self._oldest)[0]
+            if kept < _SHARE_KEPT * len(oldest.text.tokens):
+                return slice(0, 1)
+        return due_to_join([len(segment.text.tokens) for segment in self._segments])
+
+    def _join(self) -> None:
+        """Makes one segment of several."""
+        with self._lock:
+            due, oldest = self._due(), self._oldest
+            segments = self._segments[due] if due is not None else []
+        if segments:
+            self._replace(joined(segments, oldest))
+
+    def _replace(self, new: Segment | None, first_log: int | None = None) -> None:
+        """Puts a new segment in the place of what it was made of."""
+        with self._disk_lock:
+            if self._folder is not None:
+                new = self._folder.save(new) if new is not None else None
+                with self._lock:
+                    segments = self._with(new)
+                self._folder.commit(segments, first_log)
+            with self._lock:
+                self._segments = self._with(new)
+                if new is not None:
+                    self._tail = self._tail.since(new.end)
+                self._publish()
+
+    def _with(self, new: Segment | None) -> list[Segment]:
+        if new is None or new.end <= self._oldest:  # all of it was forgotten meanwhile
+            return list(self._segments)
+        others = [each for each in self._segments if each.end <= new.first or each.first >= new.end]
+        return sorted([*others, new], key=lambda each: each.first)

@@ -1,0 +1,1 @@
+"""The decoding loop: rows, acceptance, the budget, and what is refused."""

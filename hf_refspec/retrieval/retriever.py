@@ -1,0 +1,35 @@
+"""What a retriever is: the protocol that speculation relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ..index.retrieved import Retrieved
+
+
+@runtime_checkable
+class Retriever(Protocol):
+    """Finds passages. Anything that has these methods will do.
+
+    A query is whatever `encode` returns and `search` and `score` take. The same query must find the
+    same passages with the same scores whatever is asked beside it: the request cache decides by
+    `score` what `search` would have found.
+    """
+
+    def encode(self, token_ids: np.ndarray) -> Any:
+        """Makes a query of the last tokens of a text (int64 of shape `(n,)`)."""
+
+    def search(self, queries: Sequence[Any], k: int) -> list[Retrieved]:
+        """The `k` best passages for each query, fewer where there are no more.
+
+        It is called from another thread than `encode` and `score`, and at the same time.
+        """
+
+    def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
+        """The scores (float32 of shape `(n,)`) that `search` gives to the passages `ids`."""
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens (int64) of a passage."""

@@ -1,0 +1,1 @@
+"""What is stored: one kind of folder, on disk or on the Hub, for token sequences and vectors."""

@@ -1,0 +1,146 @@
+"""The compact form of a datastore: its commonest n-grams, each with its draft tree (CREST)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TypeAlias
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..index.continuations import mixed_matches, tree_of_mixed
+from ..index.ngram_table import (
+    NgramTable,
+    build_table,
+    common_prefixes,
+    frequent_runs,
+    table_bytes,
+)
+from ..index.suffix_array import IndexedText
+from .folder import StoreConfig
+
+NODES_PER_TREE = 64
+NGRAMS_PER_ORDER = 20_000
+CONTINUATIONS = 1000
+CONTINUATION_LENGTH = 10
+HEADER_BYTES = 1024  # of the file, at most
+
+Tree: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def compact_form(
+    texts: Sequence[IndexedText],
+    config: StoreConfig,
+    max_ngram: int,
+    ngrams_per_order: int | None,
+    max_bytes: int | None,
+    progress: bool,
+) -> tuple[list[int], NgramTable]:
+    """Makes the table of the commonest n-grams.
+
+    Args:
+        texts (sequence of [`IndexedText`]): The corpus.
+        config ([`StoreConfig`]): Its types.
+        max_ngram (`int`): The largest order.
+        ngrams_per_order (`int`, *optional*): The most n-grams of each order.
+        max_bytes (`int`, *optional*): The most bytes of the file.
+        progress (`bool`): Whether to show a progress bar.
+
+    Returns:
+        How many n-grams of each order there are, and the table.
+    """
+    dtype = config.token_dtype
+    if ngrams_per_order is None:
+        ngrams_per_order = NGRAMS_PER_ORDER
+        if max_bytes is not None:  # more than fit, even if most of their trees are small
+            ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
+    orders = common_ngrams(texts, max_ngram, ngrams_per_order)
+    trees: list[list[Tree]] = [[] for _ in orders]
+    entries = nodes = 0
+    # The commonest first. Where the room is short, each order gets half of what the one before it
+    # has: on other text than the corpus the short ones are of more use.
+    ranked = [
+        (rank << order, order, rank)
+        for order in range(max_ngram)
+        for rank in range(len(orders[order]))
+    ]
+    for _, order, rank in tqdm(sorted(ranked), "draft trees", disable=not progress, delay=1):
+        tree = _tree(texts, orders[order][rank])
+        entries, nodes = entries + 1, nodes + len(tree[0])
+        size = HEADER_BYTES + table_bytes(entries, nodes, max_ngram, dtype)
+        if max_bytes is not None and size > max_bytes:
+            break
+        trees[order].append(tree)
+    kept = [ngrams[: len(those)] for ngrams, those in zip(orders, trees, strict=True)]
+    table = build_table(kept, [*chain(*trees)], dtype, config.vocab_size)
+    return [len(ngrams) for ngrams in kept], table
+
+
+def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> Tree:
+    matches = mixed_matches(texts, ngram, 1)
+    return tree_of_mixed(texts, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+
+
+def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
+    """Finds the commonest n-grams of each order.
+
+    One text after another is read, with two bytes of memory for each of its tokens. What is not
+    among the commonest of any text is left out, though in all together it might be.
+
+    Args:
+        texts (sequence of [`IndexedText`]): The corpus.
+        max_ngram (`int`): The largest order.
+        per_order (`int`): How many n-grams of each order.
+
+    Returns:
+        Of each order from 1 on, the n-grams (int32 of shape `(count, n)`), the commonest first.
+    """
+    candidates: list[list[np.ndarray]] = [[] for _ in range(max_ngram)]
+    for text in texts:
+        for found, ngrams in zip(candidates, _text_ngrams(text, max_ngram, per_order), strict=True):
+            found.append(ngrams)
+    common = []
+    for found in candidates:
+        ngrams = np.unique(np.concatenate(found), axis=0)
+        counts = np.array([_occurrences(texts, ngram) for ngram in ngrams], dtype=np.int64)
+        commonest = np.argsort(-counts, kind="stable")[:per_order]
+        common.append(ngrams[commonest])
+    return common
+
+
+def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.ndarray]:
+    """The commonest n-grams of each order in one text."""
+    shared = np.empty(len(text.suffixes), dtype=np.uint8)
+    whole = np.full(len(text.suffixes), max_ngram, dtype=np.uint8)
+    common_prefixes(text.tokens, text.suffixes, text.vocab_size, shared, whole)
+    found = []
+    for length in range(1, max_ngram + 1):
+        firsts, counts = _frequent(shared, whole, length, per_order)
+        commonest = np.argsort(-counts, kind="stable")[:per_order]
+        positions = text.suffixes[firsts[commonest]][:, None] + np.arange(length)
+        found.append(text.tokens[positions].astype(np.int32))
+    return found
+
+
+def _frequent(
+    shared: np.ndarray, whole: np.ndarray, length: int, per_order: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The runs of all n-grams that occur at least so often that about `per_order` are left."""
+    nothing = np.empty(0, dtype=np.int64)
+    low, high = 2, len(shared) + 1  # an n-gram that occurs once is not worth a tree
+    while low < high:  # the smallest threshold that no more than twice as many pass
+        middle = (low + high) // 2
+        if frequent_runs(shared, whole, length, middle, nothing, nothing) > 2 * per_order:
+            low = middle + 1
+        else:
+            high = middle
+    count = frequent_runs(shared, whole, length, low, nothing, nothing)
+    firsts, counts = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    frequent_runs(shared, whole, length, low, firsts, counts)
+    return firsts, counts
+
+
+def _occurrences(texts: Sequence[IndexedText], ngram: np.ndarray) -> int:
+    ranges = [text.find(ngram) for text in texts]
+    return sum(high - low for low, high in ranges)

@@ -1,0 +1,387 @@
+"""A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import CommitInfo
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..version import __version__
+from .build.source import Source, batches, open_source
+from .build.text_encoder import TextEncoder
+from .build.tokenizing import encode, load_tokenizer
+from .fingerprint import tokenizer_fingerprint, vocabulary_size
+from .folder import (
+    DatastoreError,
+    FileEntry,
+    check_file,
+    find_file,
+    new_folder,
+    read_arrays,
+    write_arrays,
+    write_rows,
+)
+from .hub import Kind, fetch, push
+from .knowledge_base_card import knowledge_base_card
+from .knowledge_base_config import FILE_NAME, NOUN, KnowledgeBaseConfig, token_dtype
+
+# Texts that the encoder gets at once: enough for it to sort them by length.
+_TEXTS_AT_ONCE = 512
+
+HUB_KIND = Kind(NOUN, FILE_NAME, KnowledgeBaseConfig.read, knowledge_base_card)
+
+
+class KnowledgeBase:
+    """Passages that a language model can be given, see [`DenseRetriever`] and its like.
+
+    It stays on disk, mapped into memory: to open one takes milliseconds, and several processes
+    share what they read of it.
+
+    Args:
+        path (`str` or `Path`): The folder. See [`~KnowledgeBase.from_pretrained`] for one on the
+            Hub.
+        tokenizer (`PreTrainedTokenizerBase`): The language model's.
+
+    Attributes:
+        path (`Path`): The folder.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        config ([`KnowledgeBaseConfig`]): What its config.json says.
+        embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
+            passage; `None` where it was built without an encoder.
+
+    Raises:
+        DatastoreError: If there is no knowledge base, its files are damaged (as far as their sizes,
+            headers and bounds tell; [`~KnowledgeBase.verify`] reads all) or it was made for another
+            tokenizer.
+    """
+
+    def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.path = Path(path)
+        self.tokenizer = tokenizer
+        self.config = config = KnowledgeBaseConfig.read(self.path)
+        self._check_tokenizer()
+        arrays = read_arrays(
+            self.path,
+            config.passages_file,
+            {
+                "tokens": (config.token_dtype, config.tokens),
+                "bounds": (np.dtype(np.int64), config.passages + 1),
+            },
+        )
+        self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
+        self._check_bounds()
+        self.embeddings: np.ndarray | None = None
+        if config.embeddings_file is not None:
+            shape = (config.passages, config.dimension)
+            expected = {"embeddings": (np.dtype(np.float32), shape[0] * shape[1])}
+            rows = read_arrays(self.path, config.embeddings_file, expected)["embeddings"]
+            self.embeddings = rows.reshape(shape)
+
+    def __len__(self) -> int:
+        return self.config.passages
+
+    def __repr__(self) -> str:
+        dimension = self.config.dimension or None
+        return f"KnowledgeBase({str(self.path)!r}, passages={len(self):,}, dimension={dimension})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path.absolute(), self.tokenizer)  # a copy maps the same files
+
+    @classmethod
+    def build(
+        cls,
+        documents: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Any,
+        path: str | os.PathLike,
+        *,
+        chunk_length: int = 256,
+        column: str | None = None,
+        pattern: str = "*",
+        license: str | None = None,
+        corpus: str | None = None,
+        progress: bool = True,
+    ) -> KnowledgeBase:
+        """Builds a knowledge base in a new folder, all of it or nothing, and opens it.
+
+        A document that is too long is cut into passages of about the same length.
+
+        Args:
+            documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
+                file, a folder, or a list of both; or an iterable of texts.
+            tokenizer (`PreTrainedTokenizerBase`): The language model's, a fast one.
+            encoder (callable or `SentenceTransformer`, *optional*): See [`TextEncoder`]; `None` for
+                a knowledge base that only [`SparseRetriever`] searches.
+            path (`str` or `os.PathLike`): The folder to make.
+            chunk_length (`int`, *optional*, defaults to 256): The most tokens of a passage.
+            column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
+                strings.
+            pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
+            license (`str`, *optional*): Of the documents. By default what the dataset says.
+            corpus (`str`, *optional*): What they are called. By default the dataset or the folder.
+            progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+
+        Raises:
+            FileExistsError: If there is something at `path`.
+            ValueError: If there is no token in all documents, one of them is no document, or the
+                encoder returns something other than a finite vector for each text.
+            RuntimeError: If the encoder fails.
+            OSError: If it cannot be written.
+        """
+        if not isinstance(chunk_length, int) or isinstance(chunk_length, bool) or chunk_length < 1:
+            raise ValueError(
+                f"chunk_length must be a number of tokens, at least 1, but is {chunk_length!r}"
+            )
+        texts = None if encoder is None else TextEncoder(encoder)
+        fingerprint, vocab_size = tokenizer_fingerprint(tokenizer), vocabulary_size(tokenizer)
+        opened = open_source(documents, tokenizer, vocab_size, column, pattern)
+        with new_folder(Path(path)) as folder:
+            tokens, bounds = _passages(opened, tokenizer, chunk_length, progress)
+            arrays = {"tokens": tokens, "bounds": bounds}
+            passages_file = write_arrays(folder / "passages.safetensors", arrays)
+            dimension, embeddings_file = 0, None
+            if texts is not None:
+                decoded = _decoded(tokenizer, tokens, bounds)
+                dimension, embeddings_file = _write_embeddings(
+                    folder, texts, decoded, len(bounds) - 1, progress
+                )
+            KnowledgeBaseConfig(
+                fingerprint=fingerprint,
+                tokenizer=_tokenizer_name(tokenizer),
+                vocab_size=vocab_size,
+                chunk_length=chunk_length,
+                passages=len(bounds) - 1,
+                tokens=len(tokens),
+                dimension=dimension,
+                passages_file=passages_file,
+                embeddings_file=embeddings_file,
+                source={
+                    "corpus": corpus or opened.name,
+                    "license": license or opened.license,
+                    "encoder": texts and texts.name,
+                    "hf_refspec": __version__,
+                },
+            ).write(folder)
+        return cls(path, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_or_path: str | os.PathLike,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False,
+    ) -> KnowledgeBase:
+        """Opens a knowledge base from a folder or from the Hub, where it is a dataset repo.
+
+        Args:
+            repo_or_path (`str` or `Path`): A folder, or a repo id such as `"org/passages"`.
+            tokenizer (`PreTrainedTokenizerBase`): The language model's.
+            revision (`str`, *optional*): A branch, tag or commit.
+            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
+            cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
+            local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
+                downloaded before.
+
+        Raises:
+            OSError: If there is no such folder or repo, or it cannot be reached.
+            DatastoreError: See [`KnowledgeBase`].
+        """
+        folder = fetch(
+            repo_or_path,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            kind=HUB_KIND,
+        )
+        return cls(folder, tokenizer)
+
+    def save_pretrained(self, path: str | os.PathLike) -> None:
+        """Copies the knowledge base into a new folder.
+
+        Raises:
+            FileExistsError: If there is something at `path`.
+        """
+        with new_folder(Path(path)) as folder:
+            for entry in self.config.files():
+                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
+            self.config.write(folder)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> CommitInfo:
+        """Publishes the knowledge base as a dataset repo, with a card.
+
+        Args:
+            repo_id (`str`): Such as `"org/passages"`; the repo is made if there is none.
+            private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
+                the account has set it.
+            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
+            commit_message (`str`, *optional*): Of the one commit.
+            revision (`str`, *optional*): A branch; it is made if there is none.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to propose it only.
+
+        Raises:
+            DatastoreError: If a file is not as it was written.
+            OSError: If the repo cannot be written.
+        """
+        return push(
+            self.path,
+            repo_id,
+            private=private,
+            token=token,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+            kind=HUB_KIND,
+        )
+
+    def verify(self) -> None:
+        """Reads all files and compares them with their checksums.
+
+        Raises:
+            DatastoreError: If a file is not as it was written.
+        """
+        for entry in self.config.files():
+            check_file(self.path, entry)
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage, int64 of shape `(n,)`.
+
+        Raises:
+            IndexError: If there is no such passage.
+            DatastoreError: If it has tokens that the tokenizer does not have.
+        """
+        if not 0 <= passage_id < len(self):
+            raise IndexError(
+                f"there is no passage {passage_id}; {self.path} has {len(self)} from 0 on"
+            )
+        begin, end = self._bounds[passage_id : passage_id + 2]
+        tokens = self._tokens[begin:end].astype(np.int64)
+        if tokens.max() >= self.config.vocab_size:
+            raise DatastoreError(
+                f"{self.path} is damaged: passage {passage_id} has the token {tokens.max()}, but "
+                f"the ids are below {self.config.vocab_size}"
+            )
+        return tokens
+
+    def text(self, passage_id: int) -> str:
+        """The text of a passage.
+
+        Raises:
+            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
+        """
+        return _decode(self.tokenizer, self.passage(passage_id))
+
+    def _check_tokenizer(self) -> None:
+        fingerprint = tokenizer_fingerprint(self.tokenizer)
+        if fingerprint != self.config.fingerprint:
+            raise DatastoreError(
+                f"{self.path} was made for another tokenizer: {self.config.tokenizer} with the "
+                f"fingerprint {self.config.fingerprint}, not {self.tokenizer.name_or_path} with "
+                f"{fingerprint}; build one for this tokenizer"
+            )
+
+    def _check_bounds(self) -> None:
+        lengths = np.diff(self._bounds)
+        whole = self._bounds[0] == 0 and self._bounds[-1] == self.config.tokens
+        if not whole or lengths.min() < 1 or lengths.max() > self.config.chunk_length:
+            raise DatastoreError(
+                f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
+                f"those of passages of 1 to {self.config.chunk_length} tokens"
+            )
+
+
+def _passages(
+    source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokenises documents and cuts them: all tokens in a row, and where each passage begins."""
+    dtype = token_dtype(vocabulary_size(tokenizer))
+    backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
+    tokens: list[np.ndarray] = []
+    lengths: list[int] = []
+    with tqdm(desc="reading", unit=" documents", total=source.total, disable=not progress) as bar:
+        for batch in batches(source.documents):
+            separated, in_a_row = encode(backend, batch, dtype, separator=0)
+            # Each document that is not empty has a separator after it, which is not wanted here.
+            ends = np.cumsum(separated[separated > 0])
+            tokens.append(np.delete(in_a_row, ends - 1))
+            for length in separated[separated > 0].tolist():
+                lengths += _even_parts(length - 1, chunk_length)
+            bar.update(len(batch))
+    if not lengths:
+        raise ValueError("documents has no token in it: there is nothing to retrieve")
+    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _even_parts(length: int, most: int) -> list[int]:
+    """As few parts of at most `most` as make up `length`, none of them a small rest."""
+    count = -(-length // most)
+    return [length // count + (part < length % count) for part in range(count)]
+
+
+def _decoded(
+    tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, bounds: np.ndarray
+) -> Iterator[list[str]]:
+    """The texts of the passages, some at a time."""
+    for first in range(0, len(bounds) - 1, _TEXTS_AT_ONCE):
+        edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
+        yield [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
+    text = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
+    return str(text)
+
+
+def _write_embeddings(
+    folder: Path, encoder: TextEncoder, texts: Iterator[list[str]], count: int, progress: bool
+) -> tuple[int, FileEntry]:
+    """Encodes the passages and writes what comes of it; returns its dimension, and the file."""
+    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
+
+        def embedded() -> Iterator[np.ndarray]:
+            dimension = None
+            for some in texts:
+                vectors = encoder.passages(some)
+                dimension = dimension or vectors.shape[1]
+                if vectors.shape[1] != dimension:
+                    raise ValueError(
+                        f"encoder returned vectors of dimension {dimension}, and then of "
+                        f"{vectors.shape[1]}; all must have the same"
+                    )
+                yield vectors
+                bar.update(len(some))
+
+        rows = embedded()
+        first = next(rows)
+        shape = (count, first.shape[1])
+        entry = write_rows(
+            folder / "embeddings.safetensors", "embeddings", chain([first], rows), shape
+        )
+    return shape[1], entry
+
+
+def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
+    name = str(tokenizer.name_or_path or "")
+    # Where it lies on this machine is of no use to others.
+    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__

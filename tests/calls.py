@@ -1,0 +1,35 @@
+"""What the tests of `generate` have in common."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
+
+
+class Forced(LogitsProcessor):
+    """Makes the model say a given text."""
+
+    def __init__(self, ids):
+        self.ids = ids[0]
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -float("inf"))
+        position = min(input_ids.shape[1], len(self.ids) - 1)
+        forced[:, self.ids[position]] = 0
+        return forced
+
+
+class ListStreamer(BaseStreamer):
+    def __init__(self):
+        self.puts = []
+        self.ended = 0
+
+    def put(self, value):
+        assert value.device.type == "cpu"
+        self.puts.append(value.tolist())
+
+    def end(self):
+        self.ended += 1

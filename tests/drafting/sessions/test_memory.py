@@ -1,0 +1,188 @@
+"""Calls are remembered in order, forgotten in order, and put in order in the background."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_refspec.drafting.sessions import memory as memory_module
+from hf_refspec.drafting.sessions.memory import Memory
+
+
+@pytest.fixture(autouse=True)
+def small_tail(monkeypatch):
+    """The tail is sealed after few tokens, so that there is much to join."""
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
+
+
+def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """A call that says its number and nothing else."""
+    return np.full(length // 2, number), np.full(length - length // 2, number)
+
+
+def remembered(memory: Memory) -> list[tuple[list[int], list[int]]]:
+    calls = [memory.call(number) for number in memory.numbers]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
+
+
+def seen(memory: Memory) -> list[int]:
+    """All tokens that a draft can see, separators as -1."""
+    tokens = []
+    for text in memory.view.segments:
+        part = text.tokens.astype(np.int64)
+        part[part == text.separator] = -1
+        tokens += part.tolist()
+    return tokens + memory.view.tail.tokens.tolist()
+
+
+def as_text(calls) -> list[int]:
+    return [token for prompt, output in calls for token in [*prompt, *output, -1]]
+
+
+def as_lists(calls):
+    return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
+
+
+def test_remembers_in_order():
+    memory = Memory(10**6)
+    calls = [call(i, 3 + i % 11) for i in range(200)]
+    for each in calls:
+        memory.add(*each)
+    memory.wait()
+    assert len(memory) == 200
+    assert memory.tokens == sum(3 + i % 11 for i in range(200))
+    assert remembered(memory) == as_lists(calls)
+    assert seen(memory) == as_text(as_lists(calls))
+    assert 1 <= len(memory.view.segments) <= 5
+    assert memory.view.largest_id == 199
+
+
+@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
+    memory = Memory(max_tokens)
+    calls = [call(i, length) for i, length in enumerate(lengths)]
+    kept: list = []
+    for each in calls:
+        memory.add(*each)
+        kept.append(each)
+        while sum(len(p) + len(o) for p, o in kept) > max_tokens:
+            kept.pop(0)
+        if waits:
+            memory.wait()
+        assert remembered(memory) == as_lists(kept)
+    memory.wait()
+    assert memory.tokens == sum(len(p) + len(o) for p, o in kept)
+    expected = as_text(as_lists(kept))
+    text = seen(memory)
+    assert text[len(text) - len(expected) :] == expected
+    # An eighth of a segment may be seen still, and a call that reaches over that.
+    assert len(text) <= (len(expected) + len(lengths)) * 8 / 7 + 31
+
+
+def test_a_number_that_is_forgotten():
+    memory = Memory(25)
+    numbers = [memory.add(*call(i)) for i in range(4)]
+    assert numbers == [0, 1, 2, 3]
+    assert memory.call(1) is None
+    assert memory.call(2) is not None
+    assert memory.call(4) is None
+    memory.wait()
+
+
+def test_clear_while_segments_are_made():
+    memory = Memory(10**6)
+    for i in range(300):
+        memory.add(*call(i))
+        if i % 50 == 20:
+            memory.clear()
+            assert len(memory) == 0
+            assert seen(memory) == []
+    memory.wait()
+    assert remembered(memory) == as_lists(call(i) for i in range(271, 300))
+    assert seen(memory) == as_text(as_lists(call(i) for i in range(271, 300)))
+
+
+def test_many_threads_add_and_read():
+    memory = Memory(10**6)
+    wrong: list[object] = []
+
+    def add(thread: int) -> None:
+        for i in range(100):
+            memory.add(*call(100 * thread + i))
+
+    def read() -> None:
+        while not done.is_set():
+            view = memory.view
+            linked = view.tail
+            if len(linked.previous) != len(linked.tokens) or (
+                len(linked.latest) and linked.latest.max() >= len(linked.tokens)
+            ):
+                wrong.append(linked)
+
+    done = threading.Event()
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    writers = [threading.Thread(target=add, args=(i,)) for i in range(4)]
+    for thread in [*readers, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    memory.wait()
+    assert not wrong
+    assert sorted(prompt[0] for prompt, _ in remembered(memory)) == list(range(400))
+    assert seen(memory) == as_text(remembered(memory))
+
+
+@pytest.mark.parametrize("sorted_first", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_is_another_memory(copied, sorted_first):
+    memory = Memory(75)
+    for i in range(20):
+        memory.add(*call(i))
+        if sorted_first:
+            memory.wait()
+    other = copied(memory)
+    assert other.numbers == memory.numbers
+    assert remembered(other) == remembered(memory)
+    other.add(*call(99))
+    assert memory.numbers == range(13, 20)
+    assert other.numbers == range(14, 21)
+    memory.wait()
+    other.wait()
+
+
+def test_work_in_the_background_that_fails_is_tried_again(monkeypatch, caplog):
+    def full(*_):
+        raise MemoryError("no room")
+
+    memory = Memory(10**6)
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(memory_module.Segment, "build", full)
+        for i in range(12):
+            memory.add(*call(i))
+            memory.wait()
+    assert caplog.text.count("no room") == 3
+    assert memory.view.segments == ()
+    for i in range(12, 16):
+        memory.add(*call(i))
+        memory.wait()
+    assert len(memory.view.segments) == 1
+    assert remembered(memory) == as_lists(call(i) for i in range(16))
+
+
+def test_a_closed_memory_takes_nothing():
+    memory = Memory(100)
+    memory.close()
+    memory.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        memory.add(*call(1))

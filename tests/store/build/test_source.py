@@ -1,0 +1,209 @@
+"""What a datastore is built from."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from hf_refspec.store.build import source as source_module
+from hf_refspec.store.build.source import batches, open_source
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
+RENDERED = "user: hi\nbot: hello\n"
+
+
+@pytest.fixture
+def read(tokenizer):
+    def read(source, **options):
+        return list(open_source(source, tokenizer, 259, **options).documents)
+
+    return read
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for name, text in {
+        "b.py": "b = 1\r\n",
+        "a/z.py": "z",
+        "a/y.txt": "y",
+        ".hidden.py": "no",
+        ".git/c.py": "no",
+        "a-b.py": "",
+    }.items():
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / name).write_bytes(text.encode())
+    return tmp_path / "corpus"
+
+
+def test_texts_and_ids(read):
+    assert read(["one", "", "two"]) == ["one", "", "two"]
+    assert read([""]) == [""]
+    assert read(text for text in ("one", "two")) == ["one", "two"]
+    ids = read([[3, 258], (5,), np.array([6], np.uint32), torch.tensor([7, 8]), []])
+    assert [document.tolist() for document in ids] == [[3, 258], [5], [6], [7, 8], []]
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([[1], [2, 259]], "document 1 has the id 259, but the tokenizer's ids are from 0 to 258"),
+        ([[-1]], "document 0 has the id -1"),
+        ([[2**70]], "document 0"),
+        (["a", 7], "document 1 must be a text or a list of ids, but is a int"),
+        ([b"a"], "document 0 .* is a bytes"),
+        ([[1.5]], "document 0 must be a text or one list of integers"),
+        ([[True]], "document 0 must be a text or one list of integers"),
+        ([[[1, 2], [3]]], "document 0 must be a text or one list of integers"),
+        ([[[1, 2]]], "document 0 must be a text or one list of integers"),
+        ([["a"]], "document 0 must be a text or one list of integers"),
+        ([{"text": "a"}], "document 0 .* is a dict"),
+        ([None], "document 0 .* is a NoneType"),
+    ],
+)
+def test_what_is_no_document_is_named(read, documents, message):
+    with pytest.raises(ValueError, match=message):
+        read(documents)
+
+
+@pytest.mark.parametrize("source", [7, None, b"text", {"a": "b"}])
+def test_what_is_no_source_is_named(read, source):
+    with pytest.raises(ValueError, match=f"but is a {type(source).__name__}"):
+        read(source)
+
+
+def test_a_folder_is_read_in_order_without_hidden_files(read, folder):
+    assert read(folder) == ["", "y", "z", "b = 1\r\n"]
+    assert read(str(folder), pattern="*.py") == ["", "z", "b = 1\r\n"]
+    with pytest.raises(FileNotFoundError, match=r"no file that matches '\*\.rs'"):
+        read(folder, pattern="*.rs")
+
+
+def test_files_and_lists_of_files(read, folder):
+    assert read(folder / "b.py") == read(str(folder / "b.py")) == ["b = 1\r\n"]
+    assert read([folder / "b.py", folder / "a"]) == ["b = 1\r\n", "y", "z"]
+    assert read([str(folder / "b.py")]) == ["b = 1\r\n"]
+    assert read([str(folder), str(folder / "b.py")])[-2:] == ["b = 1\r\n"] * 2
+    assert read([str(folder), "a text"]) == [str(folder), "a text"]
+    with pytest.raises(FileNotFoundError, match=r"missing\.py"):
+        read([str(folder / "b.py"), str(folder / "missing.py")])
+
+
+@pytest.mark.parametrize("text", ["def f(): pass", "a\0b", "x" * 10_000, ""])
+def test_a_single_text_is_not_taken_for_a_path(read, text):
+    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder; .*\[text\]"):
+        read(text)
+
+
+def test_names_have_no_folders_of_this_machine(tokenizer, folder):
+    def name(source):
+        return open_source(source, tokenizer, 259).name
+
+    assert name(folder) == "corpus"
+    assert name([folder / "b.py", folder / "a"]) == "b.py, a"
+    assert name([folder / "b.py"] * 4) == "4 files"
+    assert name(["text"]) == "unnamed"
+
+
+def test_invalid_utf8_is_replaced_and_told_once(read, tmp_path, caplog):
+    for i, content in enumerate([b"ok", b"\xff\xfe\0a", b"caf\xe9"]):
+        (tmp_path / f"{i}.txt").write_bytes(content)
+    with caplog.at_level(logging.WARNING, "hf_refspec"):
+        assert read(tmp_path) == ["ok", "\ufffd\ufffd\0a", "caf\ufffd"]
+        assert read(["a\ud800b", "ok"]) == ["a?b", "ok"]
+    files, texts = caplog.messages
+    assert "2 of 3 files are not valid UTF-8" in files and "1.txt" in files
+    assert "1 texts are not valid Unicode" in texts
+
+
+def test_datasets(read):
+    rows = {"text": ["one", None, "two"], "other": ["x", "y", "z"], "ids": [[1], [2], [3]]}
+    dataset = datasets.Dataset.from_dict(rows)
+    for kind in (dataset, dataset.to_iterable_dataset(num_shards=2)):
+        assert read(kind) == ["one", "", "two"]
+        assert read(kind, column="other") == ["x", "y", "z"]
+        assert [ids.tolist() for ids in read(kind, column="ids")] == [[1], [2], [3]]
+        with pytest.raises(ValueError, match="column='nope' is not in the dataset; it has"):
+            read(kind, column="nope")
+
+
+def test_the_column_is_found_or_asked_for(read):
+    def dataset(**rows):
+        return datasets.Dataset.from_dict(rows)
+
+    assert read(dataset(content=["one"], number=[1])) == ["one"]
+    assert read(dataset(messages=[CHAT], a=["x"], b=["y"])) == [RENDERED]
+    assert read(dataset(a=["x"], messages=[CHAT])) == ["x"]
+    with pytest.raises(ValueError, match=r"Give column=, one of \['a', 'b'\]"):
+        read(dataset(a=["x"], b=["y"]))
+
+
+def test_chats_are_rendered(read):
+    dataset = datasets.Dataset.from_dict({"chat": [CHAT, []]})
+    assert [len(document) for document in read(dataset)] == [len(RENDERED), 0]
+    assert read(dataset.select([0]).to_iterable_dataset()) == [RENDERED]
+    foreign = datasets.Dataset.from_dict({"chat": [[{"from": "human", "value": "hi"}]]})
+    with pytest.raises(ValueError, match=r"document 0 .*\['from', 'value'\].*role and content"):
+        read(foreign)
+
+
+def test_a_streaming_dataset_that_does_not_know_its_columns(read):
+    def rows(texts):
+        for text in texts:
+            yield {"body": text, "length": len(text)}
+
+    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"texts": ["a", "b"]})
+    assert stream.features is None
+    assert read(stream) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"it has \['body', 'length'\]"):
+        read(stream, column="text")
+
+
+def test_a_split_has_to_be_chosen_and_column_is_for_datasets(read):
+    split = datasets.Dataset.from_dict({"text": ["a"]})
+    both = datasets.DatasetDict({"train": split, "test": split})
+    with pytest.raises(ValueError, match=r"choose a split .*\['train', 'test'\]"):
+        read(both)
+    with pytest.raises(ValueError, match="column='text' is for datasets"):
+        read(["a"], column="text")
+
+
+def test_what_a_dataset_says_about_itself(tokenizer):
+    dataset = datasets.Dataset.from_dict({"text": ["a", "b"]}, split="train")
+    dataset.info.dataset_name, dataset.info.config_name = "poems", "long"
+    dataset.info.license = "cc0-1.0"
+    source = open_source(dataset, tokenizer, 259)
+    assert (source.name, source.license, source.total) == ("poems long train", "cc0-1.0", 2)
+
+
+def test_shards_of_a_stream_are_the_whole_in_order(tokenizer):
+    def shards(dataset):
+        return open_source(dataset, tokenizer, 259).dataset.shards()
+
+    dataset = datasets.Dataset.from_dict({"text": [str(i) for i in range(50)]})
+    stream = dataset.to_iterable_dataset(num_shards=7)
+    for kind in (stream, stream.map(lambda row: {"text": row["text"] * 2})):
+        parts = shards(kind)
+        assert len(parts) == 7
+        assert [text for part in parts for text in part] == [row["text"] for row in kind]
+    for kind in (
+        dataset,
+        stream.shuffle(seed=0),
+        stream.take(20),
+        stream.skip(3),
+        stream.map(lambda row, i: {"text": str(i)}, with_indices=True),
+        datasets.interleave_datasets([stream, stream]),
+    ):
+        assert shards(kind) == []
+
+
+def test_batches_are_bounded_by_characters_and_number(monkeypatch):
+    monkeypatch.setattr(source_module, "_BATCH_CHARACTERS", 10)
+    monkeypatch.setattr(source_module, "_BATCH_DOCUMENTS", 3)
+    texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
+    lengths = [[len(text) for text in batch] for batch in batches(texts)]
+    assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]

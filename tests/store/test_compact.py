@@ -1,0 +1,240 @@
+"""The commonest n-grams of a corpus, against `Counter`, and the compact form made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.index import kernels
+from hf_refspec.index.continuations import mixed_matches, tree_of_mixed
+from hf_refspec.index.ngram_table import STEPS_PER_HALF, NgramTable, table_bytes
+from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+from hf_refspec.store.compact import (
+    CONTINUATION_LENGTH,
+    CONTINUATIONS,
+    HEADER_BYTES,
+    NODES_PER_TREE,
+    common_ngrams,
+    compact_form,
+)
+from hf_refspec.store.folder import StoreConfig, write_arrays
+
+kernels.warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 4
+MAX_NGRAM = 3
+ALL = 10_000
+CONFIGS = {
+    "uint16": StoreConfig("", "", VOCAB_SIZE),
+    "uint32": StoreConfig("", "", 2**16),
+}
+configs = st.sampled_from(list(CONFIGS.values()))
+documents_lists = st.lists(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=10), min_size=1, max_size=8
+)
+
+
+def shards_of(documents, config=CONFIGS["uint16"], count=1) -> list[IndexedText]:
+    """Deals documents out to shards; a shard without one has an empty document."""
+    shards = []
+    for part in range(count):
+        some = documents[part::count] or [[]]
+        tokens = [token for each in some for token in [*each, config.separator]]
+        array = np.array(tokens, config.token_dtype)
+        shards.append(IndexedText(array, build_suffix_array(array), config.vocab_size))
+    return shards
+
+
+def count_ngrams(documents, length: int) -> Counter:
+    return Counter(
+        tuple(document[start : start + length])
+        for document in documents
+        for start in range(len(document) - length + 1)
+    )
+
+
+def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    ranks = 1 / np.arange(1, vocab_size + 1)
+    return rng.choice(vocab_size, (count, length), p=ranks / ranks.sum()).tolist()
+
+
+# --- common_ngrams
+
+
+@settings(deadline=None)
+@given(documents_lists, configs, st.integers(1, 4))
+def test_common_ngrams_are_all_that_stand_twice_the_commonest_first(documents, config, max_ngram):
+    orders = common_ngrams(shards_of(documents, config), max_ngram, ALL)
+    assert len(orders) == max_ngram
+    for length, ngrams in enumerate(orders, start=1):
+        assert ngrams.dtype == np.int32
+        assert ngrams.shape[1] == length
+        counts = count_ngrams(documents, length)
+        found = [tuple(ngram) for ngram in ngrams.tolist()]
+        assert sorted(found) == sorted(ngram for ngram in counts if counts[ngram] > 1)
+        frequencies = [counts[ngram] for ngram in found]
+        assert frequencies == sorted(frequencies, reverse=True)
+
+
+@settings(deadline=None)
+@given(documents_lists, st.integers(2, 3))
+def test_common_ngrams_of_shards_are_those_that_stand_twice_in_one_of_them(documents, count):
+    orders = common_ngrams(shards_of(documents, count=count), MAX_NGRAM, ALL)
+    for length, ngrams in enumerate(orders, start=1):
+        parts = [count_ngrams(documents[part::count], length) for part in range(count)]
+        twice = {ngram for counts in parts for ngram in counts if counts[ngram] > 1}
+        found = [tuple(ngram) for ngram in ngrams.tolist()]
+        assert sorted(found) == sorted(twice)
+        frequencies = [sum(counts[ngram] for counts in parts) for ngram in found]
+        assert frequencies == sorted(frequencies, reverse=True)
+
+
+@settings(deadline=None, max_examples=200)
+@given(documents_lists, st.integers(1, 6))
+def test_of_one_text_none_is_left_out_for_a_rarer_one(documents, per_order):
+    for length, ngrams in enumerate(common_ngrams(shards_of(documents), 3, per_order), start=1):
+        counts = count_ngrams(documents, length)
+        found = [counts[tuple(ngram)] for ngram in ngrams.tolist()]
+        assert len(found) <= per_order
+        most_common = [count for _, count in counts.most_common() if count > 1]
+        assert found == most_common[: len(found)]
+        if len(found) < min(per_order, len(most_common)):
+            # Of those that occur equally often there are too many to choose from.
+            tied = most_common[len(found)]
+            assert tied not in found
+            assert sum(count >= tied for count in most_common) > 2 * per_order
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_commonest_of_a_natural_distribution_are_found(count):
+    documents = zipf_documents(vocab_size=50)
+    shards = shards_of(documents, StoreConfig("", "", 50), count)
+    for length, ngrams in enumerate(common_ngrams(shards, 2, 20), start=1):
+        counts = count_ngrams(documents, length)
+        found = [counts[tuple(ngram)] for ngram in ngrams.tolist()]
+        assert len(found) == 20
+        best = sum(frequency for _, frequency in counts.most_common(20))
+        assert sum(found) == best if count == 1 else sum(found) > 0.95 * best
+
+
+@pytest.mark.parametrize("documents", [[[]], [[0, 1, 2, 3]]])
+def test_a_text_without_repetitions_has_no_common_ngrams(documents):
+    assert [len(ngrams) for ngrams in common_ngrams(shards_of(documents), 3, ALL)] == [0, 0, 0]
+
+
+# --- compact_form
+
+
+def form_of(documents, config=CONFIGS["uint16"], per_order=None, max_bytes=None, count=1):
+    shards = shards_of(documents, config, count)
+    counts, table = compact_form(shards, config, MAX_NGRAM, per_order, max_bytes, progress=False)
+    return shards, counts, table
+
+
+def ngrams_of(table: NgramTable) -> list[list[int]]:
+    filler = np.iinfo(table.keys.dtype).max
+    keys = table.keys.reshape(-1, table.max_ngram).tolist()
+    return [[token for token in key if token != filler] for key in keys]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
+    @settings(deadline=None, max_examples=50)
+    @given(documents_lists, st.integers(1, 3), st.integers(1, 20))
+    def check(documents, count, per_order):
+        shards, counts, table = form_of(documents, config, per_order, count=count)
+        assert sum(counts) == len(table)
+        assert [len(ngram) for ngram in ngrams_of(table)] == [
+            length for length, number in enumerate(counts, start=1) for _ in range(number)
+        ]
+        assert max(counts) <= per_order
+        for ngram in ngrams_of(table):
+            context = np.array(ngram, np.int32)
+            tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
+            tree.check(VOCAB_SIZE)
+            matches = mixed_matches(shards, context, 1)
+            tokens, parents, probs = tree_of_mixed(
+                shards, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH
+            )
+            assert tree.tokens.tolist() == tokens.tolist()
+            assert tree.parents.tolist() == parents.tolist()
+            # A byte holds a probability to 1/16 of a factor of two, down to 2 ** -16.
+            assert np.log2(tree.probs) == pytest.approx(
+                np.maximum(np.log2(probs), -255 / STEPS_PER_HALF), abs=0.51 / STEPS_PER_HALF
+            )
+
+    check()
+
+
+def test_a_corpus_without_repetitions_has_an_empty_table():
+    _, counts, table = form_of([[0, 1, 2, 3]])
+    assert counts == [0, 0, 0]
+    assert len(table) == 0
+    assert len(table.tree(np.array([0], np.int32), 1, 8)[0]) == 0
+
+
+# --- max_bytes
+
+
+def file_size(table: NgramTable, folder) -> int:
+    arrays = {field.name: getattr(table, field.name) for field in fields(table)[:6]}
+    return write_arrays(folder / "ngrams.safetensors", arrays).size
+
+
+@pytest.mark.parametrize("max_bytes", [4096, 5000, 8191, 8192, 20_000, 50_000, 1_000_000])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_max_bytes_is_never_exceeded(config, max_bytes, tmp_path):
+    _, counts, table = form_of(zipf_documents(), config, max_bytes=max_bytes)
+    assert file_size(table, tmp_path) <= max_bytes
+    of_arrays = table_bytes(len(table), len(table.node_tokens), MAX_NGRAM, config.token_dtype)
+    assert of_arrays + HEADER_BYTES <= max_bytes
+    assert sum(counts) > 0
+
+
+def test_max_bytes_is_used_up_where_there_is_enough_to_store():
+    # One more tree, and the slots that double with it at worst, would not fit.
+    documents = zipf_documents(vocab_size=100)
+    for max_bytes in (5000, 30_000, 60_000):
+        _, _, table = form_of(documents, StoreConfig("", "", 100), max_bytes=max_bytes)
+        more = table_bytes(
+            len(table) + 1, len(table.node_tokens) + NODES_PER_TREE, MAX_NGRAM, np.dtype(np.uint16)
+        )
+        assert more + HEADER_BYTES > max_bytes
+
+
+def test_where_the_room_is_short_each_order_gets_half_of_the_one_before():
+    documents = zipf_documents(count=200, vocab_size=100)
+    config = StoreConfig("", "", 100)
+    _, (ones, twos, threes), table = form_of(documents, config, max_bytes=12_000)
+    assert 10 < ones < 100  # it is the room that is short, not the corpus
+    assert abs(twos - ones / 2) <= 1
+    assert abs(threes - twos / 2) <= 1
+    common = common_ngrams(shards_of(documents, config), MAX_NGRAM, ALL)
+    kept = [common[0][:ones], common[1][:twos], common[2][:threes]]
+    assert ngrams_of(table) == [ngram for order in kept for ngram in order.tolist()]
+
+
+def test_what_an_order_does_not_need_goes_to_the_longer_ones():
+    _, counts, _ = form_of(zipf_documents(), max_bytes=30_000)
+    assert counts[0] == VOCAB_SIZE
+    assert counts[1] > counts[0] / 2
+
+
+def test_ngrams_per_order_holds_with_max_bytes_as_well():
+    _, counts, _ = form_of(zipf_documents(), per_order=3, max_bytes=1_000_000)
+    assert counts == [3, 3, 3]
+
+
+def test_many_bytes_leave_no_tree_out():
+    documents = zipf_documents()
+    _, counts, table = form_of(documents, per_order=1000, max_bytes=10**8)
+    _, all_counts, all_of_it = form_of(documents, per_order=1000)
+    assert counts == all_counts
+    assert table.node_tokens.tolist() == all_of_it.node_tokens.tolist()

@@ -1,0 +1,563 @@
+"""What a datastore's files may hold, and that everything else is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import resource
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_refspec.store.folder import (
+    LARGEST_SHARD,
+    LONGEST_NGRAM,
+    MOST_SHARDS,
+    DatastoreError,
+    FileEntry,
+    NgramsEntry,
+    ShardEntry,
+    StoreConfig,
+    check_file,
+    new_folder,
+    read_arrays,
+    sha256,
+    write_arrays,
+)
+
+SHARD = ShardEntry(
+    tokens=7,
+    documents=2,
+    tokens_file=FileEntry("tokens-00001.safetensors", 100, "a" * 64),
+    suffixes_file=FileEntry("suffixes-00001.safetensors", 200, "b" * 64),
+)
+NGRAMS = NgramsEntry([5, 4], 30, 7, FileEntry("ngrams-0123456789ab.safetensors", 300, "c" * 64))
+SOURCE = {"corpus": "x", "n": [1, {"y": None}]}
+CONFIG = StoreConfig("f" * 32, "org/é", 300, SOURCE, [SHARD], NGRAMS)
+DEEP = '"deep": ' + "[" * 40 + "]" * 40
+UINT16 = {"tokens": (np.dtype(np.uint16), 4)}
+
+
+def content_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
+    config.write(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
+def changed(content: dict[str, Any], place: list, value: Any) -> dict[str, Any]:
+    """The content with another value in one place; `...` takes the place away."""
+    content = copy.deepcopy(content)
+    *outer, last = place
+    inner = content
+    for key in outer:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return content
+
+
+def places_in(content: Any) -> list[list]:
+    """Where all the values are, at any depth, but those that are for people."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    found = []
+    for key, value in pairs:
+        found.append([key])
+        if isinstance(value, (dict, list)) and key != "source":
+            found += [[key, *inner] for inner in places_in(value)]
+    return found
+
+
+def refusal(folder: Path, text: str | bytes | None = None) -> str:
+    """The message with which a folder's config.json is refused."""
+    if text is not None:
+        text = text.encode() if isinstance(text, str) else text
+        (folder / "config.json").write_bytes(text)
+    with pytest.raises(DatastoreError) as error:
+        StoreConfig.read(folder)
+    message = str(error.value)
+    assert str(folder) in message and len(message) < 1000
+    return message
+
+
+def four_tokens(folder: Path) -> FileEntry:
+    path = folder / "tokens-00001.safetensors"
+    return write_arrays(path, {"tokens": np.arange(4, dtype=np.uint16)})
+
+
+def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
+    return [lambda: read_arrays(folder, entry, UINT16), lambda: check_file(folder, entry)]
+
+
+def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    """A safetensors file, perhaps with a header that says another length of itself."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def tensor(kind: str = "U16", shape: Any = (4,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def refused_file(folder: Path, content: bytes, expected: dict = UINT16) -> str:
+    """The message with which a file is refused whose size and checksum are as said."""
+    path = folder / "tokens-00001.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DatastoreError) as error:
+        read_arrays(folder, FileEntry.of(path), expected)
+    message = str(error.value)
+    assert f"{path} is damaged: " in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        StoreConfig("f", "", 1, {}, [SHARD]),
+        StoreConfig("", "t", 2**31 - 1, {}, [], NGRAMS),
+    ],
+)
+def test_config_comes_back_as_it_was_written(tmp_path, config):
+    config.write(tmp_path)
+    assert StoreConfig.read(tmp_path) == config
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_config_lists_its_files():
+    assert [file.name[:6] for file in CONFIG.files()] == ["tokens", "suffix", "ngrams"]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "separator"),
+    [
+        (1, np.uint16, 2**16 - 1),
+        (2**16 - 1, np.uint16, 2**16 - 1),
+        (2**16, np.uint32, 2**32 - 1),
+        (2**31 - 1, np.uint32, 2**32 - 1),
+    ],
+)
+def test_separator_is_no_token(vocab_size, dtype, separator):
+    config = StoreConfig("f", "t", vocab_size)
+    assert (config.token_dtype, config.separator) == (dtype, separator)
+    assert separator >= vocab_size
+
+
+def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
+    content = content_of(CONFIG, tmp_path)
+    strange = [..., -1, -(10**30), 2**63, 10**400, 1.5, float("nan"), float("inf"), True, False]
+    strange += ["", "5", "../../etc/passwd", [], [[]], {}, {"name": 1}, None]
+    accepted = []
+    for place in places_in(content):
+        for value in strange:
+            (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
+            try:
+                StoreConfig.read(tmp_path)
+            except DatastoreError as error:
+                assert "config.json" in str(error)
+            else:
+                accepted.append((".".join(map(str, place)), value))
+    texts = ["fingerprint", "tokenizer", "ngrams.file.sha256"]
+    texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
+    fine = [(place, value) for place in texts for value in ("", "5", "../../etc/passwd")]
+    fine += [("source", {}), ("source", {"name": 1})]
+    fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
+    fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
+    assert sorted(map(str, accepted)) == sorted(map(str, fine))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (["vocab_size"], ..., "config.json is damaged: it does not name 'vocab_size'"),
+        (["vocab_size"], 0, "config.json is damaged: vocab_size is 0"),
+        (["vocab_size"], 2**31, "vocab_size is 2147483648"),
+        (["vocab_size"], True, "vocab_size is True"),
+        (["vocab_size"], "300", "vocab_size is '300'"),
+        (["shards", 0, "tokens"], 0, "tokens is 0"),
+        (["shards", 0, "tokens"], LARGEST_SHARD + 1, "tokens is 2147483647"),
+        (["shards", 0], 3, "3 should be an object that names tokens"),
+        (["shards", 0, "tokens_file"], [], r"\[\] should be an object that names name"),
+        (["shards", 0, "tokens_file", "size"], -1, "size is -1"),
+        (["ngrams", "ngrams"], [], "its n-grams have no length"),
+        (["ngrams", "ngrams"], [3, -1], r"ngrams\[1\] is -1"),
+        (["ngrams", "ngrams"], [0] * (LONGEST_NGRAM + 1), "ngrams has 9 entries, more than 8"),
+    ],
+)
+def test_message_says_what_is_wrong_in_config(tmp_path, place, value, message):
+    content = content_of(CONFIG, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
+    with pytest.raises(DatastoreError, match=message):
+        StoreConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../tokens-00001.safetensors",
+        "/etc/passwd",
+        "a/tokens-00001.safetensors",
+        "..",
+        "",
+        "tokens-1.safetensors",
+        "tokens-00001.safetensors\n",
+        "tokens-00001.safetensors\0",
+        "tokens-٠٠٠٠١.safetensors",
+        "suffixes-00001.safetensors",
+        "ngrams-0123456789ab.safetensors",
+        "tokens-00001.pickle",
+        "config.json",
+        "C:\\tokens-00001.safetensors",
+        "\ud800",
+    ],
+)
+def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name):
+    content = content_of(CONFIG, tmp_path)
+    place = ["shards", 0, "tokens_file", "name"]
+    message = refusal(tmp_path, json.dumps(changed(content, place, name)))
+    assert "is not the name of a file of tokens in its folder" in message
+
+
+def test_a_file_is_named_only_once(tmp_path):
+    content = content_of(CONFIG, tmp_path)
+    content["shards"] *= 2
+    assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 1.0, True, None, "1", [1], {}, 10**400, [[[1] * 9]]])
+def test_another_format_version_says_what_to_do(tmp_path, version):
+    content = content_of(CONFIG, tmp_path)
+    message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
+    assert "has format_version" in message and "reads only 1; install the hf_refspec" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is not JSON"),
+        ("{", "it is not JSON"),
+        (b"\xff\xfe\xfd", "it is not JSON"),
+        (b'{"format_version": 1, "tokenizer": "\xe9"}', "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ('{"a":' * 100_000, "it is not JSON"),
+        ('{"format_version": ' + "9" * 5000 + "}", "it is not JSON"),
+        ("[]", "names no format_version"),
+        ("null", "names no format_version"),
+        ("{}", "names no format_version"),
+        ('"format_version"', "names no format_version"),
+        ('{"format_version": 1}', "it does not name"),
+        ('{"format_version": 1, "format_version": 7}', "has format_version 7"),
+    ],
+)
+def test_what_is_no_config_is_refused(tmp_path, text, message):
+    assert message in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("depth", [30, 300, *range(900, 1000, 3)])
+def test_deep_nesting_is_refused_everywhere(tmp_path, depth):
+    # Not as deep as Python's reader of JSON can go, but perhaps deeper than what comes after it.
+    content = content_of(CONFIG, tmp_path)
+    for key in content:
+        text = json.dumps(content | {key: "deep"})
+        for nested in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            refusal(tmp_path, text.replace('"deep"', nested))
+
+
+def test_config_that_is_too_large_is_not_read(tmp_path):
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    assert "is too large" in refusal(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shards", "[" + "0," * 4_000_000 + "0]"),
+        ("shards", "[" + "{}," * 2_600_000 + "{}]"),
+        ("ngrams", '{"ngrams": [' + "0," * 4_000_000 + "0]}"),
+        (
+            "source",
+            "{" + "".join(f'"{i}":0,' for i in range(600_000)) + DEEP + "}",
+        ),
+    ],
+    ids=["numbers", "objects", "orders", "source"],
+)
+def test_a_million_entries_are_refused_soon(tmp_path, key, value):
+    text = json.dumps(content_of(CONFIG, tmp_path) | {key: "many"}).replace('"many"', value)
+    start = time.monotonic()
+    refusal(tmp_path, text)
+    assert time.monotonic() - start < 10  # Not how fast it is, but that it is not quadratic.
+
+
+def test_more_shards_than_can_be_mapped_are_refused(tmp_path):
+    content = content_of(CONFIG, tmp_path)
+
+    def file(kind: str, i: int) -> dict[str, Any]:
+        return {"name": f"{kind}-{i:05}.safetensors", "size": 1, "sha256": ""}
+
+    content["shards"] = [
+        {
+            "tokens": 1,
+            "documents": 0,
+            "tokens_file": file("tokens", i),
+            "suffixes_file": file("suffixes", i),
+        }
+        for i in range(MOST_SHARDS)
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(content, separators=(",", ":")))
+    assert len(StoreConfig.read(tmp_path).shards) == MOST_SHARDS
+    content["shards"].append(content["shards"][0])
+    message = refusal(tmp_path, json.dumps(content, separators=(",", ":")))
+    assert "shards has 30001 entries, more than 30000" in message
+
+
+def test_no_datastore_there(tmp_path):
+    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
+        StoreConfig.read(tmp_path)
+    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
+        StoreConfig.read(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatastoreError, match="is not a folder with a datastore"):
+        StoreConfig.read(tmp_path / "file")
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    "make", [make_folder, os.mkfifo, make_zeros], ids=["folder", "pipe", "zeros"]
+)
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make):
+    make(tmp_path / "config.json")
+    assert "config.json is not a file" in refusal(tmp_path)
+    make(tmp_path / SHARD.tokens_file.name)
+    with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors is not a file"):
+        read_arrays(tmp_path, SHARD.tokens_file, UINT16)
+    with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors is not a file"):
+        check_file(tmp_path, SHARD.tokens_file)
+
+
+def test_a_link_to_itself_is_refused(tmp_path):
+    make_loop(tmp_path / "config.json")
+    with pytest.raises(OSError, match=r"config.json"):
+        StoreConfig.read(tmp_path)
+    make_loop(tmp_path / SHARD.tokens_file.name)
+    for read in readers(tmp_path, SHARD.tokens_file):
+        with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors cannot be read"):
+            read()
+
+
+def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
+    # huggingface_hub's cache is made of them.
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "store").mkdir()
+    CONFIG.write(tmp_path / "blobs")
+    (tmp_path / "store/config.json").symlink_to(tmp_path / "blobs/config.json")
+    entry = four_tokens(tmp_path / "blobs")
+    (tmp_path / "store" / entry.name).symlink_to(tmp_path / "blobs" / entry.name)
+    assert StoreConfig.read(tmp_path / "store") == CONFIG
+    assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
+    check_file(tmp_path / "store", entry)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 100_000])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int32])
+def test_arrays_come_back_as_they_were_written(tmp_path, dtype, length):
+    array = np.random.default_rng(length).integers(0, 100, length).astype(dtype)
+    arrays = {"b": array, "a": array[::-1]}
+    entry = write_arrays(tmp_path / "tokens-00001.safetensors", arrays)
+    assert os.listdir(tmp_path) == [entry.name]
+    path = tmp_path / entry.name
+    assert entry == FileEntry.of(path) == FileEntry(path.name, path.stat().st_size, sha256(path))
+    assert path.stat().st_mode & 0o777 == 0o644
+    check_file(tmp_path, entry)
+    read = read_arrays(tmp_path, entry, {name: (np.dtype(dtype), None) for name in arrays})
+    assert {name: each.tolist() for name, each in read.items()} == {
+        name: each.tolist() for name, each in arrays.items()
+    }
+    read = read_arrays(tmp_path, entry, {"a": (np.dtype(dtype), length)})
+    assert list(read) == ["a"]
+
+
+def test_arrays_that_are_open_outlive_their_replacement(tmp_path):
+    path = tmp_path / "tokens-00001.safetensors"
+    old = write_arrays(path, {"tokens": np.arange(4, dtype=np.uint16)})
+    arrays = read_arrays(tmp_path, old, UINT16)
+    new = write_arrays(path, {"tokens": np.zeros(9, np.uint16)})
+    assert arrays["tokens"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(DatastoreError, match=r"is damaged: it has .* bytes, but config.json says"):
+        read_arrays(tmp_path, old, UINT16)
+    assert new.size != old.size
+
+
+def test_a_missing_file_is_named(tmp_path):
+    for read in readers(tmp_path, SHARD.tokens_file):
+        with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors .* is missing"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b"", lambda b: b[:-1], lambda b: b + b"\0", lambda b: b[:8]]
+)
+def test_a_file_of_another_size_is_refused(tmp_path, change):
+    entry = four_tokens(tmp_path)
+    path = tmp_path / entry.name
+    path.write_bytes(change(path.read_bytes()))
+    for read in readers(tmp_path, entry):
+        with pytest.raises(DatastoreError, match=rf"{entry.name} is damaged: it has .* bytes, but"):
+            read()
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
+    entry = four_tokens(tmp_path)
+    path = tmp_path / entry.name
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(DatastoreError, match="is damaged: its checksum is"):
+            check_file(tmp_path, entry)
+        try:
+            read = read_arrays(tmp_path, entry, UINT16)["tokens"]
+        except DatastoreError as error:
+            assert entry.name in str(error)
+        else:
+            assert (read.dtype, read.shape) == (np.uint16, (4,))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 7,
+        b"\0" * 8,
+        b"\0" * 64,
+        file_of({}),
+        file_of([]),
+        file_of(b"\xff" * 16),
+        file_of(b"{"),
+        file_of(b'{"tokens":' + b"[" * 10_000),
+        file_of({"other": tensor()}, bytes(8)),
+        file_of({"tokens": tensor("I16")}, bytes(8)),
+        file_of({"tokens": tensor("F16")}, bytes(8)),
+        file_of({"tokens": tensor("BF16")}, bytes(8)),
+        file_of({"tokens": tensor("U32", [2])}, bytes(8)),
+        file_of({"tokens": tensor("F4", [16])}, bytes(8)),
+        file_of({"tokens": tensor("F8_E5M2", [8])}, bytes(8)),
+        file_of({"tokens": tensor("C64", [1])}, bytes(8)),
+        file_of({"tokens": tensor("NONE")}, bytes(8)),
+        file_of({"tokens": tensor(shape=[3], offsets=(0, 6))}, bytes(6)),
+        file_of({"tokens": tensor(shape=[5], offsets=(0, 10))}, bytes(10)),
+        file_of({"tokens": tensor(shape=[2, 2])}, bytes(8)),
+        file_of({"tokens": tensor(shape=[], offsets=(0, 2))}, bytes(2)),
+        file_of({"tokens": tensor(shape=[4, 0], offsets=(0, 0))}),
+        file_of({"tokens": tensor(shape=[2**64 - 1, 0], offsets=(0, 0))}),
+        file_of({"tokens": tensor(shape=[2**62, 2, 0], offsets=(0, 0))}),
+        file_of({"tokens": tensor(shape=[0] * 3000, offsets=(0, 0))}),
+        file_of({"tokens": tensor(shape=[2**62])}, bytes(8)),
+        file_of({"tokens": tensor(shape=[2**64 + 4])}, bytes(8)),
+        file_of({"tokens": tensor(shape=[-4])}, bytes(8)),
+        file_of({"tokens": tensor(shape=[4.0])}, bytes(8)),
+        file_of({"tokens": tensor()}, bytes(7)),
+        file_of({"tokens": tensor()}, bytes(9)),
+        file_of({"tokens": tensor(offsets=(8, 0))}, bytes(8)),
+        file_of({"tokens": tensor(offsets=(1, 9))}, bytes(9)),
+        file_of({"tokens": tensor(offsets=(2**64 - 8, 2**64))}, bytes(8)),
+        file_of({"tokens": tensor(offsets=(0, 2**63))}, bytes(8)),
+        file_of({"tokens": tensor(), "x": tensor()}, bytes(8)),
+        file_of({"tokens": tensor(), "x": tensor(offsets=(4, 12))}, bytes(12)),
+        file_of({"tokens": tensor(), "x": tensor(offsets=(10, 18))}, bytes(18)),
+        file_of({"x": tensor("U8", [1], (0, 1)), "tokens": tensor(offsets=(1, 9))}, bytes(9)),
+        file_of({"tokens": tensor(), "__metadata__": {"a": 1}}, bytes(8)),
+        *(
+            file_of({"tokens": tensor()}, bytes(8), length)
+            for length in (0, 1, 8, 2**16, 2**31, 2**32, 2**63, 2**64 - 1)
+        ),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content):
+    refused_file(tmp_path, content)
+
+
+def test_message_says_what_an_array_should_be(tmp_path):
+    message = refused_file(tmp_path, file_of({"tokens": tensor("U32", [2])}, bytes(8)))
+    assert "tokens is uint32 of shape (2,), but should be uint16 with 4 entries" in message
+    content = file_of({"tokens": tensor("U32", [2])}, bytes(8))
+    message = refused_file(tmp_path, content, {"tokens": (np.dtype(np.uint16), None)})
+    assert "but should be uint16 with one dimension" in message
+
+
+def test_a_huge_header_is_not_parsed(tmp_path):
+    header = {f"{i:x}": tensor("U8", [0], (0, 0)) for i in range(2000)}
+    message = refused_file(tmp_path, file_of(header | {"tokens": tensor()}, bytes(8)))
+    assert "its header should have" in message
+
+
+def test_swapped_arrays_of_two_shards_are_refused(tmp_path):
+    entries = []
+    for i in (1, 2):
+        path = tmp_path / f"tokens-{i:05}.safetensors"
+        entries.append(write_arrays(path, {"tokens": np.arange(4 * i, dtype=np.uint16)}))
+    one, two = (tmp_path / entry.name for entry in entries)
+    one.rename(tmp_path / "other")
+    two.rename(one)
+    (tmp_path / "other").rename(two)
+    for i, entry in enumerate(entries, start=1):
+        with pytest.raises(DatastoreError, match=entry.name):
+            read_arrays(tmp_path, entry, {"tokens": (np.dtype(np.uint16), 4 * i)})
+
+
+@pytest.mark.parametrize("what", ["arrays", "config"])
+def test_a_full_disk_is_an_oserror_and_leaves_what_was_there(tmp_path, what):
+    CONFIG.write(tmp_path)
+    entry = four_tokens(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, most))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            if what == "arrays":
+                write_arrays(tmp_path / entry.name, {"tokens": np.zeros(9999, np.uint16)})
+            else:
+                CONFIG.write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "store"
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as folder:
+        (folder / "a").write_text("a")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "store.partial").mkdir()
+    (tmp_path / "store.partial/old").write_text("of a process that was killed")
+    with new_folder(path) as folder:
+        (folder / "a").write_text("a")
+        assert not path.exists()
+    assert [file.name for file in tmp_path.rglob("*")] == ["store", "a"]
+    with pytest.raises(FileExistsError, match="exists; choose another path"), new_folder(path):
+        raise AssertionError
+    assert (path / "a").read_text() == "a"

@@ -1,0 +1,107 @@
+"""Drafts stay where plain decoding of the accepted tokens is the same computation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from calls import PROMPT
+from drafters import Noise, Prophet
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from hf_refspec.verification.positions import furthest_position
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.25,
+    "pad_token_id": 0,
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "factor": 4.0,
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def build(model_type: str, **config):
+    """A new one for each text: the frequencies are state of the model."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **config})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+SCALED = {
+    "dynamic llama": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
+    "longrope llama": ("llama", {"rope_parameters": LONG, "max_position_embeddings": 128}),
+    "longrope phi3": (
+        "phi3",
+        {
+            "rope_parameters": LONG,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case):
+    model_type, config = SCALED[case]
+    options = {"max_new_tokens": 50, "do_sample": False, "eos_token_id": None}
+    plain = build(model_type, **config).generate(PROMPT, **options)
+    drafter = Prophet(plain, accuracy=0.9)
+    model = build(model_type, **config)
+    drafted = model.generate(PROMPT, candidate_generator=drafter, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.3
+
+
+@pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])
+def test_it_is_the_position_that_counts_not_the_length(models_by_type, case):
+    """GPT-2 has a table of 512 positions; an index past its end would fail."""
+    model = models_by_type("gpt2")
+    options = {"max_new_tokens": 14, "do_sample": False, "eos_token_id": None}
+    long = torch.randint(3, 97, (1, 497), generator=torch.Generator().manual_seed(0))
+
+    def generate(**kwargs):
+        if case == "given cache":
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                model(long[:, :495], past_key_values=cache)
+            mask = torch.ones_like(long)
+            return model.generate(
+                long[:, 495:], past_key_values=cache, attention_mask=mask, **options, **kwargs
+            )
+        if case == "given positions":
+            positions = torch.arange(490, 490 + PROMPT.shape[1])[None]
+            return model.generate(PROMPT, position_ids=positions, **options, **kwargs)
+        padded = torch.cat([torch.zeros((1, 23), dtype=torch.long), long], dim=-1)
+        mask = (padded != 0).long()
+        return model.generate(padded, attention_mask=mask, **options, **kwargs)
+
+    plain = generate()
+    assert generate(candidate_generator=Noise()).tolist() == plain.tolist()
+    assert generate(candidate_generator=Prophet(plain, 1.0)).tolist() == plain.tolist()
+
+
+def test_furthest_position():
+    llama = AutoConfig.for_model("llama", **SMALL, max_position_embeddings=100)
+    assert furthest_position(llama, 50) == 99
+    assert furthest_position(llama, 100) is None  # past the table already
+    dynamic = AutoConfig.for_model(
+        "llama", **SMALL, max_position_embeddings=100, rope_parameters=DYNAMIC
+    )
+    assert furthest_position(dynamic, 50) == 99
+    assert furthest_position(dynamic, 120) == 120
+    long = AutoConfig.for_model("llama", **SMALL, max_position_embeddings=100, rope_parameters=LONG)
+    assert furthest_position(long, 20) == 31
+    assert furthest_position(long, 32) == 32
+    assert furthest_position(long, 33) == 99
