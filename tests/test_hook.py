@@ -14,7 +14,7 @@ import pytest
 import torch
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
