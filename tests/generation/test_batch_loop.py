@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB_SIZE
 from calls import ListStreamer
-from drafters import Noise, Prophet, Prophets
+from drafters import Noise, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
