@@ -10,7 +10,6 @@ from .drafting.datastore_drafts import DatastoreDrafts
 from .drafting.drafter import Drafter
 from .drafting.reference_copy import ReferenceCopy
 from .drafting.sessions.retrieval_cache import RetrievalCache
-from .drafting.sessions.similar_calls import mean_embedding
 from .drafting.stats import SpeculationStats
 from .drafting.tree import DraftTree
 from .generation.loop import speculate
@@ -59,7 +58,6 @@ __all__ = [
     "is_installed",
     "iterative_ralm",
     "knn_lm",
-    "mean_embedding",
     "perplexity",
     "speculate",
     "uninstall",

@@ -13,6 +13,7 @@ import numpy as np
 from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
 from ...index.suffix_array import IndexedText, suffix_sorter
 from .folder import SessionFolder
+from .similar_prompts import SimilarPrompts
 
 logger = logging.getLogger("hf_refspec")
 
@@ -59,14 +60,15 @@ class Memory:
         suffix_sorter()  # missing, it should be missed now and not in the background
         self.max_tokens = max_tokens
         self._folder = folder
-        # The first guards all that is here, for microseconds; the second what is on the disk. Who
-        # needs both takes the second first.
+        # The first guards all that is here, for microseconds (a search of 10,000 prompts: for a
+        # millisecond); the second what is on the disk. Who needs both takes the second first.
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()
         self._background: dict[Callable[[], None], threading.Thread] = {}
         self.closed = False
         self._segments: list[Segment] = []
         self._tail = Tail()
+        self._prompts = SimilarPrompts()
         self._oldest = 0
         self._tokens = 0
         self._unsealed = 0
@@ -113,6 +115,17 @@ class Memory:
                 return None
             return self._holder(number).document(number)
 
+    def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
+        """The outputs of the calls with the most similar prompts, the most similar one last.
+
+        Args:
+            prompt (`np.ndarray`, integers of shape `(n,)`): A prompt.
+            count (`int`): The most calls, at least 1.
+        """
+        with self._lock:
+            numbers = self._prompts.search(prompt, self._oldest, count)
+            return [self._holder(number).document(number)[1] for number in numbers]
+
     def clear(self) -> None:
         """Forgets all calls, at once and on the disk."""
         with self._disk_lock, self._lock:
@@ -121,6 +134,7 @@ class Memory:
             self._tokens = self._unsealed = 0
             self._segments = []
             self._tail = Tail(self._oldest)
+            self._prompts = SimilarPrompts(self._oldest)
             self._largest_id = -1
             self._publish()
             if self._folder is not None:
@@ -157,6 +171,7 @@ class Memory:
         Memory.__init__(self, state["max_tokens"])
         self._oldest = state["oldest"]
         self._tail = Tail(self._oldest)
+        self._prompts = SimilarPrompts(self._oldest)
         for prompt, output in state["calls"]:
             self._append(prompt, output)
         self._publish()
@@ -167,12 +182,16 @@ class Memory:
             self._tail = Tail(self._segments[-1].end)
             self._tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
             self._largest_id = max(each.text.vocab_size for each in self._segments) - 1
+            for segment in self._segments:
+                for number in range(segment.first, segment.end):
+                    self._prompts.add(segment.document(number)[0])
         for prompt, output in folder.calls:
             self._append(prompt, output)
         self._forget()
 
     def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         self._tail.add(prompt, output)
+        self._prompts.add(prompt)
         self._tokens += len(prompt) + len(output)
         self._unsealed += len(prompt) + len(output)
         self._largest_id = max(
@@ -199,6 +218,7 @@ class Memory:
         if self._oldest > before:
             self._segments = [each for each in self._segments if each.end > self._oldest]
             self._tail = self._tail.since(self._oldest)
+            self._prompts.forget(self._oldest)
 
     def _publish(self) -> None:
         self.view = View(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import threading
 from pathlib import Path
@@ -137,7 +136,6 @@ def test_add_refuses_what_is_no_call(arguments, error, message):
         ({"max_tokens": 1.5}, TypeError),
         ({"top_k": -1}, ValueError),
         ({"top_k": True}, TypeError),
-        ({"encoder": 5}, TypeError),
         ({"tokenizer": "llama"}, TypeError),
     ],
 )
@@ -162,15 +160,8 @@ def test_forgets_the_oldest():
     assert paths(drafted(cache, [1, 2, 3])) == {(13,), (14,)}
 
 
-def by_first_token(ids):
-    """Prompts are similar if they begin with the same token."""
-    vector = np.zeros(100)
-    vector[ids[0]] = 1.0
-    return vector
-
-
-def test_similar_calls_are_drafted_from_with_more_weight():
-    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+def test_similar_sessions_are_drafted_from_with_more_weight():
+    cache = RetrievalCache(top_k=1)
     cache.add([1, 50], [60, 61])
     cache.add([2, 50], [60, 62])
     cache.add([3, 50], [60, 63])
@@ -181,50 +172,34 @@ def test_similar_calls_are_drafted_from_with_more_weight():
         assert tree.probs[0] > 1.2 * tree.probs[1]
 
 
-def test_similar_calls_of_calls_that_were_generated():
-    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+def test_similar_sessions_of_calls_that_were_generated():
+    cache = RetrievalCache(top_k=1)
     speak(cache, [1, 50], [60, 61])
     speak(cache, [2, 50], [60, 62])
     assert drafted(cache, [1, 60]).tokens[0] == 61
     assert drafted(cache, [2, 60]).tokens[0] == 62
 
 
-def test_the_models_own_embeddings(byte_llama):
-    cache = RetrievalCache(top_k=1)
-    cache.add([10, 11, 12], [60, 61])
-    cache.prepare(byte_llama)  # what was remembered before is found as well
-    cache._similar.wait()
-    cache.add([20, 21, 22], [60, 62])
-    assert drafted(cache, [10, 11, 12, 60]).tokens[0] == 61
-    assert drafted(cache, [20, 21, 22, 60]).tokens[0] == 62
-    other = RetrievalCache(top_k=0)
-    other.prepare(byte_llama)
-    assert other._similar.vector(np.array([1])) is None
+def test_without_similar_sessions_all_count_the_same():
+    cache = RetrievalCache(top_k=0)
+    speak(cache, [1, 50], [60, 61])
+    speak(cache, [2, 50], [60, 62])
+    first, second = (drafted(cache, [prompt, 60]) for prompt in (1, 2))
+    assert first.tokens.tolist() == second.tokens.tolist()
+    assert first.probs.tolist() == second.probs.tolist()
 
 
-@pytest.mark.parametrize("bad", [np.ones((2, 2)), [np.nan], RuntimeError("down")])
-def test_an_encoder_that_fails_is_warned_of_once(bad, byte_llama, caplog):
-    def encode(ids):
-        if isinstance(bad, Exception):
-            raise bad
-        return bad
-
-    cache = RetrievalCache(encoder=encode)
-    ids = torch.tensor([[5, 6, 7, 5, 6]])
-    plain = byte_llama.generate(ids, max_new_tokens=20, do_sample=False)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            out = byte_llama.generate(
-                ids,
-                max_new_tokens=20,
-                do_sample=False,
-                candidate_generator=cache,
-                max_draft_tokens=16,
-            )
-            assert out.tolist() == plain.tolist()
-    assert caplog.text.count("without similar calls") == 1
-    assert len(cache) == 3
-    assert cache.stats.mat > 2  # the suffix still matches
+def test_similar_sessions_that_are_sorted_or_forgotten(monkeypatch):
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
+    cache = RetrievalCache(top_k=1, max_tokens=400)
+    for number in range(200):
+        cache.add([number, 500], [600, 700 + number])
+        cache._memory.wait()
+    assert cache._memory.view.segments
+    for number in (100, 150, 199):
+        assert drafted(cache, [number, 600]).tokens[0] == 700 + number
+    (output,) = cache._memory.similar_outputs(np.array([99, 500]), 1)
+    assert output[1] > 799  # that of the prompt itself is forgotten
 
 
 def test_forks_share_what_is_remembered():
@@ -239,24 +214,12 @@ def test_forks_share_what_is_remembered():
     assert fork.stats is not cache.stats
 
 
-def test_a_fork_shares_the_encoder_that_comes_later(byte_llama):
-    cache = RetrievalCache(top_k=1)
-    fork = cache.fork()
-    cache.prepare(byte_llama)
-    fork.prepare(byte_llama)
-    speak(cache, [10, 11, 12], [60, 61])
-    speak(cache, [20, 21, 22], [60, 62])
-    assert drafted(fork, [10, 11, 12, 60]).tokens[0] == 61
-    assert drafted(fork, [20, 21, 22, 60]).tokens[0] == 62
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_a_copy_shares_nothing(copied):
-    cache = RetrievalCache(encoder=by_first_token, top_k=1)
+    cache = RetrievalCache(top_k=1)
     cache.add([1, 2], [3, 4])
     cache.add([5, 2], [3, 6])
     other = copied(cache)
-    other._similar.wait()
     other.add([4], [5])
     assert (len(cache), len(other)) == (2, 3)
     assert drafted(other, [1, 3]).tokens[0] == 4
@@ -264,12 +227,11 @@ def test_a_copy_shares_nothing(copied):
 
 
 def test_survives_its_process(tmp_path, tokenizer):
-    cache = RetrievalCache(tokenizer, path=tmp_path, encoder=by_first_token, top_k=1)
+    cache = RetrievalCache(tokenizer, path=tmp_path, top_k=1)
     speak(cache, [1, 2], [3, 4])
     speak(cache, [5, 2], [3, 6])
     cache.close()
-    cache = RetrievalCache(tokenizer, path=tmp_path, encoder=by_first_token, top_k=1)
-    cache._similar.wait()
+    cache = RetrievalCache(tokenizer, path=tmp_path, top_k=1)
     assert len(cache) == 2
     assert drafted(cache, [5, 3]).tokens[0] == 6
     with pytest.raises(rs.DatastoreError, match="share that one"):
@@ -291,7 +253,7 @@ def test_a_cache_that_is_closed_meanwhile():
 
 def test_threads_with_one_cache(byte_llama, monkeypatch):
     monkeypatch.setattr(memory_module, "SEAL_TOKENS", 100)
-    cache = RetrievalCache(encoder=by_first_token)
+    cache = RetrievalCache()
     torch.manual_seed(0)
     prompts = [torch.randint(3, 90, (1, 12)) for _ in range(4)]
     options = {"max_new_tokens": 24, "do_sample": False}
