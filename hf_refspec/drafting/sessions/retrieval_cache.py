@@ -70,6 +70,8 @@ class RetrievalCache(Drafter):
     """
 
     _SHARED = ("tokenizer", "top_k", "_memory")
+    _prompt: np.ndarray | None
+    _references: LinkedText | None
 
     def __init__(
         self,
@@ -169,10 +171,9 @@ class RetrievalCache(Drafter):
         self._memory.close()
 
     def _forget_call(self) -> None:
-        self._prompt: np.ndarray | None = None
+        self._prompt = self._references = None
         self._output: list[np.ndarray] = []
         self._context = np.empty(0, dtype=np.int32)
-        self._references: LinkedText | None = None
 
 
 def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:

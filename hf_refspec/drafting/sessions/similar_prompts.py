@@ -29,7 +29,7 @@ def signature(prompt: np.ndarray) -> np.ndarray:
     places = (hashed >> np.uint64(56)).astype(np.int64)
     signs = np.where(hashed >> np.uint64(32) & np.uint64(1), 1.0, -1.0)
     vector = np.bincount(places, weights=signs, minlength=_DIMENSIONS)
-    return (vector / max(np.linalg.norm(vector), 1.0)).astype(np.float32)
+    return (vector / (np.linalg.norm(vector) or 1.0)).astype(np.float32)
 
 
 class SimilarPrompts:
