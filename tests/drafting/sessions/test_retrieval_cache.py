@@ -283,5 +283,5 @@ def test_mat_on_the_retrieval_augmented_prompts():
     tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
     answers, model = llma_rag(DATA / "llma_rag.jsonl", tokenizer), stand_in_model(len(tokenizer))
     context = rs.ReferenceCopy()
-    assert replay(answers, context | RetrievalCache(), model, 64, "tree").mat >= 4.45
-    assert replay(answers, context | RetrievalCache(top_k=0), model, 64, "tree").mat >= 4.55
+    for cache in (RetrievalCache(), RetrievalCache(top_k=0)):
+        assert replay(answers, context | cache, model, 64, "tree").mat >= 4.55
