@@ -1,7 +1,7 @@
 """The sessions whose prompts are most similar to a prompt, by the tokens that they have in common.
 
-Where sessions are references (LLMA, arXiv 2304.04487, section 2.3), finding them by a sentence
-encoder is not better: benchmarks/README.md has the figures.
+For sessions as references (LLMA, arXiv 2304.04487, section 2.3). The set of tokens finds the same
+sessions as the mean of the model's input embeddings or a sentence encoder, and needs neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def signature(prompt: np.ndarray) -> np.ndarray:
-    """Hashes the set of a prompt's tokens into a vector of length 1 (feature hashing, 0902.2206).
+    """Hashes the set of a prompt's tokens into a vector of length 1 (feature hashing, arXiv 0902.2206).
 
     The inner product of two is about the cosine of their prompts' sets of tokens.
 
