@@ -15,9 +15,10 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def signature(prompt: np.ndarray) -> np.ndarray:
-    """Hashes the set of a prompt's tokens into a vector of length 1 (feature hashing, arXiv 0902.2206).
+    """Hashes the set of a prompt's tokens into a vector of length 1.
 
-    The inner product of two is about the cosine of their prompts' sets of tokens.
+    Feature hashing (arXiv 0902.2206): the inner product of two is about the cosine of their
+    prompts' sets of tokens.
 
     Args:
         prompt (`np.ndarray`, integers of shape `(n,)`): Its ids; an empty one's vector is 0.
