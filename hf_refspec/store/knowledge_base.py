@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import CommitInfo
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -18,28 +16,17 @@ from ..version import __version__
 from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
 from .build.tokenizing import encode, load_tokenizer
-from .fingerprint import tokenizer_fingerprint, vocabulary_size
-from .folder import (
-    DatastoreError,
-    FileEntry,
-    check_file,
-    find_file,
-    new_folder,
-    read_arrays,
-    write_arrays,
-    write_rows,
-)
-from .hub import Kind, fetch, push
-from .knowledge_base_card import knowledge_base_card
-from .knowledge_base_config import FILE_NAME, NOUN, KnowledgeBaseConfig, token_dtype
+from .files import DatastoreError, FileEntry, read_arrays, write_arrays, write_rows
+from .fingerprint import tokenizer_fingerprint, tokenizer_name, vocabulary_size
+from .folder import new_folder, token_dtype
+from .knowledge_base_config import KnowledgeBaseConfig
+from .stored_folder import StoredFolder
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
 
-HUB_KIND = Kind(NOUN, FILE_NAME, KnowledgeBaseConfig.read, knowledge_base_card)
 
-
-class KnowledgeBase:
+class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     """Passages that a language model can be given, see [`DenseRetriever`] and its like.
 
     It stays on disk, mapped into memory: to open one takes milliseconds, and several processes
@@ -63,11 +50,13 @@ class KnowledgeBase:
             tokenizer.
     """
 
+    config_type = KnowledgeBaseConfig
+
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
         self.path = Path(path)
         self.tokenizer = tokenizer
         self.config = config = KnowledgeBaseConfig.read(self.path)
-        self._check_tokenizer()
+        self.check_tokenizer(tokenizer)
         arrays = read_arrays(
             self.path,
             config.passages_file,
@@ -155,7 +144,7 @@ class KnowledgeBase:
                 )
             KnowledgeBaseConfig(
                 fingerprint=fingerprint,
-                tokenizer=_tokenizer_name(tokenizer),
+                tokenizer=tokenizer_name(tokenizer),
                 vocab_size=vocab_size,
                 chunk_length=chunk_length,
                 passages=len(bounds) - 1,
@@ -171,98 +160,6 @@ class KnowledgeBase:
                 },
             ).write(folder)
         return cls(path, tokenizer)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_path: str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
-    ) -> KnowledgeBase:
-        """Opens a knowledge base from a folder or from the Hub, where it is a dataset repo.
-
-        Args:
-            repo_or_path (`str` or `Path`): A folder, or a repo id such as `"org/passages"`.
-            tokenizer (`PreTrainedTokenizerBase`): The language model's.
-            revision (`str`, *optional*): A branch, tag or commit.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
-            local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
-                downloaded before.
-
-        Raises:
-            OSError: If there is no such folder or repo, or it cannot be reached.
-            DatastoreError: See [`KnowledgeBase`].
-        """
-        folder = fetch(
-            repo_or_path,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            kind=HUB_KIND,
-        )
-        return cls(folder, tokenizer)
-
-    def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies the knowledge base into a new folder.
-
-        Raises:
-            FileExistsError: If there is something at `path`.
-        """
-        with new_folder(Path(path)) as folder:
-            for entry in self.config.files():
-                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
-            self.config.write(folder)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        commit_message: str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-    ) -> CommitInfo:
-        """Publishes the knowledge base as a dataset repo, with a card.
-
-        Args:
-            repo_id (`str`): Such as `"org/passages"`; the repo is made if there is none.
-            private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
-                the account has set it.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            commit_message (`str`, *optional*): Of the one commit.
-            revision (`str`, *optional*): A branch; it is made if there is none.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to propose it only.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-            OSError: If the repo cannot be written.
-        """
-        return push(
-            self.path,
-            repo_id,
-            private=private,
-            token=token,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
-            kind=HUB_KIND,
-        )
-
-    def verify(self) -> None:
-        """Reads all files and compares them with their checksums.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-        """
-        for entry in self.config.files():
-            check_file(self.path, entry)
 
     def passage(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64 of shape `(n,)`.
@@ -292,15 +189,6 @@ class KnowledgeBase:
         """
         return _decode(self.tokenizer, self.passage(passage_id))
 
-    def _check_tokenizer(self) -> None:
-        fingerprint = tokenizer_fingerprint(self.tokenizer)
-        if fingerprint != self.config.fingerprint:
-            raise DatastoreError(
-                f"{self.path} was made for another tokenizer: {self.config.tokenizer} with the "
-                f"fingerprint {self.config.fingerprint}, not {self.tokenizer.name_or_path} with "
-                f"{fingerprint}; build one for this tokenizer"
-            )
-
     def _check_bounds(self) -> None:
         lengths = np.diff(self._bounds)
         whole = self._bounds[0] == 0 and self._bounds[-1] == self.config.tokens
@@ -315,7 +203,7 @@ def _passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokenises documents and cuts them: all tokens in a row, and where each passage begins."""
-    dtype = token_dtype(vocabulary_size(tokenizer))
+    dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
@@ -379,9 +267,3 @@ def _write_embeddings(
             folder / "embeddings.safetensors", "embeddings", chain([first], rows), shape
         )
     return shape[1], entry
-
-
-def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
-    name = str(tokenizer.name_or_path or "")
-    # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__

@@ -21,17 +21,11 @@ from safetensors.numpy import load_file
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store import datastore as store_module
 from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
-from hf_refspec.store.folder import (
-    DatastoreError,
-    FileEntry,
-    NgramsEntry,
-    ShardEntry,
-    StoreConfig,
-    write_arrays,
-)
+from hf_refspec.store.shards import split_documents
 
 QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
 FINGERPRINT = "f" * 32
@@ -215,9 +209,11 @@ def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("cuts", [(), (330,), (1, 2, 3), (40, 41, 600)])
 @pytest.mark.parametrize("block", [1, 2, 7, 100, 1 << 20])
-def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, monkeypatch, cuts, block):
-    monkeypatch.setattr(store_module, "_BLOCK", block)
+def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, block):
     store = write_store(tmp_path / "store", DOCUMENTS, cuts=cuts)
+    texts = [shard.tokens for shard in store.shards]
+    found = split_documents(texts, store.config.separator, block)
+    assert [document.tolist() for document in found] == DOCUMENTS
     assert [document.tolist() for document in store.iter_documents()] == DOCUMENTS
 
 

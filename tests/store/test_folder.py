@@ -16,21 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hf_refspec.store.folder import (
+from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
     LONGEST_NGRAM,
     MOST_SHARDS,
-    DatastoreError,
-    FileEntry,
     NgramsEntry,
     ShardEntry,
     StoreConfig,
+)
+from hf_refspec.store.files import (
+    DatastoreError,
+    FileEntry,
     check_file,
-    new_folder,
     read_arrays,
     sha256,
     write_arrays,
 )
+from hf_refspec.store.folder import new_folder
 
 SHARD = ShardEntry(
     tokens=7,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.store.build.hidden_states import watched
+from hf_refspec.store.build.hidden_states import recorded
 from hf_refspec.store.build.windows import windows
-from hf_refspec.store.folder import DatastoreError
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.knn_datastore import KnnDatastore
 
 CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
@@ -60,7 +60,7 @@ class TestBuild:
         entry = 0
         for text in CORPUS:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
-            with watched(byte_llama, "last_mlp") as hidden, torch.no_grad():
+            with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
                 byte_llama(ids)
             for position in range(ids.shape[1] - 1):
                 expected = hidden.states[0, position].numpy()
@@ -75,7 +75,7 @@ class TestBuild:
         handle = byte_llama.model.layers[-1].mlp.register_forward_pre_hook(
             lambda module, args: seen.append(args[0])
         )
-        with watched(byte_llama, "last_mlp") as hidden, torch.no_grad():
+        with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
             byte_llama(ids)
         handle.remove()
         assert torch.equal(hidden.states, seen[0])
@@ -127,13 +127,13 @@ class TestBuild:
 
     @pytest.mark.parametrize("architecture", ARCHITECTURES[:12], ids=str)
     def test_the_last_mlp_is_found_in_many_architectures(self, architecture, models_by_type):
-        with watched(models_by_type(architecture.model_type), "last_mlp"):
+        with recorded(models_by_type(architecture.model_type), "last_mlp"):
             pass
 
     def test_a_model_without_an_mlp_is_told_what_to_do(self, models_by_type):
         model = models_by_type("opt")
         expected = pytest.raises(ValueError, match='pass layer="last_hidden"')
-        with expected, watched(model, "last_mlp"):
+        with expected, recorded(model, "last_mlp"):
             pass
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,18 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...version import __version__
-from ..fingerprint import tokenizer_fingerprint, vocabulary_size
-from ..folder import (
-    LARGEST_SHARD,
-    LOCK,
-    DatastoreError,
-    FileEntry,
-    ShardEntry,
-    StoreConfig,
-    only_writer,
-    read_arrays,
-    sync_folder,
+from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from ..files import DatastoreError, FileEntry
+from ..fingerprint import (
+    check_tokenizer,
+    tokenizer_fingerprint,
+    tokenizer_name,
+    vocabulary_size,
 )
+from ..folder import new_folder, only_writer
+from ..shards import map_tokens, split_documents
 from .local_engine import LocalEngine
-from .progress import PROGRESS, BuildProgress, resumed
+from .progress import PROGRESS, BuildProgress
 from .shard_writer import ProgressBars, ShardWriter
 from .source import Source, open_source
 from .tokenizing import TokenBatch
@@ -89,11 +86,9 @@ def build_store(
         DatastoreError: If another process is building it, or what is left cannot be resumed.
         OSError: If it cannot be written.
     """
-    path = Path(path)
-    _check_free(path)
     config = StoreConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=_tokenizer_name(tokenizer),
+        tokenizer=tokenizer_name(tokenizer),
         vocab_size=vocabulary_size(tokenizer),
     )
     opened = open_source(source, tokenizer, config.vocab_size, column, pattern)
@@ -106,24 +101,12 @@ def build_store(
     }
     options = {**about, "column": column, "pattern": pattern}
     workers = make_engine(engine, tokenizer, config, num_proc)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with only_writer(partial):
-        try:
-            _check_free(path)
-            shards = _add_shards(partial, config, opened, workers, options, resume, progress)
-            about["documents"] = sum(shard.documents for shard in shards)
-            replace(config, source=about, shards=shards).write(partial)
-            (partial / PROGRESS).unlink()
-            sync_folder(partial)
-            os.rename(partial, path)
-            sync_folder(path.parent)
-            (path / LOCK).unlink(missing_ok=True)
-        except BaseException:
-            if not resume:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
-    return path
+    with new_folder(Path(path), resume) as folder:
+        shards = _add_shards(folder, config, opened, workers, options, resume, progress)
+        about["documents"] = sum(shard.documents for shard in shards)
+        replace(config, source=about, shards=shards).write(folder)
+        (folder / PROGRESS).unlink()
+    return Path(path)
 
 
 def extend_store(
@@ -167,13 +150,8 @@ def extend_store(
     """
     folder = Path(folder)
     config = StoreConfig.read(folder)
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    if fingerprint != config.fingerprint:
-        raise DatastoreError(
-            f"{folder} was built with the tokenizer {config.tokenizer} (fingerprint "
-            f"{config.fingerprint}) and cannot be extended with {_tokenizer_name(tokenizer)} "
-            f"(fingerprint {fingerprint})"
-        )
+    remedy = f"it cannot be extended with {tokenizer_name(tokenizer)}"
+    check_tokenizer(folder, config, tokenizer, remedy)
     if shard_tokens is None:
         shard_tokens = config.source.get("shard_tokens", 32_000_000)
     opened = open_source(more, tokenizer, config.vocab_size, column, pattern)
@@ -225,19 +203,6 @@ def _is_extended(folder: Path, config: StoreConfig, options: dict[str, Any]) -> 
     return options.items() <= progress.options.items()
 
 
-def _check_free(path: Path) -> None:
-    if os.path.lexists(path):
-        raise FileExistsError(
-            f"{path} exists already; choose another path, delete it, or extend the datastore in it"
-        )
-
-
-def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
-    name = str(tokenizer.name_or_path or "")
-    # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
-
-
 class Engine(Protocol):
     """Where the work is done."""
 
@@ -287,42 +252,27 @@ def _add_shards(
     """Writes a source's documents into new shards, which config.json does not name yet.
 
     Returns:
-        `list[ShardEntry]`: The new shards, those of an earlier attempt among them.
+        `list[ShardEntry]`: The new shards, those of an earlier build among them.
     """
     shard_tokens = options["shard_tokens"]
     if not isinstance(shard_tokens, int) or not 1 <= shard_tokens <= LARGEST_SHARD:
         raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {shard_tokens!r}")
     options = {**options, "tokenizer fingerprint": config.fingerprint}
     options["shards before"] = len(config.shards)
-    progress = resumed(folder, options) if resume else BuildProgress(options)
+    progress = BuildProgress.resumed(folder, options) if resume else BuildProgress(options)
     _sweep(folder, [*config.files(), *progress.files()])
     progress.write(folder)
     digests = None
     if options["deduplicated"]:
-        digests = set(_stored_digests(folder, config, [*config.shards, *progress.shards]))
+        stored = (
+            map_tokens(folder, config, shard) for shard in (*config.shards, *progress.shards)
+        )
+        digests = set(map(_digest, split_documents(stored, config.separator)))
+    done = (progress.documents, progress.entries)
     bars = ProgressBars(show_progress, source.total, progress)
     try:
         with ShardWriter(folder, config, shard_tokens, engine.sort, progress, bars) as writer:
-            number, skip = progress.documents, progress.entries
-            for lengths, tokens in engine.tokenize(source, number):
-                start = 0
-                for length in lengths.tolist():
-                    document = tokens[start : start + length]
-                    start += length
-                    number += 1
-                    if skip >= max(length, 1):
-                        raise DatastoreError(_OTHER_SOURCE)
-                    if digests is not None and length:
-                        digest = _digest(document)
-                        if digest in digests and not skip:
-                            continue
-                        digests.add(digest)
-                    writer.add(document, skip, number)
-                    skip = 0
-                bars.documents.update(len(lengths))
-                bars.tokens.update(len(tokens))
-            if skip:
-                raise DatastoreError(_OTHER_SOURCE)
+            _add_documents(writer, engine.tokenize(source, done[0]), *done, digests, bars)
     finally:
         engine.close()
         bars.close()
@@ -332,22 +282,47 @@ def _add_shards(
     return progress.shards
 
 
+def _add_documents(
+    writer: ShardWriter,
+    batches: Iterator[TokenBatch],
+    number: int,
+    skip: int,
+    digests: set[bytes] | None,
+    bars: ProgressBars,
+) -> None:
+    """Adds documents to the shards.
+
+    Args:
+        writer (`ShardWriter`): Where to.
+        batches (iterator of `TokenBatch`): The documents.
+        number (`int`): How many documents come before them.
+        skip (`int`): Entries of the first one that the shards have already.
+        digests (`set`, *optional*): Of the documents that are not wanted again.
+        bars (`ProgressBars`): Brought up to date.
+    """
+    for lengths, tokens in batches:
+        start = 0
+        for length in lengths.tolist():
+            document = tokens[start : start + length]
+            start += length
+            number += 1
+            if skip >= max(length, 1):
+                raise DatastoreError(_OTHER_SOURCE)
+            if digests is not None and length:
+                digest = _digest(document[:-1])
+                if digest in digests and not skip:
+                    continue
+                digests.add(digest)
+            writer.add(document, skip, number)
+            skip = 0
+        bars.documents.update(len(lengths))
+        bars.tokens.update(len(tokens))
+    if skip:
+        raise DatastoreError(_OTHER_SOURCE)
+
+
 _OTHER_SOURCE = "source has other documents than before; start again without resume"
 
 
 def _digest(document: np.ndarray) -> bytes:
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
-
-
-def _stored_digests(folder: Path, config: StoreConfig, shards: list[ShardEntry]) -> Iterator[bytes]:
-    """The digests of the documents that end in the shards."""
-    begun = np.empty(0, config.token_dtype)
-    for shard in shards:
-        expected: dict[str, tuple[np.dtype, int | None]]
-        expected = {"tokens": (config.token_dtype, shard.tokens)}
-        tokens = read_arrays(folder, shard.tokens_file, expected)["tokens"]
-        ends = np.flatnonzero(tokens == config.separator) + 1
-        documents = np.split(tokens, ends)
-        documents[0] = np.concatenate([begun, documents[0]])
-        begun = documents.pop()
-        yield from map(_digest, documents)

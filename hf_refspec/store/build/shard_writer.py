@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..folder import ShardEntry, StoreConfig, sync_folder, write_arrays
+from ..datastore_config import ShardEntry, StoreConfig
+from ..files import write_arrays
+from ..folder import sync_folder
 from .progress import BuildProgress
 
 
