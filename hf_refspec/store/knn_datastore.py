@@ -150,28 +150,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             pass
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
-            keys = keys.astype(key_dtype, copy=False)
-            arrays = {
-                "keys": keys.reshape(-1),
-                "norms": squared_lengths(keys),
-                "values": values,
-                "probe": probe(model, layer),
-            }
-            config = KnnConfig(
-                fingerprint=tokenizer_fingerprint(tokenizer),
-                tokenizer=tokenizer_name(tokenizer),
-                model=str(model.config.name_or_path),
-                layer=layer,
-                vocab_size=model.config.get_text_config(decoder=True).vocab_size,
-                entries=len(keys),
-                dimension=keys.shape[1],
-                key_dtype=key_dtype,
-                file=write_arrays(folder / "entries.safetensors", arrays),
-            )
-            if len(keys) >= LEAST_ROWS and axes_of(keys.shape[1]) and find_spec("faiss"):
-                built = PQIndex.build(keys.astype(np.float32, copy=False))
-                config = replace(config, pq_index=built.write(folder))
-            config.write(folder)
+            _write(folder, model, tokenizer, layer, keys.astype(key_dtype, copy=False), values)
         return cls(path, index)
 
     def add_pq_index(self) -> None:
@@ -281,3 +260,34 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)
         sums = np.bincount(places, weights)
         return tokens.astype(np.int64), sums / sums.sum()
+
+
+def _write(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    layer: Layer,
+    keys: np.ndarray,
+    values: np.ndarray,
+) -> None:
+    """Writes all of a datastore into a folder."""
+    arrays = {
+        "keys": keys.reshape(-1),
+        "norms": squared_lengths(keys),
+        "values": values,
+        "probe": probe(model, layer),
+    }
+    with_index = len(keys) >= LEAST_ROWS and axes_of(keys.shape[1]) > 0 and find_spec("faiss")
+    index = PQIndex.build(keys.astype(np.float32, copy=False)) if with_index else None
+    KnnConfig(
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        tokenizer=tokenizer_name(tokenizer),
+        model=str(model.config.name_or_path),
+        layer=layer,
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        entries=len(keys),
+        dimension=keys.shape[1],
+        key_dtype="float16" if keys.dtype == np.float16 else "float32",
+        file=write_arrays(folder / "entries.safetensors", arrays),
+        pq_index=None if index is None else index.write(folder),
+    ).write(folder)

@@ -7,7 +7,6 @@ import pickle
 import queue
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from ...index.suffix_array import build_suffix_array
 from . import tokenizing
+from .engine import TokenFormat, in_order
 from .source import Source, after, batches
 from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
@@ -28,13 +28,12 @@ class LocalEngine:
     input ends, also if this process is killed.
 
     Args:
-        content (`str`): The tokenizer's tokenizer.json.
-        dtype (`np.dtype`), separator (`int`): Of the datastore.
+        tokens (`TokenFormat`): What documents become.
         num_proc (`int`, *optional*): How many. With 1 this process itself tokenises.
     """
 
-    def __init__(self, content: str, dtype: np.dtype, separator: int, num_proc: int | None) -> None:
-        self.setup = (content, dtype, separator)
+    def __init__(self, tokens: TokenFormat, num_proc: int | None) -> None:
+        self.setup = (tokens.content, tokens.dtype, tokens.separator)
         self.num_proc = num_proc or usable_cores()
         self._idle: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen] = []
@@ -48,14 +47,13 @@ class LocalEngine:
                 yield encode(tokenizer, batch, dtype, separator)
             return
         threads = ThreadPoolExecutor(self.num_proc)
+
+        def begin(batch: list[Document]) -> Future[TokenBatch]:
+            return threads.submit(self._encode, batch)
+
         try:
-            in_flight: deque[Future[TokenBatch]] = deque()
-            for batch in work:
-                in_flight.append(threads.submit(self._encode, batch))
-                if len(in_flight) > 2 * self.num_proc:
-                    yield in_flight.popleft().result()
-            while in_flight:
-                yield in_flight.popleft().result()
+            for encoded in in_order(work, begin, 2 * self.num_proc, Future.cancel):
+                yield encoded.result()
         finally:
             self.close()  # Else the threads would finish what nobody wants any more.
             threads.shutdown(cancel_futures=True)

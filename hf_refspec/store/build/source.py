@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,15 +185,11 @@ def _is_in_order(dataset: Any) -> bool:
 
 def _dataset_kind(source: Any) -> str | None:
     """The name of the class of the library `datasets` that `source` is of, without importing it."""
-    for base in type(source).__mro__:
-        if base.__module__.partition(".")[0] == "datasets":
-            return next(
-                base.__name__
-                for base in type(source).__mro__
-                if base.__name__
-                in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
-            )
-    return None
+    library = sys.modules.get("datasets")
+    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    return next(
+        (each for each in kinds if library and isinstance(source, getattr(library, each))), None
+    )
 
 
 def _find_column(dataset: Any, column: str | None) -> str:

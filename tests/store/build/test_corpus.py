@@ -19,13 +19,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.index.suffix_array import build_suffix_array
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.folder import LOCK
-from hf_refspec.store.fingerprint import tokenizer_fingerprint
+from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, check_file, read_arrays
-from hf_refspec.store.build.progress import PROGRESS
-from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.fingerprint import tokenizer_fingerprint
+from hf_refspec.store.folder import LOCK
 from hf_refspec.version import __version__
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hf_refspec.store.build.engine import TokenFormat
 from hf_refspec.store.build.local_engine import LocalEngine
 from hf_refspec.store.build.source import open_source
 
 
 def test_a_process_that_fails_is_not_waited_for(tokenizer):
-    engine = LocalEngine("no tokenizer", np.dtype(np.uint16), 65535, 2)
+    engine = LocalEngine(TokenFormat("no tokenizer", np.dtype(np.uint16), 65535, 259), 2)
     source = open_source(["a"], tokenizer, 259)
     with pytest.raises(RuntimeError, match="a process that tokenises ended with status 1"):
         list(engine.tokenize(source, 0))
@@ -29,7 +30,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path, tokenizer):
     note = tmp_path / "processes"
 
     def run():
-        engine = LocalEngine(content, np.dtype(np.uint16), 65535, 2)
+        engine = LocalEngine(TokenFormat(content, np.dtype(np.uint16), 65535, 259), 2)
         source = open_source((str(i) * 1000 for i in range(10**9)), tokenizer, 259)
         tokens = engine.tokenize(source, 0)
         next(tokens)
