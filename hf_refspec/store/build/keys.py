@@ -1,4 +1,4 @@
-"""The keys of a kNN-LM: a model reads a corpus, and its hidden states are kept with what followed."""
+"""The keys of a kNN-LM: the hidden states of a model that reads a corpus."""
 
 from __future__ import annotations
 

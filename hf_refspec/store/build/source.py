@@ -187,9 +187,8 @@ def _dataset_kind(source: Any) -> str | None:
     """The name of the class of the library `datasets` that `source` is of, without importing it."""
     library = sys.modules.get("datasets")
     kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
-    return next(
-        (each for each in kinds if library and isinstance(source, getattr(library, each))), None
-    )
+    found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
+    return next(found, None)
 
 
 def _find_column(dataset: Any, column: str | None) -> str:
@@ -221,13 +220,10 @@ def _find_column(dataset: Any, column: str | None) -> str:
 
 
 def _dataset_name(dataset: Any) -> str:
-    config = dataset.info.config_name
-    if config and config.startswith("default"):
-        config = None
-    split = None if dataset.split is None else str(dataset.split)
-    return " ".join(part for part in (dataset.info.dataset_name, config, split) if part) or (
-        "unnamed"
-    )
+    info = dataset.info
+    config = "" if (info.config_name or "").startswith("default") else info.config_name
+    parts = (info.dataset_name, config, dataset.split)
+    return " ".join(str(part) for part in parts if part) or "unnamed"
 
 
 def _license(dataset: Any) -> str | None:
