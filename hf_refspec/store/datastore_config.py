@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from .card import readable_size, table_rows
+from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
 from .folder import FolderConfig, token_dtype
 from .schema import AtMost, Named, Range
@@ -116,51 +116,34 @@ class StoreConfig(FolderConfig):
             raise DatastoreError("it has no compact form; make it with compact()")
         return replace(self, shards=[]) if form == "compact" else self
 
-    def facts(self) -> list[tuple[str, str]]:
-        source, shards, ngrams = self.source, self.shards, self.ngrams
-        facts = [
-            ("Corpus", self.stated("corpus")),
-            ("Licence of the corpus", self.stated("license")),
-        ]
-        documents = sum(shard.documents for shard in shards) or source.get("documents")
-        if documents is not None:
-            kept = ", exact duplicates dropped" if source.get("deduplicated") else ""
-            facts.append(("Documents", f"{documents:,}{kept}"))
+    def card_texts(self) -> dict[str, str]:
+        shards, ngrams = self.shards, self.ngrams
+        documents = sum(shard.documents for shard in shards) or self.source.get("documents")
+        texts = {
+            "documents": cell(documents or "not stated"),
+            "mat": _mat(self.source.get("mat")),
+            "full_form": "none",
+            "compact_form": "none",
+            "compact_use": "",
+        }
+        if self.source.get("deduplicated"):
+            texts["documents"] += ", exact duplicates dropped"
         if shards:
             # Each document is followed by a separator, which is no token.
             tokens = sum(shard.tokens - shard.documents for shard in shards)
-            facts.append(("Tokens", f"{tokens:,}"))
-        elif ngrams:
-            facts.append(("Tokens counted", f"{ngrams.corpus_tokens:,}"))
-        facts.append(("Tokenizer", f"`{self.tokenizer}`, ids below {self.vocab_size:,}"))
-        if shards:
             size = readable_size(self.full_size)
-            facts.append(("Full form", f"{size}: all tokens and their suffix array"))
+            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
         if ngrams:
-            facts.append(
-                (
-                    "Compact form",
-                    f"{readable_size(ngrams.file.size)}: {sum(ngrams.ngrams):,} n-grams of up to "
-                    f"{len(ngrams.ngrams)} tokens, with {ngrams.nodes:,} draft nodes",
-                )
+            size = readable_size(ngrams.file.size)
+            texts["compact_form"] = (
+                f"{size}: {sum(ngrams.ngrams):,} n-grams of up to {len(ngrams.ngrams)} tokens, "
+                f"with {ngrams.nodes:,} draft nodes, from {ngrams.corpus_tokens:,} tokens"
             )
-        return facts
-
-    def contents(self) -> list[tuple[FileEntry, str]]:
-        contents = []
-        for shard in self.shards:
-            contents.append((shard.tokens_file, f"tokens of {shard.documents:,} documents"))
-            contents.append((shard.suffixes_file, "their suffix array"))
-        if self.ngrams:
-            contents.append((self.ngrams.file, "the compact form: n-grams and their draft trees"))
-        return contents
-
-    def card_texts(self) -> dict[str, str]:
-        compact_use = ""
-        if self.ngrams and self.shards:
-            size = readable_size(self.ngrams.file.size)
-            compact_use = f'With `form="compact"` only the compact form is downloaded, {size}.\n\n'
-        return {"compact_use": compact_use, "mat": _mat(self.source.get("mat"))}
+        if shards and ngrams:
+            texts["compact_use"] = (
+                f'With `form="compact"` only the compact form is downloaded, {size}.\n\n'
+            )
+        return texts
 
 
 def check_form(form: str | None) -> None:
@@ -172,7 +155,7 @@ def check_form(form: str | None) -> None:
 def _mat(figures: dict[str, float] | None) -> str:
     if not figures:
         return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
-    rows = table_rows([(label, f"{value:.2f}") for label, value in figures.items()])
+    rows = "\n".join(f"| {cell(label)} | {value:.2f} |" for label, value in figures.items())
     return (
         "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
         f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"

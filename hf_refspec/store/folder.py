@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOCK = ".lock"
-NOT_STATED = "not stated"
 # No real config comes near it; what is larger is not read.
 _LARGEST_CONFIG = 1 << 23
 
@@ -71,21 +70,9 @@ class FolderConfig:
         """All files that the folder consists of, beside config.json."""
         return list(values_of(FileEntry, self))
 
-    def facts(self) -> list[tuple[str, str]]:
-        """The rows of the card's table of facts."""
-        return []
-
-    def contents(self) -> list[tuple[FileEntry, str]]:
-        """The files, and what each holds, for the card."""
-        return []
-
     def card_texts(self) -> dict[str, str]:
-        """What else the template of the card asks for."""
+        """What the template of the card asks for that is no field and no entry of `source`."""
         return {}
-
-    def stated(self, key: str) -> str:
-        """What `source` says about how the folder was built, if it has one that says it."""
-        return str(getattr(self, "source", {}).get(key) or NOT_STATED)
 
     def write(self, folder: Path) -> None:
         """Replaces a folder's config.json in one go."""

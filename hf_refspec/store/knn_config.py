@@ -61,24 +61,5 @@ class KnnConfig(FolderConfig):
             content.setdefault("tokenizer", content["model"])
         return content
 
-    def facts(self) -> list[tuple[str, str]]:
-        return [
-            ("Model", f"`{self.model}`"),
-            (
-                "Keys",
-                f"{self.entries:,} hidden states (`{self.layer}`) of {self.dimension} numbers",
-            ),
-            ("Number format", self.key_dtype),
-            ("Tokenizer", f"`{self.tokenizer}`, ids below {self.vocab_size:,}"),
-            (
-                "PQ index",
-                readable_size(self.pq_index.size) if self.pq_index else "none",
-            ),
-        ]
-
-    def contents(self) -> list[tuple[FileEntry, str]]:
-        holds = ("hidden states and the tokens that followed them", "their PQ index")
-        return list(zip(self.files(), holds, strict=False))
-
     def card_texts(self) -> dict[str, str]:
-        return {"model": self.model}
+        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}

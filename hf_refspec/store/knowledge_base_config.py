@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from .card import cell
 from .files import FileEntry
 from .folder import FolderConfig, token_dtype
 from .schema import Named, Range
@@ -59,24 +60,11 @@ class KnowledgeBaseConfig(FolderConfig):
         """uint16 where it holds all tokens, else uint32."""
         return token_dtype(self.vocab_size, separator=False)
 
-    def facts(self) -> list[tuple[str, str]]:
-        embeddings = "none: for BM25 only"
-        if self.embeddings_file is not None:
-            embeddings = f"of {self.dimension} numbers, by the encoder {self.stated('encoder')}"
-        return [
-            ("Documents", self.stated("corpus")),
-            ("Licence of the documents", self.stated("license")),
-            ("Passages", f"{self.passages:,}, of at most {self.chunk_length:,} tokens"),
-            ("Tokens", f"{self.tokens:,}"),
-            ("Tokenizer", f"`{self.tokenizer}`, ids below {self.vocab_size:,}"),
-            ("Embeddings", embeddings),
-        ]
-
-    def contents(self) -> list[tuple[FileEntry, str]]:
-        holds = ("the passages' tokens, and where each begins", "an embedding for each passage")
-        return list(zip(self.files(), holds, strict=False))
-
     def card_texts(self) -> dict[str, str]:
-        without = self.embeddings_file is None
-        of = "SparseRetriever(passages)" if without else "DenseRetriever(passages, encoder)"
-        return {"retriever": of}
+        if self.embeddings_file is None:
+            return {"embeddings": "none: for BM25 only", "retriever": "SparseRetriever(passages)"}
+        encoder = cell(self.source.get("encoder") or "not stated")
+        return {
+            "embeddings": f"of {self.dimension} numbers, by the encoder {encoder}",
+            "retriever": "DenseRetriever(passages, encoder)",
+        }

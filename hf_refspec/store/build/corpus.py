@@ -45,7 +45,8 @@ class BuildOptions:
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
         shard_tokens (`int`, *optional*): Entries of a shard. Memory grows with it, about 12 bytes
             for each. By default 32,000,000; of an extension, as the datastore was built.
-        num_proc (`int`, *optional*): Processes that tokenise. By default one for each usable core.
+        num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
+            usable core.
         deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents,
             and documents that are in the datastore already.
         resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier build of the

@@ -17,9 +17,6 @@ from .tokenizing import Document
 
 logger = logging.getLogger("hf_refspec")
 
-_BATCH_CHARACTERS = 1 << 18
-_BATCH_DOCUMENTS = 1 << 12
-
 
 @dataclass
 class Source:
@@ -92,12 +89,14 @@ def open_source(
     return Source(checked(source, vocab_size), "unnamed", total=total)
 
 
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batches(
+    documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
+) -> Iterator[list[Document]]:
     """Groups documents, so that each group is about the same work."""
     batch: list[Document] = []
     size = 0
     for document in documents:
-        full = len(batch) == _BATCH_DOCUMENTS or size + len(document) > _BATCH_CHARACTERS
+        full = len(batch) == most_documents or size + len(document) > most_characters
         if batch and full:
             yield batch
             batch, size = [], 0
