@@ -191,19 +191,8 @@ def push(
         check_file(folder, entry)
     api = HfApi(token=token, **_LIBRARY)
     try:
-        repo_id = api.create_repo(
-            repo_id, repo_type="dataset", private=private, exist_ok=True
-        ).repo_id
-        if revision and not create_pr and not revision.startswith("refs/"):
-            api.create_branch(repo_id, branch=revision, repo_type="dataset", exist_ok=True)
-        info = api.dataset_info(repo_id, revision=revision)
-        if private is not None and info.private != private:
-            # An existing repo stays as it is, and what was to be private would be public.
-            raise ValueError(
-                f"the repo is {'private' if info.private else 'public'} already; change that in "
-                f"its settings, or leave private={private} out"
-            )
-        present = api.list_repo_files(repo_id, repo_type="dataset", revision=info.sha)
+        repo_id, before = _open_repo(api, repo_id, private, revision, not create_pr)
+        present = api.list_repo_files(repo_id, repo_type="dataset", revision=before)
         return api.create_commit(
             repo_id,
             [*_additions(folder, config, repo_id), *_deletions(config, present)],
@@ -212,13 +201,30 @@ def push(
             revision=revision,
             create_pr=create_pr,
             # Whoever pushes at the same time is not overwritten.
-            parent_commit=info.sha,
+            parent_commit=before,
         )
     except Exception as error:  # It raises those of several libraries, not all of them its own.
         raise OSError(
             f"the {kind.NOUN} in {folder} was not pushed to {repo_id!r} at revision "
             f"{revision or constants.DEFAULT_REVISION!r}: {_push_reason(error)}"
         ) from error
+
+
+def _open_repo(
+    api: HfApi, repo_id: str, private: bool | None, revision: str | None, new_branch: bool
+) -> tuple[str, str | None]:
+    """Creates a repo, and a branch, where there are none; returns the repo's id and its commit."""
+    repo_id = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id
+    if new_branch and revision and not revision.startswith("refs/"):
+        api.create_branch(repo_id, branch=revision, repo_type="dataset", exist_ok=True)
+    info = api.dataset_info(repo_id, revision=revision)
+    if private is not None and info.private != private:
+        # An existing repo stays as it is, and what was to be private would be public.
+        raise ValueError(
+            f"the repo is {'private' if info.private else 'public'} already; change that in "
+            f"its settings, or leave private={private} out"
+        )
+    return repo_id, info.sha
 
 
 def _additions(folder: Path, config: FolderConfig, repo_id: str) -> list[CommitOperationAdd]:

@@ -125,40 +125,15 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
-        if not isinstance(chunk_length, int) or isinstance(chunk_length, bool) or chunk_length < 1:
+        if type(chunk_length) is not int or chunk_length < 1:
             raise ValueError(
                 f"chunk_length must be a number of tokens, at least 1, but is {chunk_length!r}"
             )
         texts = None if encoder is None else TextEncoder(encoder)
-        fingerprint, vocab_size = tokenizer_fingerprint(tokenizer), vocabulary_size(tokenizer)
-        opened = open_source(documents, tokenizer, vocab_size, column, pattern)
+        opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        opened.name, opened.license = corpus or opened.name, license or opened.license
         with new_folder(Path(path)) as folder:
-            tokens, bounds = _passages(opened, tokenizer, chunk_length, progress)
-            arrays = {"tokens": tokens, "bounds": bounds}
-            passages_file = write_arrays(folder / "passages.safetensors", arrays)
-            dimension, embeddings_file = 0, None
-            if texts is not None:
-                decoded = _decoded(tokenizer, tokens, bounds)
-                dimension, embeddings_file = _write_embeddings(
-                    folder, texts, decoded, len(bounds) - 1, progress
-                )
-            KnowledgeBaseConfig(
-                fingerprint=fingerprint,
-                tokenizer=tokenizer_name(tokenizer),
-                vocab_size=vocab_size,
-                chunk_length=chunk_length,
-                passages=len(bounds) - 1,
-                tokens=len(tokens),
-                dimension=dimension,
-                passages_file=passages_file,
-                embeddings_file=embeddings_file,
-                source={
-                    "corpus": corpus or opened.name,
-                    "license": license or opened.license,
-                    "encoder": texts and texts.name,
-                    "hf_refspec": __version__,
-                },
-            ).write(folder)
+            _write(folder, opened, tokenizer, texts, chunk_length, progress)
         return cls(path, tokenizer)
 
     def passage(self, passage_id: int) -> np.ndarray:
@@ -197,6 +172,42 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
                 f"those of passages of 1 to {self.config.chunk_length} tokens"
             )
+
+
+def _write(
+    folder: Path,
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: TextEncoder | None,
+    chunk_length: int,
+    progress: bool,
+) -> None:
+    """Writes all of a knowledge base into a folder."""
+    tokens, bounds = _passages(source, tokenizer, chunk_length, progress)
+    passages = len(bounds) - 1
+    arrays = {"tokens": tokens, "bounds": bounds}
+    passages_file = write_arrays(folder / "passages.safetensors", arrays)
+    dimension, embeddings_file = 0, None
+    if encoder is not None:
+        texts = _decoded(tokenizer, tokens, bounds)
+        dimension, embeddings_file = _write_embeddings(folder, encoder, texts, passages, progress)
+    KnowledgeBaseConfig(
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        tokenizer=tokenizer_name(tokenizer),
+        vocab_size=vocabulary_size(tokenizer),
+        chunk_length=chunk_length,
+        passages=passages,
+        tokens=len(tokens),
+        dimension=dimension,
+        passages_file=passages_file,
+        embeddings_file=embeddings_file,
+        source={
+            "corpus": source.name,
+            "license": source.license,
+            "encoder": encoder and encoder.name,
+            "hf_refspec": __version__,
+        },
+    ).write(folder)
 
 
 def _passages(
@@ -246,24 +257,21 @@ def _write_embeddings(
 ) -> tuple[int, FileEntry]:
     """Encodes the passages and writes what comes of it; returns its dimension, and the file."""
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
-
-        def embedded() -> Iterator[np.ndarray]:
-            dimension = None
-            for some in texts:
-                vectors = encoder.passages(some)
-                dimension = dimension or vectors.shape[1]
-                if vectors.shape[1] != dimension:
-                    raise ValueError(
-                        f"encoder returned vectors of dimension {dimension}, and then of "
-                        f"{vectors.shape[1]}; all must have the same"
-                    )
-                yield vectors
-                bar.update(len(some))
-
-        rows = embedded()
+        rows = _embedded(encoder, texts, bar)
         first = next(rows)
-        shape = (count, first.shape[1])
-        entry = write_rows(
-            folder / "embeddings.safetensors", "embeddings", chain([first], rows), shape
-        )
-    return shape[1], entry
+        path, shape = folder / "embeddings.safetensors", (count, first.shape[1])
+        return shape[1], write_rows(path, "embeddings", chain([first], rows), shape)
+
+
+def _embedded(encoder: TextEncoder, texts: Iterator[list[str]], bar: Any) -> Iterator[np.ndarray]:
+    dimension = None
+    for some in texts:
+        vectors = encoder.passages(some)
+        dimension = dimension or vectors.shape[1]
+        if vectors.shape[1] != dimension:
+            raise ValueError(
+                f"encoder returned vectors of dimension {dimension}, and then of "
+                f"{vectors.shape[1]}; all must have the same"
+            )
+        yield vectors
+        bar.update(len(some))

@@ -95,7 +95,7 @@ def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
     for token in range(300):
         drafter.begin(np.array([token]), 300)
         tree = drafter.draft(16)
-        tree.check(300)
+        tree.checked(300)
         drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()))
     assert any(tokens for tokens, _, _ in drafts)
     return drafts
@@ -565,7 +565,7 @@ def test_the_largest_tokens_are_drafted(tmp_path):
         drafter = DatastoreDrafts(each)
         drafter.begin(np.array([largest, 5]), 2**31 - 1)
         draft = drafter.draft(8)
-        draft.check(2**31 - 1)
+        draft.checked(2**31 - 1)
         assert draft.tokens[0] == largest - 1 and largest in draft.tokens
 
 
@@ -596,7 +596,7 @@ def drafted(store: Datastore, budget: int):
     drafter = DatastoreDrafts(store)
     drafter.begin(np.array([5]), 300)
     draft = drafter.draft(budget)
-    draft.check(300)
+    draft.checked(300)
     return draft
 
 

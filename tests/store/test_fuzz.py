@@ -256,7 +256,7 @@ def read_all(folder: Path, contexts: list[np.ndarray], compact: bool) -> tuple[i
                     except REFUSED:
                         continue
                     assert len(draft) <= budget
-                    draft.check(store.config.vocab_size)
+                    draft.checked(store.config.vocab_size)
                     drafts += 1
     return opened, drafts
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from hub_server import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -200,6 +201,31 @@ class TestOpening:
     def test_another_model_is_refused(self, store, changes, message):
         with pytest.raises(ValueError, match=message):
             store.check_model(other_model(**changes))
+
+
+class TestFolder:
+    def test_it_is_copied_and_goes_to_the_hub_and_comes_back_with_its_card(
+        self, store, hub, tmp_path
+    ):
+        store.save_pretrained(tmp_path / "saved")
+        saved = KnnDatastore.from_pretrained(tmp_path / "saved", index="flat")
+        saved.push_to_hub("owner/knn", token=TOKEN)
+        again = KnnDatastore.from_pretrained("owner/knn", cache_dir=tmp_path / "downloads")
+        for other in (saved, again):
+            other.verify()
+            assert other.config == store.config
+            assert np.array_equal(other.keys, store.keys)
+        card = (again.path / "README.md").read_text()
+        assert 'KnnDatastore.from_pretrained("owner/knn")' in card
+        assert f"| Keys | {len(store)} hidden states (`last_mlp`) of 32 numbers" in card
+        assert "$" not in card
+
+    def test_another_tokenizer_is_refused(self, store, tokenizer):
+        store.check_tokenizer(tokenizer)
+        other = pickle.loads(pickle.dumps(tokenizer))
+        other.add_tokens(["other"])
+        with pytest.raises(DatastoreError, match="was made for another tokenizer"):
+            store.check_tokenizer(other)
 
 
 class TestSearch:
