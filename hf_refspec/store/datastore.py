@@ -161,9 +161,9 @@ class Datastore(StoredFolder[StoreConfig]):
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Reads the documents of the full form in order, each an array of token ids."""
         texts = (shard.tokens for shard in self.shards)
-        rest = yield from split_documents(texts, self.config.separator)
-        if len(rest):
-            yield rest
+        unfinished = yield from split_documents(texts, self.config.separator)
+        if len(unfinished):
+            yield unfinished
 
     def compact(
         self,
