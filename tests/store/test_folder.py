@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import CONFIG, SHARD, UINT16, four_tokens, readers
+from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
 
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
