@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.cli import main
-from hf_refspec.commands import ralm as commands
+from hf_refspec.commands import ralm_answers
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
 QUESTION = "stone light music "
@@ -159,15 +159,15 @@ def test_the_bundled_model_is_the_default(places, capsys):
 
 
 def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, capsys, monkeypatch):
-    class Careless(commands.Answers):
+    class Careless(ralm_answers.Answers):
         """Speculates about another prompt."""
 
-        def _run(self, inputs, speculating, streamer=None):
+        def _call(self, inputs, speculating, streamer=None):
             if speculating:
                 inputs = self._prompt("another question")
-            return super()._run(inputs, speculating, streamer)
+            return super()._call(inputs, speculating, streamer)
 
-    monkeypatch.setattr(commands, "Answers", Careless)
+    monkeypatch.setattr(ralm_answers, "Answers", Careless)
     options = ["--model", places["model"], places["texts"], "--question", QUESTION, *SHORT]
     assert run(*options) == 1
     assert "IDS DIFFER from position" in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""`hf-refspec bench` and `hf-refspec ablate`."""
