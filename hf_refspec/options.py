@@ -7,6 +7,7 @@ choice, a list takes several values. `Annotated[..., Option(...)]` says the rest
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -40,12 +41,16 @@ def positive(text: str) -> int:
     return number
 
 
-def add_options(parser: argparse.ArgumentParser, command: type) -> None:
-    """Adds the fields of a command's dataclass to its parser."""
+def stated(command: type) -> Iterator[tuple[Field, Any, Any]]:
+    """The fields of a command's dataclass, each with its type and what else was stated of it."""
     hints = get_type_hints(command, include_extras=True)
     for field in fields(command):
-        kind, *about = get_args(hints[field.name])
-        option = next(each for each in about if isinstance(each, Option))
+        yield (field, *get_args(hints[field.name]))
+
+
+def add_options(parser: argparse.ArgumentParser, command: type) -> None:
+    """Adds the fields of a command's dataclass to its parser."""
+    for field, kind, option in stated(command):
         argument = {**_reading(kind), **option.argument}
         if option.positional:
             parser.add_argument(field.name, **argument)

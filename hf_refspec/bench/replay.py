@@ -34,7 +34,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..generation.loop import speculate
 from .models import random_model
-from .said import Said
+from .outputs import Output
 from .suites import RecordedAnswer, llma_rag
 
 
@@ -64,10 +64,10 @@ class ForcedText(LogitsProcessor):
         forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
         return forced
 
-    def unforced(self) -> Said:
+    def unforced(self) -> Output:
         """What the model would have said at each place by itself."""
         best = [self._best[position] for position in sorted(self._best)]
-        return Said([int(token) for _, token in best], [float(logit) for logit, _ in best])
+        return Output([int(token) for _, token in best], [float(logit) for logit, _ in best])
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:

@@ -141,7 +141,7 @@ class Ralm(Source):
             documents, corpus = self.load_dataset(), None
         else:
             try:
-                return KnowledgeBase.from_pretrained(self.knowledge_base, tokenizer)
+                return KnowledgeBase.from_pretrained(str(self.knowledge_base), tokenizer)
             except (OSError, ValueError) as error:
                 raise ValueError(f"--knowledge-base cannot be opened: {error}") from error
         return KnowledgeBase.build(

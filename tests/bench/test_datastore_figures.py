@@ -6,16 +6,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from shared_data import data_file
 from transformers import AutoTokenizer
 
 from hf_refspec import Datastore, DatastoreDrafts
 from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import humaneval
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-pytestmark = pytest.mark.skipif(
-    not (DATA / "HumanEval.jsonl.gz").exists(), reason="needs HumanEval.jsonl.gz"
-)
 
 # 60 modules that all supported Pythons have.
 MODULES = """
@@ -30,7 +26,7 @@ MODULES = """
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
+    return AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def store(tokenizer, tmp_path_factory) -> Datastore:
 
 
 def test_mixed_drafts_are_accepted_more_often_than_rests(store, tokenizer):
-    answers = humaneval(DATA / "HumanEval.jsonl.gz", tokenizer)[:20]
+    answers = humaneval(data_file("HumanEval.jsonl.gz"), tokenizer)[:20]
     model = stand_in_model(len(tokenizer))
     mats = {}
     for mode in ("rest", "mixed"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from drafters import Noise, Prophet
+from shared_data import data_file
 from transformers import AutoTokenizer
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -13,10 +12,6 @@ import hf_refspec as rs
 from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import RecordedAnswer, llma_rag
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not (DATA / "llma_rag.jsonl").exists(), reason="needs the LLMA paper's rag.jsonl"
-)
 ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer([3], [7, 2])]
 
 
@@ -31,11 +26,10 @@ def test_counts_every_token_and_pass():
 
 @pytest.fixture(scope="module")
 def rag():
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    return llma_rag(DATA / "llma_rag.jsonl", tokenizer), stand_in_model(len(tokenizer))
+    tokenizer = AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
+    return llma_rag(data_file("llma_rag.jsonl"), tokenizer), stand_in_model(len(tokenizer))
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("drafter", "nodes", "verification", "least"),
     [
@@ -50,7 +44,6 @@ def test_mat_on_the_retrieval_augmented_prompts(rag, drafter, nodes, verificatio
     assert replay(answers, drafter(), model, nodes, verification).mat >= least
 
 
-@needs_data
 def test_prompt_look_up_scores_as_known(rag):
     answers, model = rag
     look_up = PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31)

@@ -2,17 +2,16 @@
 
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from shared_data import data_file
 
 from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.tree import DraftTree
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 VOCAB_SIZE = 100
 
 
@@ -214,12 +213,10 @@ def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
 @pytest.fixture(scope="module")
 def rag_prompts():
     """The LLMA paper's retrieval-augmented prompts: (prompt ids, ids of the answer)."""
-    if not (DATA / "llma_rag.jsonl").exists():
-        pytest.skip("needs shared/data/llma_rag.jsonl")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    answers = llma_rag(DATA / "llma_rag.jsonl", tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
+    answers = llma_rag(data_file("llma_rag.jsonl"), tokenizer)
     return [(np.array(answer.prompt_ids), answer.answer_ids) for answer in answers]
 
 

@@ -6,11 +6,11 @@ import copy
 import logging
 import pickle
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from shared_data import data_file
 from transformers import AutoTokenizer
 
 import hf_refspec as rs
@@ -18,8 +18,6 @@ from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
-
-DATA = Path(__file__).parents[4] / "shared" / "data"
 
 
 def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
@@ -316,10 +314,12 @@ def test_threads_with_one_cache(byte_llama, monkeypatch):
     assert cache._memory.view.segments
 
 
-@pytest.mark.skipif(not (DATA / "llma_rag.jsonl").exists(), reason="needs the LLMA paper's data")
 def test_mat_on_the_retrieval_augmented_prompts():
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    answers, model = llma_rag(DATA / "llma_rag.jsonl", tokenizer), stand_in_model(len(tokenizer))
+    tokenizer = AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
+    answers, model = (
+        llma_rag(data_file("llma_rag.jsonl"), tokenizer),
+        stand_in_model(len(tokenizer)),
+    )
     context = rs.ReferenceCopy()
     assert replay(answers, context | RetrievalCache(), model, 64, "tree").mat >= 4.45
     assert replay(answers, context | RetrievalCache(top_k=0), model, 64, "tree").mat >= 4.55
