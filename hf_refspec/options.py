@@ -41,8 +41,8 @@ def positive(text: str) -> int:
     return number
 
 
-def stated(command: type) -> Iterator[tuple[Field, Any, Any]]:
-    """The fields of a command's dataclass, each with its type and what else was stated of it."""
+def stated(command: type) -> Iterator[tuple[Any, ...]]:
+    """The fields of a command's dataclass, each with its type and all that was stated of it."""
     hints = get_type_hints(command, include_extras=True)
     for field in fields(command):
         yield (field, *get_args(hints[field.name]))
@@ -50,7 +50,7 @@ def stated(command: type) -> Iterator[tuple[Field, Any, Any]]:
 
 def add_options(parser: argparse.ArgumentParser, command: type) -> None:
     """Adds the fields of a command's dataclass to its parser."""
-    for field, kind, option in stated(command):
+    for field, kind, option, *_ in stated(command):
         argument = {**_reading(kind), **option.argument}
         if option.positional:
             parser.add_argument(field.name, **argument)

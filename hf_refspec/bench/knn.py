@@ -14,8 +14,9 @@ from ..ralm.engine import Speculation
 from ..ralm.knn_lm import knn_lm
 from ..store.knn_datastore import KnnDatastore
 from .measure import Bench
-from .methods import Method, ablations, main_speculations, retrieving_methods, strides
+from .methods import Method, retrieving_methods
 from .options import BenchOptions
+from .retrieval import Searched
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # of files with at least so many
@@ -23,7 +24,7 @@ LAMBDA, TEMPERATURE = 0.25, 10.0
 WITHOUT_SKETCH = "ours, psa, without the sketch"
 
 
-class KnnStores:
+class KnnStores(Searched):
     """A datastore, searched exactly and approximately, with few and many neighbours.
 
     Args:
@@ -34,8 +35,6 @@ class KnnStores:
         OSError, ValueError: If it cannot be opened, is another tokenizer's, or is too small.
         ImportError: If FAISS is missing.
     """
-
-    longest_passage = 0
 
     def __init__(self, options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> None:
         folder = options.knn_datastore
@@ -62,11 +61,7 @@ class KnnStores:
             f"{index}, k={k}, {kind}": (index, k, kind == "sampled")
             for index, k, kind in product(("flat", "hnsw"), NEIGHBOURS, ("greedy", "sampled"))
         }
-
-    @property
-    def settings(self) -> list[str]:
-        """Each index with each number of neighbours, greedy and sampled."""
-        return list(self._settings)
+        self.settings = list(self._settings)
 
     def size(self, setting: str) -> int:
         """The entries of the datastore."""
@@ -76,18 +71,8 @@ class KnnStores:
         """Whether the model samples."""
         return self._settings[setting][2]
 
-    def methods(self, setting: str, bench: Bench) -> list[Method]:
-        """The main ones, and ours without the PQ index, where there is one."""
-        speculations = main_speculations()
-        if self._store(setting).sketch is not None:
-            speculations[WITHOUT_SKETCH] = Speculation(sketch=False)
-        return retrieving_methods(speculations, **self._options(setting))
-
-    def ablations(self, setting: str, bench: Bench) -> list[Method]:
-        """Without some of the boosters, and with fixed strides."""
-        return retrieving_methods({**ablations(), **strides()}, **self._options(setting))
-
-    def _options(self, setting: str) -> dict[str, Any]:
+    def options(self, setting: str, bench: Bench) -> dict[str, Any]:
+        """Of `knn_lm`."""
         return {
             "custom_generate": knn_lm,
             "knn_datastore": self._store(setting),
@@ -95,6 +80,14 @@ class KnnStores:
             "lambda_": LAMBDA,
             "temperature": TEMPERATURE,
         }
+
+    def methods(self, setting: str, bench: Bench) -> list[Method]:
+        """Ours without the PQ index as well, where there is one."""
+        methods = super().methods(setting, bench)
+        if self._store(setting).sketch is not None:
+            without = {WITHOUT_SKETCH: Speculation(sketch=False)}
+            methods += retrieving_methods(without, **self.options(setting, bench))
+        return methods
 
     def _store(self, setting: str) -> KnnDatastore:
         return self._hnsw if self._settings[setting][0] == "hnsw" else self._flat

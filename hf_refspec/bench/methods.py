@@ -132,7 +132,9 @@ def scheduled_name(asynchronous: bool) -> str:
     return OURS if asynchronous else "ours, ps"
 
 
-def retrieving_methods(speculations: dict[str, Speculation | None], **options: Any) -> list[Method]:
+def retrieving_methods(
+    speculations: Mapping[str, Speculation | None], **options: Any
+) -> list[Method]:
     """A method for each speculation, by name, with further keyword arguments of `generate`."""
     return [
         Method(name, options={**options, "speculation": speculation}, retrieves=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,36 +17,8 @@ from .models import SIZES
 DECODING = ("rag", "humaneval", "spec-bench", "multi-turn", "cached-sessions", "no-overlap")
 RETRIEVING = ("ralm", "knn")
 SUITES = (*DECODING, *RETRIEVING)
-
-
-def _described(value: Any) -> Any:
-    """A value; of a folder its name with a digest of what says what it is: others have it
-    elsewhere."""
-    if not isinstance(value, str) or not Path(value).is_dir():
-        return value
-    files = (Path(value) / name for name in ("config.json", "tokenizer.json"))
-    digests = [sha256(file.read_bytes()).hexdigest()[:8] for file in files if file.exists()]
-    return " ".join([Path(value).name, *digests])
-
-
-def _not_recorded(value: Any) -> None:
-    """Of an option that does not decide about the figures."""
-
-
-class _BenchOption(Option):
-    """An option with the suites that read it, if not all do, and what is recorded of it."""
-
-    def __init__(
-        self,
-        help: str | None = None,
-        *,
-        suites: tuple[str, ...] = SUITES,
-        record: Callable[[Any], Any] = _described,
-        **argument: Any,
-    ) -> None:
-        super().__init__(help, **argument)
-        self.suites = suites
-        self.record = record
+# What decides about the figures is recorded with them; these do not.
+UNRECORDED = ("suites", "out", "data", "limit", "resume")
 
 
 def _count(text: str) -> int:
@@ -57,95 +28,72 @@ def _count(text: str) -> int:
     return number
 
 
+@dataclass(frozen=True)
+class ReadBy:
+    """The suites that read an option, if not all do."""
+
+    suites: tuple[str, ...]
+
+
+DECODERS, RETRIEVERS, RALM, KNN = map(ReadBy, (DECODING, RETRIEVING, ("ralm",), ("knn",)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """What to measure, and how."""
 
     suites: Annotated[
         list[str],
-        _BenchOption(
+        Option(
             f"{', '.join(SUITES)}; or compare A.json B.json",
             positional=True,
             nargs="+",
             metavar="SUITE",
-            record=_not_recorded,
         ),
     ]
-    out: Annotated[
-        Path | None,
-        _BenchOption("a folder for results, report and plots", record=_not_recorded),
-    ] = None
-    data: Annotated[
-        Path | None, _BenchOption("the folder of the suites' files", record=_not_recorded)
-    ] = None
-    limit: Annotated[
-        int | None, _BenchOption("so many questions a suite", record=_not_recorded)
-    ] = None
-    resume: Annotated[bool, _BenchOption("go on with what was stopped", record=_not_recorded)] = (
-        False
-    )
-    model: Annotated[
-        str | None, _BenchOption("a folder or a Hub id instead of the bundled model")
-    ] = None
+    out: Annotated[Path | None, Option("a folder for results, report and plots")] = None
+    data: Annotated[Path | None, Option("the folder of the suites' files")] = None
+    limit: Annotated[int | None, Option("so many questions a suite")] = None
+    resume: Annotated[bool, Option("go on with what was stopped")] = False
+    model: Annotated[str | None, Option("a folder or a Hub id instead of the bundled model")] = None
     random_model: Annotated[
         str | None,
-        _BenchOption("a Llama of that size with random weights instead", choices=tuple(SIZES)),
+        Option("a Llama of that size with random weights instead", choices=tuple(SIZES)),
     ] = None
     tokenizer: Annotated[
-        str | None, _BenchOption("of the random model; else that of the bundled one")
+        str | None, Option("of the random model; else that of the bundled one")
     ] = None
     datastore: Annotated[
-        str | None, _BenchOption("a folder or a Hub id, to draft from as well", suites=DECODING)
+        str | None, Option("a folder or a Hub id, to draft from as well"), DECODERS
     ] = None
-    replay: Annotated[bool, _BenchOption("force the recorded answers")] = False
+    replay: Annotated[bool, Option("force the recorded answers")] = False
     max_new_tokens: Annotated[
-        int | None, _BenchOption("of an answer; by default 256, of a recorded one all")
+        int | None, Option("of an answer; by default 256, of a recorded one all")
     ] = None
-    device: Annotated[Literal["cpu", "cuda"] | None, _BenchOption()] = None
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, _BenchOption()] = None
+    device: Annotated[Literal["cpu", "cuda"] | None, Option()] = None
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, Option()] = None
     seconds: Annotated[
         float | None,
-        _BenchOption(
-            "the most for all, loading among it, shared out among the suites; a question that was "
-            "begun is finished",
-            metavar="S",
-        ),
+        Option("the most for all, shared out among the suites: none begins a question after"),
     ] = None
-    knowledge_base: Annotated[
-        str | None, _BenchOption("a folder or a Hub id", metavar="PATH", suites=("ralm",))
-    ] = None
+    knowledge_base: Annotated[str | None, Option("a folder or a Hub id", metavar="PATH"), RALM] = (
+        None
+    )
     encoder: Annotated[
-        str | None,
-        _BenchOption(
-            "the sentence-transformers model that embedded the knowledge base",
-            metavar="PATH",
-            suites=("ralm",),
-        ),
+        str | None, Option("the sentence-transformers model that embedded it", metavar="PATH"), RALM
     ] = None
-    distractors: Annotated[
-        int, _BenchOption("pad the exact index with so many random vectors", suites=("ralm",))
-    ] = 0
+    distractors: Annotated[int, Option("pad the exact index with so many random vectors"), RALM] = 0
     milvus: Annotated[
-        str | None,
-        _BenchOption(
-            "a server or a file, to search as well",
-            metavar="URI",
-            suites=("ralm",),
-            record=lambda uri: uri is not None or None,
-        ),
+        str | None, Option("a server or a file, to search as well", metavar="URI"), RALM
     ] = None
     knn_datastore: Annotated[
-        str | None,
-        _BenchOption("a folder, made with the model", metavar="PATH", suites=("knn",)),
+        str | None, Option("a folder, made with the model", metavar="PATH"), KNN
     ] = None
-    repeat: Annotated[int, _BenchOption("runs of each retrieving method", suites=RETRIEVING)] = 1
+    repeat: Annotated[int, Option("runs of each method"), RETRIEVERS] = 1
     ablate: Annotated[
         int,
-        _BenchOption(
-            "questions on which every setting of speculation is measured",
-            type=_count,
-            suites=RETRIEVING,
-        ),
+        Option("questions on which every setting of speculation is measured", type=_count),
+        RETRIEVERS,
     ] = 3
 
     def check(self) -> None:
@@ -173,14 +121,14 @@ class BenchOptions:
                 "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch "
                 "with CUDA and check the driver"
             )
-        for field, _, option in stated(BenchOptions):
+        for field, _, _, *read_by in stated(BenchOptions):
             value = getattr(self, field.name)
-            read = set(option.suites) & set(self.suites)
-            if not read and value != field.default:  # it would be taken to have counted
-                raise ValueError(
-                    f"{flag(field)} {value} is read by {', '.join(option.suites)}; leave it out, "
-                    "or measure one of these"
-                )
+            for each in read_by:  # else it would be taken to have counted
+                if value != field.default and not set(each.suites) & set(self.suites):
+                    raise ValueError(
+                        f"{flag(field)} {value} is read by {', '.join(each.suites)}; leave it "
+                        "out, or measure one of these"
+                    )
 
     def resolved(self) -> BenchOptions:
         """The same with everything chosen that depends on the machine or on other options."""
@@ -196,12 +144,14 @@ class BenchOptions:
 
     def settings(self) -> dict[str, Any]:
         """What decides about the figures, by name; without what was left as it is."""
-        values = (
-            (field.name.replace("_", " "), option.record(getattr(self, field.name)))
-            for field, _, option in stated(BenchOptions)
-            if getattr(self, field.name) != field.default
-        )
-        return {name: value for name, value in values if value is not None}
+        settings = {
+            field.name.replace("_", " "): _described(getattr(self, field.name))
+            for field in fields(BenchOptions)
+            if field.name not in UNRECORDED and getattr(self, field.name) != field.default
+        }
+        if self.milvus is not None:
+            settings["milvus"] = True  # an address may have a password in it
+        return settings
 
     def file(self, name: str) -> Path:
         """A data file.
@@ -212,3 +162,13 @@ class BenchOptions:
         if self.data is None:
             raise ValueError(f"{name} is needed; name the folder that it is in with --data")
         return self.data / name
+
+
+def _described(value: Any) -> Any:
+    """A value; of a folder its name with a digest of what says what is in it: others have it
+    elsewhere."""
+    if not isinstance(value, str) or not Path(value).is_dir():
+        return value
+    files = (Path(value) / name for name in ("config.json", "tokenizer.json"))
+    digests = [sha256(file.read_bytes()).hexdigest()[:8] for file in files if file.exists()]
+    return " ".join([Path(value).name, *digests])

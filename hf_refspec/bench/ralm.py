@@ -16,22 +16,15 @@ from ..store.build.text_encoder import TextEncoder, load_encoder
 from ..store.knowledge_base import KnowledgeBase
 from .distractors import PaddedKnowledgeBase
 from .measure import Bench
-from .methods import (
-    BASELINE,
-    OURS,
-    Method,
-    ablations,
-    main_speculations,
-    retrieving_methods,
-    strides,
-)
+from .methods import BASELINE, OURS, Method, main_speculations, retrieving_methods
 from .options import BenchOptions
+from .retrieval import Searched
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # those of the paper, section 5.1
 WITH_DRAFTS = " + ReferenceCopy"
 
 
-class Retrievers:
+class Retrievers(Searched):
     """The retrievers over a knowledge base: exact, approximate, a server's, and sparse.
 
     Args:
@@ -66,40 +59,16 @@ class Retrievers:
         self._milvus = None
         if options.milvus is not None:
             self._milvus = MilvusRetriever(self._base, self._encoder, options.milvus, "hnsw")
-
-    @property
-    def settings(self) -> list[str]:
-        """The names of the retrievers."""
-        dense = [] if self._encoder is None else ["flat", "hnsw"]
-        return [*dense, *([] if self._milvus is None else ["milvus"]), "bm25"]
-
-    @property
-    def longest_passage(self) -> int:
-        """The most tokens of a passage."""
-        return self._base.config.chunk_length
+        dense = [] if encoder is None else ["flat", "hnsw"]
+        self.settings = [*dense, *([] if self._milvus is None else ["milvus"]), "bm25"]
+        self.longest_passage = self._base.config.chunk_length
 
     def size(self, setting: str) -> int:
         """How many passages a retriever looks at."""
         return len(self._base) + (self._distractors if setting == "flat" else 0)
 
-    def samples(self, setting: str) -> bool:
-        """Never."""
-        return False
-
-    def methods(self, setting: str, bench: Bench) -> list[Method]:
-        """The main ones; the baseline and ours once more with tokens drafted beside it."""
-        main, options = main_speculations(), self._options(setting, bench)
-        with_drafts = {f"{name}{WITH_DRAFTS}": main[name] for name in (BASELINE, OURS)}
-        return [
-            *retrieving_methods(main, **options),
-            *retrieving_methods(with_drafts, **options, drafter=ReferenceCopy()),
-        ]
-
-    def ablations(self, setting: str, bench: Bench) -> list[Method]:
-        """Without some of the boosters, and with fixed strides."""
-        return retrieving_methods({**ablations(), **strides()}, **self._options(setting, bench))
-
-    def _options(self, setting: str, bench: Bench) -> dict[str, Any]:
+    def options(self, setting: str, bench: Bench) -> dict[str, Any]:
+        """Of `iterative_ralm`."""
         return {
             "custom_generate": iterative_ralm,
             "retriever": self._by_name[setting],
@@ -107,6 +76,15 @@ class Retrievers:
             "generation_stride": GENERATION_STRIDE,
             "query_length": QUERY_LENGTH,
         }
+
+    def methods(self, setting: str, bench: Bench) -> list[Method]:
+        """The baseline and ours once more with tokens drafted beside it."""
+        main, options = main_speculations(), self.options(setting, bench)
+        with_drafts = {f"{name}{WITH_DRAFTS}": main[name] for name in (BASELINE, OURS)}
+        return [
+            *super().methods(setting, bench),
+            *retrieving_methods(with_drafts, **options, drafter=ReferenceCopy()),
+        ]
 
     @cached_property
     def _by_name(self) -> dict[str, Retriever]:

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .measure import Bench
-from .methods import Method, transformers_methods
+from .methods import (
+    Method,
+    ablations,
+    main_speculations,
+    retrieving_methods,
+    strides,
+    transformers_methods,
+)
 
 
-class Searched(Protocol):
-    """What is searched: several indexes, or one with several settings."""
+class Searched(ABC):
+    """What is searched: several indexes, or one with several settings.
 
-    @property
-    def settings(self) -> list[str]:
-        """The names of all of them."""
+    Attributes:
+        settings (`list[str]`): The names of all of them.
+        longest_passage (`int`): The most tokens that are put before a prompt.
+    """
 
-    @property
-    def longest_passage(self) -> int:
-        """The most tokens that are put before a prompt."""
+    settings: list[str]
+    longest_passage = 0
 
+    @abstractmethod
     def size(self, setting: str) -> int:
         """How many there are to search."""
 
+    @abstractmethod
+    def options(self, setting: str, bench: Bench) -> dict[str, Any]:
+        """The keyword arguments of a `generate` that retrieves."""
+
     def samples(self, setting: str) -> bool:
         """Whether the model samples; it does not where ablations are measured."""
+        return False
 
     def methods(self, setting: str, bench: Bench) -> list[Method]:
-        """The methods to retrieve, the baseline first."""
+        """The main methods to retrieve, the baseline first."""
+        return retrieving_methods(main_speculations(), **self.options(setting, bench))
 
     def ablations(self, setting: str, bench: Bench) -> list[Method]:
-        """More of them, which are measured on the first questions only."""
+        """Without some of the boosters, and with fixed strides."""
+        return retrieving_methods({**ablations(), **strides()}, **self.options(setting, bench))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
+from encoders import letters, load_letters
 
 from hf_refspec.bench.distractors import PaddedKnowledgeBase
 from hf_refspec.bench.methods import (
@@ -27,6 +28,7 @@ from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
 TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
+ENCODER = "letters-64"
 MAIN = {*main_speculations(), *(method.name for method in transformers_methods())}
 MAIN |= {f"{name}{WITH_DRAFTS}" for name in (BASELINE, OURS)}
 ALL = {*MAIN, *ablations(), *strides()}
@@ -39,24 +41,9 @@ def offline(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory, tokenizer) -> str:
-    """A small model of sentence-transformers: the mean of the embeddings of bytes."""
-    library = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.models import StaticEmbedding
-
-    embedding = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=64)
-    folder = str(tmp_path_factory.mktemp("encoder"))
-    library.SentenceTransformer(modules=[embedding], device="cpu").save(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tokenizer, encoder) -> str:
-    from sentence_transformers import SentenceTransformer
-
+def base(tmp_path_factory, tokenizer) -> str:
     folder = tmp_path_factory.mktemp("base") / "base"
-    model = SentenceTransformer(encoder, device="cpu")
-    KnowledgeBase.build(TEXTS, tokenizer, model, folder, progress=False)
+    KnowledgeBase.build(TEXTS, tokenizer, letters(64), folder, progress=False)
     return str(folder)
 
 
@@ -65,6 +52,7 @@ def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
     """The arguments of a replay, without a knowledge base."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_refspec.bench.ralm.load_encoder", load_letters)
     model = ["--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu", "--replay"]
     return ["bench", "ralm", *model, "--data", "data", "--out", "out"]
 
@@ -73,8 +61,8 @@ def done() -> dict:
     return Results.read(Path("out")).suites["ralm"]["done"]
 
 
-def test_measures_all_retrievers_by_all_methods(given, base, encoder, capsys):
-    options = ["--encoder", encoder, "--distractors", "50", "--limit", "2", "--ablate", "1"]
+def test_measures_all_retrievers_by_all_methods(given, base, capsys):
+    options = ["--encoder", ENCODER, "--distractors", "50", "--limit", "2", "--ablate", "1"]
     assert main([*given, "--knowledge-base", base, *options]) == 0
     first, second = (
         [entry for each in done().values() for entry in each["entries"] if entry["name"] == name]
@@ -103,9 +91,9 @@ def test_measures_all_retrievers_by_all_methods(given, base, encoder, capsys):
     assert report.count(f"| {LOOK_UP} |") == 3
 
 
-def test_a_milvus_is_searched_as_well(given, base, encoder):
+def test_a_milvus_is_searched_as_well(given, base):
     pytest.importorskip("milvus_lite")
-    options = ["--encoder", encoder, "--milvus", "passages.db", "--limit", "1", "--ablate", "0"]
+    options = ["--encoder", ENCODER, "--milvus", "passages.db", "--limit", "1", "--ablate", "0"]
     assert main([*given, "--knowledge-base", base, *options]) == 0
     retrievers = [each["entries"][0]["retriever"] for each in done().values()]
     assert retrievers == ["flat", "hnsw", "milvus", "bm25"]
@@ -192,10 +180,10 @@ def test_distractors_are_looked_at_but_not_found(base, tokenizer):
     ],
 )
 def test_bad_input_is_named_before_work_starts(
-    given, tmp_path, base, encoder, tokenizer, capsys, arguments, message
+    given, tmp_path, base, tokenizer, capsys, arguments, message
 ):
     KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "sparse", progress=False)
-    places = {"BASE": base, "ENCODER": encoder, "SPARSE": "sparse"}
+    places = {"BASE": base, "ENCODER": ENCODER, "SPARSE": "sparse"}
     assert main([*given, *(places.get(each, each) for each in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("hf-refspec: ")

@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import pytest
+from encoders import letters, load_letters
 from texts import some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -46,27 +47,15 @@ def places(tmp_path_factory, byte_llama, tokenizer) -> dict[str, str]:
     KnowledgeBase.build(some_texts(20), tokenizer, None, root / "base", progress=False)
     KnowledgeBase.build(some_texts(20), other, None, root / "other", progress=False)
     made = {path.name: str(path) for path in root.iterdir()}
-    later = ("encoder", "wide", "dense", "missing")
-    return made | {name: str(root / name) for name in later}
-
-
-@pytest.fixture(scope="module")
-def encoders(places, tokenizer):
-    """Two encoders of different dimensions, and a knowledge base of the first one's."""
-    library = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.models import StaticEmbedding
-
-    for name, dimension in (("encoder", 8), ("wide", 16)):
-        embedding = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=dimension)
-        encoder = library.SentenceTransformer(modules=[embedding], device="cpu")
-        encoder.save_pretrained(places[name])
-    encoder = library.SentenceTransformer(places["encoder"], device="cpu")
-    KnowledgeBase.build(some_texts(20), tokenizer, encoder, places["dense"], progress=False)
+    KnowledgeBase.build(some_texts(20), tokenizer, letters(8), root / "dense", progress=False)
+    made["dense"] = str(root / "dense")
+    return {**made, "encoder": "letters-8", "wide": "letters-16", "missing": str(root / "missing")}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     """A model that is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr("hf_refspec.commands.ralm.load_encoder", load_letters)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
@@ -231,7 +220,6 @@ def test_a_dataset_of_this_machine(places, ask, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("retriever", ["dense", "hnsw"])
-@pytest.mark.usefixtures("encoders")
 def test_embeddings_of_an_encoder(places, ask, retriever):
     options = ["--retriever", retriever, "--encoder", places["encoder"], "--question", QUESTION]
     assert "ids identical" in ask(places["texts"], *options, *SHORT)
@@ -298,9 +286,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(arguments, message, places, request, capsys):
-    if "--encoder" in arguments:
-        request.getfixturevalue("encoders")
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
     given = [_filled(argument, places) for argument in arguments]
     given = given if "--model" in given else ["--model", places["model"], *given]
     capsys.readouterr()
