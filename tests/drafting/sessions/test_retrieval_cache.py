@@ -10,12 +10,8 @@ import threading
 import numpy as np
 import pytest
 import torch
-from shared_data import data_file
-from transformers import AutoTokenizer
 
 import hf_refspec as rs
-from hf_refspec.bench.replay import replay, stand_in_model
-from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 
@@ -312,14 +308,3 @@ def test_threads_with_one_cache(byte_llama, monkeypatch):
     assert not wrong
     assert len(cache) == 12
     assert cache._memory.view.segments
-
-
-def test_mat_on_the_retrieval_augmented_prompts():
-    tokenizer = AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
-    answers, model = (
-        llma_rag(data_file("llma_rag.jsonl"), tokenizer),
-        stand_in_model(len(tokenizer)),
-    )
-    context = rs.ReferenceCopy()
-    assert replay(answers, context | RetrievalCache(), model, 64, "tree").mat >= 4.45
-    assert replay(answers, context | RetrievalCache(top_k=0), model, 64, "tree").mat >= 4.55
