@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
+from ..drafting.tree import DraftTree
 from ..generation.loop import speculate
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
@@ -96,8 +96,8 @@ class RecordedDrafts(Blend):
         super().begin(prompt_ids, vocab_size)
         self.steps: list[int] = []
 
-    def observe(self, tokens: np.ndarray, *verified: Any) -> None:
-        super().observe(tokens, *verified)
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+        super().observe(tokens, verified, logits)
         self.steps.append(len(tokens))
 
     def runs(self) -> Iterator[tuple[int, bool]]:

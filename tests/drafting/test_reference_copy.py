@@ -24,9 +24,9 @@ class WordLengths:
 def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
     with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
         if output:
-            drafter.observe(np.array(output))
+            drafter.observe(np.array(output), DraftTree.empty(), None)
         tree = drafter.draft(budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     return tree
 
 
