@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .methods import BLEND, BUDGETS, LOOK_UP, LOOK_UP_TOKENS, PLAIN
-from .summary import Key, Spread, Summary
+from .summary import Key, Summary
 
 LONGEST = 20  # accepted tokens that are told apart
 
@@ -29,28 +29,25 @@ def check_plotting() -> None:
         ) from None
 
 
-def draw_plots(
-    suites: dict[str, dict[Key, Summary]], pass_costs: dict[str, Any], folder: Path
-) -> list[str]:
+def draw_plots(suites: dict[str, dict[Key, Summary]], folder: Path) -> list[str]:
     """Draws what was measured.
 
     Args:
         suites (`dict`): Of each suite without retrieval, the summary of each method.
-        pass_costs (`dict`): See [`measure_pass_costs`].
         folder (`Path`): Where the files go.
 
     Returns:
         Their names.
     """
-    plots: dict[str, Callable[[Any], None]] = {}
-    if suites:
-        plots["accepted_lengths.png"] = lambda axes: _accepted_lengths(suites, axes)
-        plots["speed_against_budget.png"] = lambda axes: _speed_against_budget(suites, axes)
-    if pass_costs:
-        plots["pass_costs.png"] = lambda axes: _pass_costs(pass_costs, axes)
+    if not suites:
+        return []
+    plots = {
+        "accepted_lengths.png": _accepted_lengths,
+        "speed_against_budget.png": _speed_against_budget,
+    }
     for name, draw in plots.items():
         with new_plot(folder / name) as axes:
-            draw(axes)
+            draw(suites, axes)
     return list(plots)
 
 
@@ -102,18 +99,3 @@ def _speed_against_budget(suites: dict[str, dict[Key, Summary]], axes: Any) -> N
         ylim=(0, None),
         title='dashed: "auto"; dotted: prompt look-up',
     )
-
-
-def _pass_costs(pass_costs: dict[str, Any], axes: Any) -> None:
-    tokens = [int(each) for each in pass_costs["seconds"]]
-    spreads = [Spread.of(each) for each in pass_costs["seconds"].values()]
-    one = spreads[0].median
-    axes.plot(
-        tokens, [each.median / one for each in spreads], marker="o", label="median, quartiles"
-    )
-    low, high = ([getattr(each, end) / one for each in spreads] for end in ("low", "high"))
-    axes.fill_between(tokens, low, high, alpha=0.3)
-    axes.set(
-        xscale="log", xlabel="tokens in a forward pass", ylabel="cost, against one", ylim=(0, None)
-    )
-    axes.set_xticks(tokens, [str(each) for each in tokens])

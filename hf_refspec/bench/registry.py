@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -15,14 +15,6 @@ from .options import BenchOptions
 from .ralm import Retrievers
 from .retrieval import RetrievalQuestion, Searched, measure_retrieval, with_each_setting
 from .suites import Question, RecordedAnswer, answered, chat_prompt, neighbours
-
-
-@dataclass(frozen=True)
-class Named:
-    """A recorded answer with a name."""
-
-    id: str
-    answer: RecordedAnswer
 
 
 @dataclass(frozen=True)
@@ -41,22 +33,24 @@ class Suite:
     parts: Callable[[Any], list[Any]] = lambda question: [question]
 
 
-def _read_rag(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Named]:
-    return _named(suites.llma_rag(options.file("llma_rag.jsonl"), tokenizer))
+def _read_rag(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    return _numbered(suites.llma_rag(options.file("llma_rag.jsonl"), tokenizer))
 
 
-def _read_humaneval(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Named]:
-    return _named(suites.humaneval(options.file("HumanEval.jsonl.gz"), tokenizer))
+def _read_humaneval(
+    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
+) -> list[RecordedAnswer]:
+    return _numbered(suites.humaneval(options.file("HumanEval.jsonl.gz"), tokenizer))
 
 
-def _read_random(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Named]:
+def _read_random(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
     if not options.replay:
         raise ValueError("no-overlap is random text, which no model says by itself; add --replay")
-    return _named(suites.random_texts(tokenizer))
+    return _numbered(suites.random_texts(tokenizer))
 
 
-def _named(answers: list[RecordedAnswer]) -> list[Named]:
-    return [Named(str(number), answer) for number, answer in enumerate(answers, 1)]
+def _numbered(answers: list[RecordedAnswer]) -> list[RecordedAnswer]:
+    return [replace(answer, id=str(number)) for number, answer in enumerate(answers, 1)]
 
 
 def _read_spec_bench(options: BenchOptions, _: PreTrainedTokenizerBase) -> list[Question]:
@@ -80,9 +74,9 @@ def _read_cached_sessions(
     return _read_spec_bench(options, tokenizer)
 
 
-def _ask(bench: Bench, question: Named) -> Iterator[dict[str, Any]]:
-    answer_ids = question.answer.answer_ids if bench.replay else None
-    entry, _ = bench.measure(question.id, question.answer.prompt_ids, answer_ids)
+def _ask(bench: Bench, question: RecordedAnswer) -> Iterator[dict[str, Any]]:
+    answer_ids = question.answer_ids if bench.replay else None
+    entry, _ = bench.measure(question.id, question.prompt_ids, answer_ids)
     yield entry
 
 
@@ -121,8 +115,8 @@ def _read_ralm(
     if options.replay:
         path = options.file("llma_rag.jsonl")
         prompts += [
-            (each.id, each.answer.prompt_ids, each.answer.answer_ids)
-            for each in _named(suites.llma_rag_questions(path, tokenizer))
+            (each.id, each.prompt_ids, each.answer_ids)
+            for each in _numbered(suites.llma_rag_questions(path, tokenizer))
         ]
     for each in _read_spec_bench(options, tokenizer):
         answer_ids = answered(each, 0, tokenizer) if options.replay else None

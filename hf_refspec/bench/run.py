@@ -112,7 +112,7 @@ class Work:
         results = self.results
         entries = {name: results.entries(name) for name in results.suites if name in DECODING}
         summed = {name: summaries(some) for name, some in entries.items() if some}
-        plots = draw_plots(summed, results.pass_costs, self.out)
+        plots = draw_plots(summed, self.out)
         text = suites_report(results)
         details = details_report(results, plots)
         (self.out / REPORT).write_text(f"{text}\n{details}", encoding="utf-8")

@@ -69,7 +69,8 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     for suite in suites:
         assert f"## {suite}\n" in report
     assert "| method | nodes | math | translation |" in report
-    for plot in ("accepted_lengths.png", "speed_against_budget.png", "pass_costs.png"):
+    assert "| tokens in a pass | ms |" in report
+    for plot in ("accepted_lengths.png", "speed_against_budget.png"):
         assert Path("out", plot).read_bytes().startswith(PNG)
         assert f"]({plot})" in report
 
