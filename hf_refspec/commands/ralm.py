@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from ..demo.default_model import load_model, load_tokenizer
+from ..drafting.reference_copy import ReferenceCopy
 from ..options import Option
 from ..ralm.engine import Speculation
+from ..ralm.iterative import iterative_ralm
 from ..retrieval.bm25 import SparseRetriever
 from ..retrieval.dense import DenseRetriever
 from ..retrieval.retriever import Retriever
@@ -65,15 +67,16 @@ class Ralm(Source):
                 f"{base.config.source.get('corpus') or 'texts'}, searched by {self.retriever}",
                 flush=True,
             )
-            answers = ralm_answers.Answers(
-                model,
-                base,
-                self._open_retriever(base, encoder),
-                self.speculation,
-                self.generation_stride,
-                self.max_new_tokens,
-                self.copy,
-            )
+            generating = {
+                "custom_generate": iterative_ralm,
+                "retriever": self._open_retriever(base, encoder),
+                "tokenizer": tokenizer,
+                "generation_stride": self.generation_stride,
+                "max_new_tokens": self.max_new_tokens,
+            }
+            drafter = ReferenceCopy() if self.copy else None
+            speculating = {"speculation": self.speculation, "drafter": drafter}
+            answers = ralm_answers.Answers(model, base, generating, speculating)
             for question in questions:
                 answers.print_question(question)
                 answers.ask(question)

@@ -14,11 +14,8 @@ import torch
 from transformers import PreTrainedModel, TextStreamer
 
 from ..demo.terminal import DIM, GREEN, RED, styled, takes_color, verdict
-from ..drafting.reference_copy import ReferenceCopy
 from ..ralm.checked_search import RetrievalError
-from ..ralm.iterative import iterative_ralm
 from ..ralm.stats import RetrievalStats
-from ..retrieval.retriever import Retriever
 from ..store.knowledge_base import KnowledgeBase
 
 ROUNDS = 2
@@ -62,37 +59,23 @@ class Answers:
     Args:
         model (`PreTrainedModel`): The model. It decides by its own settings whether it samples.
         base ([`KnowledgeBase`]): Where the passages are.
-        retriever ([`Retriever`]): What finds them.
-        speculation (`str`): Its letters, see [`Speculation.parse`].
-        generation_stride, max_new_tokens (`int`): Of the calls.
-        copy (`bool`): Whether tokens are drafted as well.
+        generating (`dict`): The keyword arguments of every `generate`.
+        speculating (`dict`): Further ones where retrieval is speculated.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         base: KnowledgeBase,
-        retriever: Retriever,
-        speculation: str,
-        generation_stride: int,
-        max_new_tokens: int,
-        copy: bool,
+        generating: dict[str, Any],
+        speculating: dict[str, Any],
     ) -> None:
         self.comparisons: list[Comparison] = []
         self._model = model
         self._base = base
         self._tokenizer = base.tokenizer
-        self._speculating = {
-            "speculation": speculation,
-            "drafter": ReferenceCopy() if copy else None,
-        }
-        self._common = {
-            "custom_generate": iterative_ralm,
-            "retriever": retriever,
-            "tokenizer": base.tokenizer,
-            "generation_stride": generation_stride,
-            "max_new_tokens": max_new_tokens,
-        }
+        self._generating = generating
+        self._speculating = speculating
         self._color = takes_color()
 
     def converse(self) -> None:
@@ -169,7 +152,7 @@ class Answers:
         torch.manual_seed(0)
         began = perf_counter()
         output = self._model.generate(
-            **inputs, **self._common, **how, retrieval_stats=stats, streamer=streamer
+            **inputs, **self._generating, **how, retrieval_stats=stats, streamer=streamer
         )
         ids = output[0].tolist()
         return Call(ids, perf_counter() - began, stats)

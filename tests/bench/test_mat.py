@@ -57,7 +57,7 @@ def text(request):
         (rs.ReferenceCopy, 18, "chain", (3.35, 11.0)),
         (rs.ReferenceCopy, 16, "tree", (3.6, 11.3)),
         (rs.ReferenceCopy, 64, "tree", (4.15, 22.5)),
-        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(), 64, "tree", (4.45, 22.5)),
+        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(), 64, "tree", (4.55, 22.5)),
         (lambda: rs.ReferenceCopy() | rs.RetrievalCache(top_k=0), 64, "tree", (4.55, 22.5)),
     ],
     ids=["llma", "chain of 18", "tree of 16", "tree of 64", "with a cache", "of equal calls"],
