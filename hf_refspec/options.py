@@ -1,7 +1,8 @@
 """Options of a command, each stated once: the fields of a dataclass, from which argparse follows.
 
 A field's type says how its option is read: `bool` is a flag, `int` a number from 1 on, `Literal` a
-choice, a list takes several values. `Annotated[..., Option(...)]` says the rest.
+choice, a list takes several values. `Annotated[..., Option(...)]` has what else there is to know; what
+stands after it there is put into the help.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def stated(command: type) -> Iterator[tuple[Any, ...]]:
 
 def add_options(parser: argparse.ArgumentParser, command: type) -> None:
     """Adds the fields of a command's dataclass to its parser."""
-    for field, kind, option, *_ in stated(command):
+    for field, kind, option, *more in stated(command):
         argument = {**_reading(kind), **option.argument}
+        if more:
+            argument["help"] = f"{argument['help']} ({', '.join(map(str, more))})"
         if option.positional:
             parser.add_argument(field.name, **argument)
             continue

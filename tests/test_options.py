@@ -24,7 +24,7 @@ class Command(Base):
     out_folder: Annotated[Path, Option("where to")]
     nodes: Annotated[int, Option("how many")] = 24
     most: Annotated[int | None, Option()] = None
-    loud: Annotated[bool, Option()] = False
+    loud: Annotated[bool, Option("say more"), "only at night"] = False
     word: Annotated[list[str], Option(action="append")] = field(default_factory=list)
 
 
@@ -61,3 +61,9 @@ def test_what_an_option_does_not_take_is_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         read(*arguments)
     assert message in capsys.readouterr().err
+
+
+def test_what_else_is_stated_is_in_the_help():
+    parser = argparse.ArgumentParser()
+    add_options(parser, Command)
+    assert "say more (only at night)" in parser.format_help()

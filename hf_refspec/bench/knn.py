@@ -21,7 +21,7 @@ from .retrieval import Searched
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # of files with at least so many
 LAMBDA, TEMPERATURE = 0.25, 10.0
-WITHOUT_SKETCH = "ours, psa, without the sketch"
+WITHOUT_PQ_INDEX = "ours, psa, without the PQ index"
 
 
 class KnnStores(Searched):
@@ -85,7 +85,7 @@ class KnnStores(Searched):
         """Ours without the PQ index as well, where there is one."""
         methods = super().methods(setting, bench)
         if self._store(setting).sketch is not None:
-            without = {WITHOUT_SKETCH: Speculation(sketch=False)}
+            without = {WITHOUT_PQ_INDEX: Speculation(sketch=False)}
             methods += retrieving_methods(without, **self.options(setting, bench))
         return methods
 

@@ -34,6 +34,9 @@ class ReadBy:
 
     suites: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return "without retrieval" if self.suites == DECODING else ", ".join(self.suites)
+
 
 DECODERS, RETRIEVERS, RALM, KNN = map(ReadBy, (DECODING, RETRIEVING, ("ralm",), ("knn",)))
 

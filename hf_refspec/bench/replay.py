@@ -44,7 +44,7 @@ class ForcedText(LogitsProcessor):
     The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
     processors before it drafts, would be told the text.
 
-    What the model would have said by itself is kept: whether passes over drafts compute the same as
+    What the model would have chosen by itself is kept: whether passes over drafts compute the same as
     plain decoding shows there, and nowhere in the forced text.
 
     Args:
@@ -65,7 +65,7 @@ class ForcedText(LogitsProcessor):
         return forced
 
     def unforced(self) -> Output:
-        """What the model would have said at each place by itself."""
+        """What the model would have chosen at each place by itself."""
         best = [self._best[position] for position in sorted(self._best)]
         return Output([int(token) for _, token in best], [float(logit) for logit, _ in best])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_refspec.bench import knn
-from hf_refspec.bench.knn import WITHOUT_SKETCH
+from hf_refspec.bench.knn import WITHOUT_PQ_INDEX
 from hf_refspec.bench.methods import (
     ablations,
     main_speculations,
@@ -39,8 +39,8 @@ def build(model, tokenizer, tokens: int, path: str) -> None:
     KnnDatastore.build(model, tokenizer, text, path, max_entries=tokens, progress=False)
 
 
-def sketched(entry: dict) -> set[str]:
-    return {WITHOUT_SKETCH} if entry["retriever"].startswith("flat") else set()
+def with_pq_index(entry: dict) -> set[str]:
+    return {WITHOUT_PQ_INDEX} if entry["retriever"].startswith("flat") else set()
 
 
 def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
@@ -54,10 +54,12 @@ def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer
     assert [entry["retriever"] for entry in first] == names
     for entry in first:
         methods = {sample["method"] for sample in entry["samples"]}
-        assert methods == (ALL if entry["retriever"].endswith("greedy") else MAIN) | sketched(entry)
+        assert methods == (ALL if entry["retriever"].endswith("greedy") else MAIN) | with_pq_index(
+            entry
+        )
         assert {sample["tokens"] for sample in entry["samples"]} <= set(range(1, 9))
     for entry in second:
-        assert {sample["method"] for sample in entry["samples"]} == MAIN | sketched(entry)
+        assert {sample["method"] for sample in entry["samples"]} == MAIN | with_pq_index(entry)
     report = capsys.readouterr().out
     assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report
     assert report.count("| OS3 | OS3 against the best |") == 4
