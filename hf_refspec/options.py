@@ -1,8 +1,8 @@
 """Options of a command, each stated once: the fields of a dataclass, from which argparse follows.
 
 A field's type says how its option is read: `bool` is a flag, `int` a number from 1 on, `Literal` a
-choice, a list takes several values. `Annotated[..., Option(...)]` has what else there is to know; what
-stands after it there is put into the help.
+choice, a list takes several values. `Annotated[..., Option(...)]` has what else there is to know;
+what stands after it there is put into the help.
 """
 
 from __future__ import annotations

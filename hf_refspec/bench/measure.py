@@ -126,7 +126,7 @@ class Bench:
         return self.model.dtype == torch.float32
 
     def begin(self) -> None:
-        """Takes drafters that have seen nothing: what one suite generated means nothing to another."""
+        """Takes drafters that have seen nothing: each suite starts with empty caches."""
         self.methods = self.possible(self.make_methods())
 
     def possible(self, methods: list[Method]) -> list[Method]:

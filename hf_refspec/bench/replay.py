@@ -44,8 +44,8 @@ class ForcedText(LogitsProcessor):
     The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
     processors before it drafts, would be told the text.
 
-    What the model would have chosen by itself is kept: whether passes over drafts compute the same as
-    plain decoding shows there, and nowhere in the forced text.
+    What the model would have chosen by itself is kept: whether passes over drafts compute the same
+    as plain decoding shows there, and nowhere in the forced text.
 
     Args:
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
