@@ -96,4 +96,4 @@ def test_the_datastore_of_another_tokenizer_is_refused(
     build(byte_llama, tokenizer, 1100, "store")
     bundled = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
     assert main(bundled) == 2
-    assert "was made with another tokenizer" in capsys.readouterr().err
+    assert "was made for another tokenizer" in capsys.readouterr().err
