@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.tree import ROOT, DraftTree
-from ..index.continuations import longest_match
+from ..index.rest_trie import longest_match
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
 from ..store.folder import DatastoreError

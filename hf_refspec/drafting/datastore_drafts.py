@@ -7,7 +7,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
-from ..index.continuations import longest_match, mixed_matches, tree_of_longest, tree_of_mixed
+from ..index.mixed_trie import mixed_tree
+from ..index.rest_trie import rest_tree
 from ..store.datastore import Datastore
 from .drafter import Drafter, check_count
 from .tree import DraftTree
@@ -108,7 +109,11 @@ class DatastoreDrafts(Drafter):
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
-        return self._look_up(budget) if self.store.form == "compact" else self._search(budget)
+        if self.store.ngrams is not None:
+            return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
+        tree = rest_tree if self.mode == "rest" else mixed_tree
+        limits = (budget, self.max_continuations, self.continuation_length)
+        return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
         context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
@@ -117,19 +122,3 @@ class DatastoreDrafts(Drafter):
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         start = max(len(context) - self.max_match, foreign[-1] + 1 if len(foreign) else 0)
         self._context = context[start:]
-
-    def _look_up(self, budget: int) -> DraftTree:
-        """The tree that is stored for the longest known n-gram (CREST)."""
-        assert self.store.ngrams is not None
-        return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
-
-    def _search(self, budget: int) -> DraftTree:
-        """A tree of all that follows the last tokens in the datastore."""
-        shards, limits = self.store.shards, (self.max_continuations, self.continuation_length)
-        if self.mode == "rest":
-            match = longest_match(shards, self._context, self.min_match)
-            if match is None:
-                return DraftTree.empty()
-            return DraftTree(*tree_of_longest(shards, match, budget, *limits))
-        matches = mixed_matches(shards, self._context, self.min_match)
-        return DraftTree(*tree_of_mixed(shards, matches, budget, *limits))

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ..index import kernels
+from ..index import draft_tree
 
 # The parent of the first nodes: the last accepted token, which is not a node itself.
 ROOT = -1
@@ -71,7 +71,7 @@ class DraftTree:
     def depths(self) -> np.ndarray:
         """The depth of each node, int32 of shape `(T,)`; a child of the root has depth 1."""
         depths = np.empty(len(self), dtype=np.int32)
-        kernels.tree_depths(self.parents, depths)
+        draft_tree.tree_depths(self.parents, depths)
         return depths
 
     def ancestors(self) -> np.ndarray:
@@ -81,7 +81,7 @@ class DraftTree:
         corner of the attention mask.
         """
         ancestors = np.zeros((len(self), len(self)), dtype=np.bool_)
-        kernels.tree_ancestors(self.parents, ancestors)
+        draft_tree.tree_ancestors(self.parents, ancestors)
         return ancestors
 
     def best_chain(self) -> DraftTree:
@@ -90,7 +90,7 @@ class DraftTree:
         That number is the sum of `probs` along the path, by the linearity of expectation.
         """
         path = np.empty(len(self), dtype=np.int32)
-        path = path[: kernels.best_path(self.parents, self.probs, path)]
+        path = path[: draft_tree.best_path(self.parents, self.probs, path)]
         return DraftTree.chain(self.tokens[path], self.probs[path])
 
     def children(self) -> dict[tuple[int, int], int]:

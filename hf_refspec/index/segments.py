@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .suffix_array import IndexedText, build_suffix_array
-from .token_buffer import TokenBuffer
+from .token_buffer import LinkedText, TokenBuffer
 
 # A segment is joined with the newer ones if it is not so many times as large as all of them.
 GROWTH = 4
@@ -146,19 +146,6 @@ def due_to_join(sizes: Sequence[int]) -> slice | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinkedText:
-    """A `TokenBuffer` as it was at one moment; it stays as it is while that grows.
-
-    Attributes:
-        tokens, previous, latest (`np.ndarray`, int32): See [`TokenBuffer`].
-    """
-
-    tokens: np.ndarray
-    previous: np.ndarray
-    latest: np.ndarray
-
-
 class Tail:
     """The newest documents, not sorted yet.
 
@@ -216,5 +203,4 @@ class Tail:
 
     def linked(self) -> LinkedText:
         """The text as it is now."""
-        # What is written of the first two is never changed; `extend` changes the last one.
-        return LinkedText(self._text.tokens, self._text.previous, self._text.latest.copy())
+        return self._text.snapshot()

@@ -283,7 +283,7 @@ def sample_continuations(
             if positions[row] < 0 or positions[row] >= len(tokens):
                 return False
             positions[row] += match_lengths[i]
-            lengths[begin + row] = tokens[min(positions[row], len(tokens) - 1)] & 1
+            rows[begin + row, 0] = tokens[min(positions[row], len(tokens) - 1)]
         for row in range(count):
             position = positions[row]
             end = min(limits[i], len(tokens) - position)

@@ -1,10 +1,28 @@
 """A growing text of tokens that knows, for every token, where it stood before."""
 
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signature.
+
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from . import kernels
+import numpy as np
+from numba import njit
+
+from .kernels import kernel
+
+
+class LinkedText(NamedTuple):
+    """A [`TokenBuffer`] as it was at one moment; it stays as it is while that grows.
+
+    Attributes:
+        tokens, previous, latest (`np.ndarray`, int32): Those of the buffer.
+    """
+
+    tokens: np.ndarray
+    previous: np.ndarray
+    latest: np.ndarray
 
 
 class TokenBuffer:
@@ -42,6 +60,11 @@ class TokenBuffer:
         """int32 of shape `(largest token so far + 1,)`."""
         return self._latest
 
+    def snapshot(self) -> LinkedText:
+        """The text as it is now."""
+        # What is written of the first two is never changed; `extend` changes the last one.
+        return LinkedText(self.tokens, self.previous, self.latest.copy())
+
     def extend(self, tokens: np.ndarray) -> None:
         """Appends `tokens` (integers below 2**31, shape `(n,)`)."""
         if len(tokens) == 0:
@@ -57,17 +80,17 @@ class TokenBuffer:
         if vocabulary > len(self._latest):
             self._latest = _resized(self._latest, max(vocabulary, 2 * len(self._latest)))
         self._length = length
-        kernels.link_tokens(self.tokens, start, self._previous, self._latest)
+        link_tokens(self.tokens, start, self._previous, self._latest)
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens and forgets the rest.
+        """Keeps the first `length` tokens and forgets the others.
 
         Raises:
             ValueError: if `length` is negative or more than there is.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"length must be from 0 to {self._length}, but is {length}")
-        kernels.unlink_tokens(self.tokens, length, self._previous, self._latest)
+        unlink_tokens(self.tokens, length, self._previous, self._latest)
         self._length = length
 
 
@@ -75,3 +98,39 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
     resized = np.full(length, -1, dtype=np.int32)
     resized[: len(array)] = array
     return resized
+
+
+@kernel("void(int32[::1], int64, int32[::1], int32[::1])")
+def link_tokens(tokens, start, previous, latest):
+    """Links the tokens from `start` on."""
+    for position in range(start, len(tokens)):
+        token = tokens[position]
+        if token < 0:
+            previous[position] = -1
+        else:
+            previous[position] = latest[token]
+            latest[token] = position
+
+
+@kernel("void(int32[::1], int64, int32[::1], int32[::1])")
+def unlink_tokens(tokens, length, previous, latest):
+    """Takes the links of the tokens from `length` on out again, the last one first."""
+    for position in range(len(tokens) - 1, length - 1, -1):
+        if tokens[position] >= 0:
+            latest[tokens[position]] = previous[position]
+
+
+@njit
+def latest_of(latest, token):
+    """The last position of `token`, -1 if there is none."""
+    return latest[token] if 0 <= token < len(latest) else -1
+
+
+@njit
+def common_suffix(text, position, context, skipped):
+    """How many tokens up to `text[position]` equal those of `context` before its last `skipped`."""
+    last = len(context) - 1 - skipped
+    length = 0
+    while length <= min(position, last) and text[position - length] == context[last - length]:
+        length += 1
+    return length

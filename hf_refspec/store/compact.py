@@ -9,14 +9,14 @@ from typing import TypeAlias
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.continuations import mixed_matches, tree_of_mixed
-from ..index.ngram_table import (
+from ..index.crest_table import (
     NgramTable,
     build_table,
     common_prefixes,
     frequent_runs,
     table_bytes,
 )
+from ..index.mixed_trie import mixed_tree
 from ..index.suffix_array import IndexedText
 from .folder import StoreConfig
 
@@ -78,8 +78,7 @@ def compact_form(
 
 
 def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> Tree:
-    matches = mixed_matches(texts, ngram, 1)
-    return tree_of_mixed(texts, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
 
 
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 from huggingface_hub import CommitInfo
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..index.ngram_table import NgramTable
+from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store
 from .compact import compact_form

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
+from ...index.segments import Segment, Tail, due_to_join, joined
 from ...index.suffix_array import IndexedText, suffix_sorter
+from ...index.token_buffer import LinkedText
 from .folder import SessionFolder
 
 logger = logging.getLogger("hf_refspec")

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...index import kernels
-from ...index.continuations import mixed_matches, tree_of_mixed
-from ...index.segments import LinkedText
-from ...index.suffix_array import IndexedText
+from ...index.copy_tree import LONGEST_MATCH, copy_tree
+from ...index.draft_tree import TreeArrays
+from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import TokenBuffer
 from ..blend import merged
 from ..drafter import Drafter, check_count
@@ -23,7 +22,6 @@ from .folder import SessionFolder
 from .memory import Memory
 from .similar_calls import SimilarCalls, as_encode, mean_embedding
 
-_LONGEST_MATCH = 16
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
 _CONTINUATION_LENGTH = 10
@@ -106,7 +104,7 @@ class RetrievalCache(Drafter):
         self._output: list[np.ndarray] = []
         self._context = np.empty(0, dtype=np.int32)
         self._vector: np.ndarray | None = None
-        self._references: LinkedText | None = None
+        self._references: TokenBuffer | None = None
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -128,7 +126,7 @@ class RetrievalCache(Drafter):
                 f"vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
-        self._context = prompt_ids[-_LONGEST_MATCH:].astype(np.int32)
+        self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
         self._vector = self._similar.vector(prompt_ids)
         if self._vector is not None:
             self._references = self._outputs_of(self._similar.search(self._vector, self.top_k))
@@ -137,19 +135,19 @@ class RetrievalCache(Drafter):
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         view = self._memory.view
-        trees = [
-            _weighted(_from_segments(view.segments, self._context, budget), _TRUST),
-            _weighted(_from_text(view.tail, self._context, _SHORTEST_MATCH, budget), _TRUST),
-        ]
+        limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
+        of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
+        of_tail, _ = copy_tree(view.tail, self._context, budget, _SHORTEST_MATCH)
+        trees = [_weighted(of_segments, _TRUST), _weighted(of_tail, _TRUST)]
         if self._references is not None:
-            similar = _from_text(self._references, self._context, 1, budget)
-            trees.append(_weighted(similar, _TRUST_SIMILAR))
+            of_similar, _ = copy_tree(self._references, self._context, budget)
+            trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
         self._output.append(tokens)
-        context = np.concatenate((self._context, tokens[-_LONGEST_MATCH:]), dtype=np.int32)
-        self._context = context[-_LONGEST_MATCH:]
+        context = np.concatenate((self._context, tokens[-LONGEST_MATCH:]), dtype=np.int32)
+        self._context = context[-LONGEST_MATCH:]
 
     def end(self) -> None:
         prompt, output, vector = self._prompt, self._output, self._vector
@@ -209,48 +207,16 @@ class RetrievalCache(Drafter):
             self._similar.add(number, vector)
             self._similar.forget(self._memory.numbers.start)
 
-    def _outputs_of(self, numbers: list[int]) -> LinkedText | None:
+    def _outputs_of(self, numbers: list[int]) -> TokenBuffer | None:
         """The outputs of calls as one text, the most similar one last."""
         text = TokenBuffer()
         for call in map(self._memory.call, reversed(numbers)):
             if call is not None:  # it may have been forgotten meanwhile
                 text.extend(call[1])
                 text.extend(_BOUNDARY)
-        return LinkedText(text.tokens, text.previous, text.latest) if len(text) else None
+        return text if len(text) else None
 
 
-def _from_segments(
-    segments: tuple[IndexedText, ...], context: np.ndarray, budget: int
-) -> DraftTree:
-    """A tree of what followed the context's last tokens in sorted text."""
-    if not segments:
-        return DraftTree.empty()
-    matches = mixed_matches(segments, context, _SHORTEST_MATCH)
-    return DraftTree(
-        *tree_of_mixed(segments, matches, budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-    )
-
-
-def _from_text(text: LinkedText, context: np.ndarray, match_length: int, budget: int) -> DraftTree:
-    """A tree of what followed the context's last tokens in a short text."""
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size, _ = kernels.grow_tree(
-        text.tokens,
-        text.previous,
-        text.latest,
-        context,
-        -1,
-        match_length,
-        budget,
-        False,
-        tokens,
-        parents,
-        probs,
-    )
-    return DraftTree(tokens[:size], parents[:size], probs[:size])
-
-
-def _weighted(tree: DraftTree, weight: float) -> DraftTree:
-    return DraftTree(tree.tokens, tree.parents, tree.probs * np.float32(weight))
+def _weighted(tree: TreeArrays, weight: float) -> DraftTree:
+    tokens, parents, probs = tree
+    return DraftTree(tokens, parents, probs * np.float32(weight))

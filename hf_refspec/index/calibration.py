@@ -1,0 +1,100 @@
+"""The counts by which a source's estimates are corrected, see `drafting.calibration.Calibration`."""
+
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signature.
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .kernels import kernel
+
+# A node is judged among nodes of a similar depth with a similar conditional probability: with more
+# classes they are more alike, and of each class less is known.
+LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more
+LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more
+CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
+
+
+@njit
+def _class_of(depth, prob):
+    """The classes of a node's depth and of its conditional probability."""
+    depth_class = prob_class = 0
+    for last in LAST_DEPTHS:
+        depth_class += depth > last
+    for least in LEAST_PROBS:
+        prob_class += prob >= least
+    return depth_class, prob_class
+
+
+@njit
+def _conditional(parents, probs, node):
+    """The probability of a node once its parent is accepted."""
+    before = probs[parents[node]] if parents[node] >= 0 else 1.0
+    return probs[node] / before if before > 0 else 0.0
+
+
+@kernel(
+    "void(int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64[::1], float64,"
+    "float64, float32[::1])"
+)
+def calibrate(
+    parents, probs, expected, accepted, of_depth, pseudo_count, prior_exponent, calibrated
+):
+    """Corrects a tree's estimates by what became of earlier ones.
+
+    Args:
+        parents, probs: The tree with the source's own estimates.
+        expected, accepted: The counts of each class of depth and conditional probability.
+        of_depth: The correction of each class of depth.
+        pseudo_count: How much that counts beside the counts of the class itself.
+        prior_exponent: A conditional probability p counts there for p * p ** prior_exponent.
+        calibrated: The corrected probabilities, written.
+    """
+    depths = np.empty(len(parents), dtype=np.int32)
+    for node in range(len(parents)):
+        parent = parents[node]
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+        prob = _conditional(parents, probs, node)
+        i, j = _class_of(depths[node], prob)
+        prior = pseudo_count * of_depth[i] * prob**prior_exponent
+        prob *= (accepted[i, j] + prior) / (expected[i, j] + pseudo_count)
+        before = calibrated[parent] if parent >= 0 else np.float32(1.0)
+        calibrated[node] = min(before * prob, before)
+
+
+@kernel(
+    "int64(int64[::1], int32[::1], float32[::1], int64[::1], float64, float64[:, ::1],"
+    "float64[:, ::1])"
+)
+def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
+    """Adds a draft's nodes to the counts, those whose parent was right.
+
+    Args:
+        tokens, parents, probs: The tree with the source's own estimates.
+        emitted: The tokens that followed.
+        memory: A class that expects more is halved.
+        expected, accepted: The counts, changed in place.
+
+    Returns:
+        How many of the emitted tokens are a path of the tree.
+    """
+    agreed = 0
+    depths = np.empty(len(parents), dtype=np.int32)
+    right = np.zeros(len(parents), dtype=np.bool_)
+    for node in range(len(parents)):
+        parent = parents[node]
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+        if depths[node] > len(emitted) or (parent >= 0 and not right[parent]):
+            continue
+        right[node] = tokens[node] == emitted[depths[node] - 1]
+        agreed += right[node]
+        prob = _conditional(parents, probs, node)
+        i, j = _class_of(depths[node], prob)
+        expected[i, j] += prob
+        accepted[i, j] += right[node]
+        if expected[i, j] > memory:
+            expected[i, j] *= 0.5
+            accepted[i, j] *= 0.5
+    return agreed

@@ -1,0 +1,243 @@
+"""A draft tree copied from all places in a text that agree with the last tokens.
+
+It goes beyond LLMA (llma_match.py), which copies one span from one place.
+"""
+
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signature.
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .best_first import divide, grow_best_first, new_growth
+from .draft_tree import TreeArrays
+from .kernels import kernel
+from .token_buffer import LinkedText, TokenBuffer, common_suffix, latest_of
+
+# A longer match says no more than one of this length.
+LONGEST_MATCH = 16
+# Of the matches of one length at the root the latest are kept, and as many of the matches that
+# join at a node further down: more cost time and did not draft better.
+MATCHES_KEPT = 64
+# Occurrences of one token that are looked at, latest first, at the root and at another node: a
+# bound on the time for a text of millions of tokens, or of one token over and over.
+ROOT_OCCURRENCES = 1 << 15
+NODE_OCCURRENCES = 128
+# Nodes at which there is room for matches to join: a bound on the memory of a huge draft.
+MATCHED_NODES = 256
+# The length that counts for a match up to the last token but one: the target may have replaced the
+# last one. It says less than a single equal token, which has length 1.
+SKIP_LENGTH = 0.5
+# Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
+# agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much.
+ANCHOR_LENGTH = 6
+NEAR = 32
+NEAR_FACTOR = 3.0
+
+
+def copy_tree(
+    text: TokenBuffer | LinkedText,
+    context: np.ndarray,
+    budget: int,
+    match_length: int = 1,
+    copy_length: int | None = None,
+    chain: bool = False,
+    anchor: int = -1,
+) -> tuple[TreeArrays, int]:
+    """Grows a draft tree from all places in a text that agree with a context, best node first.
+
+    A match is a place behind tokens that equal the last tokens of the path to a node; the token at
+    that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
+    anchor). With L the longest match at a node, one of the children is accepted with probability
+    L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children
+    divide it by the weight of their matches.
+
+    A match goes down with the child that it proposes, one longer. Other occurrences of the child's
+    token join it there with length 1, if matches so short may draft.
+
+    Args:
+        text ([`TokenBuffer`] or [`LinkedText`]): What is copied from.
+        context (`np.ndarray`, int32 of shape `(m,)`): The last tokens, as many as may match.
+        budget (`int`): The most nodes.
+        match_length (`int`, *optional*, defaults to 1): n, the shortest match that counts.
+        copy_length (`int`, *optional*): k, the longest path. By default only the budget limits it.
+        chain (`bool`, *optional*): Whether to grow a single path, to the most probable child.
+        anchor (`int`, *optional*): The last place that was copied from for long, -1 for none.
+
+    Returns:
+        The tree, and the new anchor.
+    """
+    tokens = np.empty(budget, dtype=np.int64)
+    parents = np.empty(budget, dtype=np.int32)
+    probs = np.empty(budget, dtype=np.float32)
+    size, anchor = grow_copies(
+        text.tokens,
+        text.previous,
+        text.latest,
+        context,
+        anchor,
+        match_length,
+        budget if copy_length is None else copy_length,
+        chain,
+        tokens,
+        parents,
+        probs,
+    )
+    return (tokens[:size], parents[:size], probs[:size]), anchor
+
+
+class _Matches(NamedTuple):
+    """The matches, each a proposal of the growth, and what they are matches of."""
+
+    text: np.ndarray
+    previous: np.ndarray
+    latest: np.ndarray
+    last: int  # the last token before the draft
+    anchor: int
+    join: bool  # whether a match of one token may draft
+    copy_length: int
+    positions: np.ndarray  # int32: where in the text is what each match proposes
+    lengths: np.ndarray  # float64
+    count: np.ndarray  # int64 of shape (1,): how many matches there are so far
+
+
+@kernel(
+    "UniTuple(int64, 2)(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
+    "boolean, int64[::1], int32[::1], float32[::1])"
+)
+def grow_copies(
+    text,
+    previous,
+    latest,
+    context,
+    anchor,
+    match_length,
+    copy_length,
+    chain,
+    tokens,
+    parents,
+    probs,
+):
+    """Writes the tree of `copy_tree`; returns the number of its nodes and the new anchor."""
+    capacity = MATCHES_KEPT * (2 * len(context) + min(len(tokens), MATCHED_NODES))
+    positions = np.empty(capacity, dtype=np.int32)
+    lengths = np.empty(capacity, dtype=np.float64)
+    count, place, length = _root_matches(
+        text, previous, latest, context, 0, match_length, positions, lengths, 0
+    )
+    count, skip_place, skip_length = _root_matches(
+        text, previous, latest, context, 1, match_length, positions, lengths, count
+    )
+    if max(length, skip_length) >= ANCHOR_LENGTH:
+        anchor = place if length >= skip_length else skip_place
+    if count == 0:
+        return 0, anchor
+    matches = _Matches(
+        text,
+        previous,
+        latest,
+        context[-1],
+        anchor,
+        match_length == 1,
+        copy_length,
+        positions,
+        lengths,
+        np.full(1, count, dtype=np.int64),
+    )
+    growth = new_growth(count, capacity)
+    return grow_best_first(_expand, matches, growth, chain, tokens, parents, probs), anchor
+
+
+@njit
+def _root_matches(
+    text, previous, latest, context, skipped, match_length, positions, lengths, count
+):
+    """Appends the matches of `context` without its last `skipped` (0 or 1) tokens, latest first.
+
+    Returns:
+        The number of matches now, and the longest of the new ones: its position and its length.
+    """
+    longest_position, longest = -1, 0
+    if len(context) <= skipped:
+        return count, longest_position, longest
+    kept = np.zeros(len(context) + 1, dtype=np.int32)
+    occurrence = latest_of(latest, context[-1 - skipped])
+    for _ in range(ROOT_OCCURRENCES):
+        # Once there are enough of the greatest length, nothing better is to come.
+        if occurrence < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
+            break
+        position = occurrence + 1 + skipped
+        usable = position < len(text) and text[position] >= 0 and text[position - 1] >= 0
+        if skipped and usable:  # otherwise it is a match without skipping
+            usable = text[position - 1] != context[-1]
+        length = common_suffix(text, occurrence, context, skipped) if usable else 0
+        occurrence = previous[occurrence]
+        if length < max(match_length, 1 + skipped) or kept[length] == MATCHES_KEPT:
+            continue
+        kept[length] += 1
+        positions[count] = position
+        lengths[count] = SKIP_LENGTH if skipped else length
+        count += 1
+        if length > longest:
+            longest_position, longest = position, length
+    return count, longest_position, longest
+
+
+@njit
+def _expand(matches, growth, first, node, depth, prob, tokens, parents):
+    """The children of a node, see `grow_best_first`."""
+    if depth == matches.copy_length:
+        return 0
+    if node >= 0:
+        parent = parents[node]
+        before = tokens[parent] if parent >= 0 else matches.last
+        _go_on(matches, growth, first, tokens[node], before)
+    text, total, longest, match = matches.text, 0.0, 0.0, first
+    while match >= 0:
+        position = matches.positions[match]
+        if position < len(text) and text[position] >= 0:
+            weight = matches.lengths[match] ** 3
+            if matches.anchor >= 0 and 0 <= position - matches.anchor < NEAR:
+                weight *= NEAR_FACTOR
+            total += weight
+            longest = max(longest, matches.lengths[match])
+            growth.tokens[match], growth.probs[match] = text[position], weight
+        else:
+            growth.tokens[match] = -1
+        match = growth.following[match]
+    count = divide(growth, first, node)
+    for i in range(count):
+        child = growth.children[i]
+        growth.probs[child] = prob * growth.probs[child] / total * longest / (longest + 1.0)
+    return count
+
+
+@njit
+def _go_on(matches, growth, first, token, before):
+    """Moves the matches of a new node on behind its token, and lets others of the token join.
+
+    Those behind the token `before` it are among its matches already.
+    """
+    match = first
+    while match >= 0:
+        matches.positions[match] += 1
+        matches.lengths[match] += 1.0
+        match = growth.following[match]
+    occurrence = matches.latest[token] if matches.join else -1
+    joined, count = 0, matches.count[0]
+    for _ in range(NODE_OCCURRENCES):
+        if occurrence < 0 or joined == MATCHES_KEPT or count == len(matches.positions):
+            break
+        if occurrence == 0 or matches.text[occurrence - 1] != before:
+            matches.positions[count] = occurrence + 1
+            matches.lengths[count] = 1.0
+            growth.following[count] = growth.following[first]
+            growth.following[first] = count
+            count += 1
+            joined += 1
+        occurrence = matches.previous[occurrence]
+    matches.count[0] = count
