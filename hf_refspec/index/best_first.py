@@ -12,10 +12,12 @@ parent to child, these are the most probable nodes of the whole trie of proposal
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
 
 class Growth(NamedTuple):
@@ -59,16 +61,50 @@ def new_growth(count, capacity):
     )
 
 
-@njit
-def grow_best_first(expand, found, growth, chain, tokens, parents, probs):
+# Compiled without numba's reference counts, which every array would be counted by at every node:
+# what is compiled so may not allocate.
+uncounted = njit(_nrt=False)
+
+
+def expand(found, growth, first, node, depth, prob, tokens, parents):
+    """Finds the children of a node; what a tree grows out of has its own, see `expands`.
+
+    It sets the tokens and weights of the node's proposals, calls `divide`, and makes probabilities
+    of the children's weights.
+
+    Args:
+        found: What was found in texts, a named tuple of arrays and numbers.
+        growth: A `Growth`.
+        first: The node's first proposal.
+        node: Its index in the tree, -1 for the root.
+        depth, prob: The node's.
+        tokens, parents: The tree so far.
+
+    Returns:
+        The number of children.
+    """
+    raise NotImplementedError  # Only kernels grow trees.
+
+
+def expands(kind: type) -> Callable[[Callable], Callable]:
+    """Makes a function the `expand` of all that is `found` as a named tuple of this type."""
+
+    def register(function):
+        @overload(expand, jit_options={"_nrt": False})
+        def chosen(found, growth, first, node, depth, prob, tokens, parents):
+            return function if getattr(found, "instance_class", None) is kind else None
+
+        return function
+
+    return register
+
+
+@uncounted
+def grow_best_first(found, growth, chain, tokens, parents, probs):
     """Grows a draft tree, best node first.
 
     Args:
-        expand: A compiled function `expand(found, growth, first, node, depth, prob, tokens,
-            parents)` that sets the tokens and weights of the proposals at `node` (-1 is the root),
-            beginning with `first`, calls `divide`, makes probabilities of the children's weights
-            and returns the number of children. `tokens` and `parents` are the tree so far.
-        found: Whatever `expand` needs beside them.
+        found: What the tree grows out of, see `expand`.
         growth: A `Growth` with the root's proposals, at least one.
         chain: Whether to grow a single path, at each node to the most probable child.
         tokens, parents, probs: The tree is written here; their length is the budget.
@@ -76,58 +112,59 @@ def grow_best_first(expand, found, growth, chain, tokens, parents, probs):
     Returns:
         The number of nodes.
     """
-    size, waiting = 0, 0
-    first, node, depth, prob = 0, -1, 0, 1.0
+    children, heap, waiting = growth.children, growth.heap, 0
+    its_token, its_prob = growth.tokens, growth.probs
+    its_parent, its_depth = growth.parents, growth.depths
+    size, first, node, depth, prob = 0, 0, -1, 0, 1.0
     while size < len(tokens):
         for i in range(expand(found, growth, first, node, depth, prob, tokens, parents)):
-            child = growth.children[i]
-            growth.parents[child], growth.depths[child] = node, depth + 1
-            heap_push(growth.heap, waiting, growth.probs, child)
+            its_parent[children[i]], its_depth[children[i]] = node, depth + 1
+            heap_push(heap, waiting, its_prob, children[i])
             waiting += 1
         if waiting == 0:
             break
-        first = heap_pop(growth.heap, waiting, growth.probs)
+        first = heap_pop(heap, waiting, its_prob)
         waiting = 0 if chain else waiting - 1
-        node, parent, depth = size, growth.parents[first], growth.depths[first]
+        node, parent, depth = size, its_parent[first], its_depth[first]
         # What should add up to the parent's probability can pass it by a rounding.
-        prob = min(growth.probs[first], probs[parent] if parent >= 0 else 1.0)
-        tokens[node], parents[node], probs[node] = growth.tokens[first], parent, prob
+        prob = min(its_prob[first], probs[parent] if parent >= 0 else 1.0)
+        tokens[node], parents[node], probs[node] = its_token[first], parent, prob
         size += 1
     return size
 
 
-@njit
+@uncounted
 def divide(growth, first, node):
     """Divides a node's proposals among its children, one for each token; returns their number.
 
     `growth.children` has the first proposal of each child, and `growth.probs` at that proposal the
     sum of the weights of all that propose the child.
     """
+    following, tokens, probs = growth.following, growth.tokens, growth.probs
+    slots, slot_nodes, children = growth.slots, growth.slot_nodes, growth.children
     count, proposal = 0, first
     while proposal >= 0:
-        next_proposal = growth.following[proposal]
-        token = growth.tokens[proposal]
+        next_proposal = following[proposal]
+        token = tokens[proposal]
         if token >= 0:
-            slot = (token * 40503) & (len(growth.slots) - 1)
-            while (
-                growth.slot_nodes[slot] == node and growth.tokens[growth.slots[slot]] != token
-            ):
-                slot = (slot + 1) & (len(growth.slots) - 1)
-            if growth.slot_nodes[slot] != node:
-                growth.slot_nodes[slot], growth.slots[slot] = node, proposal
-                growth.following[proposal] = -1
-                growth.children[count] = proposal
+            slot = (token * 40503) & (len(slots) - 1)
+            while slot_nodes[slot] == node and tokens[slots[slot]] != token:
+                slot = (slot + 1) & (len(slots) - 1)
+            if slot_nodes[slot] != node:
+                slot_nodes[slot], slots[slot] = node, proposal
+                following[proposal] = -1
+                children[count] = proposal
                 count += 1
             else:
-                child = growth.slots[slot]
-                growth.probs[child] += growth.probs[proposal]
-                growth.following[proposal] = growth.following[child]
-                growth.following[child] = proposal
+                child = slots[slot]
+                probs[child] += probs[proposal]
+                following[proposal] = following[child]
+                following[child] = proposal
         proposal = next_proposal
     return count
 
 
-@njit
+@uncounted
 def heap_push(heap, size, keys, item):
     """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
     hole = size
@@ -137,7 +174,7 @@ def heap_push(heap, size, keys, item):
     heap[hole] = item
 
 
-@njit
+@uncounted
 def heap_pop(heap, size, keys):
     """Takes the top off a heap of `size` items and returns it."""
     top, moved = heap[0], heap[size - 1]

@@ -1,4 +1,4 @@
-"""The counts by which a source's estimates are corrected, see `drafting.calibration.Calibration`."""
+"""The counts by which `drafting.calibration.Calibration` corrects a source's estimates."""
 
 # mypy: disallow-untyped-defs=False
 # The types of a kernel's arguments are those of its numba signature.

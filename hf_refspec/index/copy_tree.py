@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .best_first import divide, grow_best_first, new_growth
+from .best_first import divide, expands, grow_best_first, new_growth, uncounted
 from .draft_tree import TreeArrays
 from .kernels import kernel
 from .token_buffer import LinkedText, TokenBuffer, common_suffix, latest_of
@@ -149,7 +149,7 @@ def grow_copies(
         np.full(1, count, dtype=np.int64),
     )
     growth = new_growth(count, capacity)
-    return grow_best_first(_expand, matches, growth, chain, tokens, parents, probs), anchor
+    return grow_best_first(matches, growth, chain, tokens, parents, probs), anchor
 
 
 @njit
@@ -187,57 +187,59 @@ def _root_matches(
     return count, longest_position, longest
 
 
-@njit
-def _expand(matches, growth, first, node, depth, prob, tokens, parents):
-    """The children of a node, see `grow_best_first`."""
-    if depth == matches.copy_length:
+@expands(_Matches)
+def _expand(found, growth, first, node, depth, prob, tokens, parents):
+    if depth == found.copy_length:
         return 0
     if node >= 0:
         parent = parents[node]
-        before = tokens[parent] if parent >= 0 else matches.last
-        _go_on(matches, growth, first, tokens[node], before)
-    text, total, longest, match = matches.text, 0.0, 0.0, first
+        before = tokens[parent] if parent >= 0 else found.last
+        _go_on(found, growth, first, tokens[node], before)
+    text, anchor = found.text, found.anchor
+    positions, lengths = found.positions, found.lengths
+    following, proposed, weights = growth.following, growth.tokens, growth.probs
+    match, total, longest = first, 0.0, 0.0
     while match >= 0:
-        position = matches.positions[match]
+        position = positions[match]
         if position < len(text) and text[position] >= 0:
-            weight = matches.lengths[match] ** 3
-            if matches.anchor >= 0 and 0 <= position - matches.anchor < NEAR:
+            weight = lengths[match] ** 3
+            if anchor >= 0 and 0 <= position - anchor < NEAR:
                 weight *= NEAR_FACTOR
             total += weight
-            longest = max(longest, matches.lengths[match])
-            growth.tokens[match], growth.probs[match] = text[position], weight
+            longest = max(longest, lengths[match])
+            proposed[match], weights[match] = text[position], weight
         else:
-            growth.tokens[match] = -1
-        match = growth.following[match]
+            proposed[match] = -1
+        match = following[match]
     count = divide(growth, first, node)
-    for i in range(count):
-        child = growth.children[i]
-        growth.probs[child] = prob * growth.probs[child] / total * longest / (longest + 1.0)
+    for child in growth.children[:count]:
+        weights[child] = prob * weights[child] / total * longest / (longest + 1.0)
     return count
 
 
-@njit
+@uncounted
 def _go_on(matches, growth, first, token, before):
     """Moves the matches of a new node on behind its token, and lets others of the token join.
 
-    Those behind the token `before` it are among its matches already.
+    Those that stand behind the token `before` as well are among its matches already.
     """
+    text, previous, following = matches.text, matches.previous, growth.following
+    positions, lengths = matches.positions, matches.lengths
     match = first
     while match >= 0:
-        matches.positions[match] += 1
-        matches.lengths[match] += 1.0
-        match = growth.following[match]
+        positions[match] += 1
+        lengths[match] += 1.0
+        match = following[match]
     occurrence = matches.latest[token] if matches.join else -1
     joined, count = 0, matches.count[0]
     for _ in range(NODE_OCCURRENCES):
-        if occurrence < 0 or joined == MATCHES_KEPT or count == len(matches.positions):
+        if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
             break
-        if occurrence == 0 or matches.text[occurrence - 1] != before:
-            matches.positions[count] = occurrence + 1
-            matches.lengths[count] = 1.0
-            growth.following[count] = growth.following[first]
-            growth.following[first] = count
+        if occurrence == 0 or text[occurrence - 1] != before:
+            positions[count], lengths[count] = occurrence + 1, 1.0
+            following[count] = following[first]
+            following[first] = count
             count += 1
             joined += 1
-        occurrence = matches.previous[occurrence]
+        occurrence = previous[occurrence]
     matches.count[0] = count

@@ -31,8 +31,9 @@ def llma_span(
     Returns:
         `np.ndarray`: int32 of shape `(length,)` with length <= k: the span ends with its reference.
     """
-    start = llma_match(text.tokens, text.previous, text.latest, context, match_length)
-    span = text.tokens[start : start + copy_length] if start >= 0 else text.tokens[:0]
+    tokens = text.tokens
+    start = llma_match(tokens, text.previous, text.latest, context, match_length)
+    span = tokens[start : start + copy_length] if start >= 0 else tokens[:0]
     boundaries = np.flatnonzero(span < 0)
     return span[: boundaries[0]] if len(boundaries) else span
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from .best_first import divide, grow_best_first, new_growth
+from .best_first import divide, expands, grow_best_first, new_growth
 from .draft_tree import TreeArrays, tree_of
 from .kernels import kernel
 from .suffix_array import IndexedText
@@ -212,33 +211,34 @@ def grow_trie(rows, lengths, ranges, counts, pseudo_count, tokens, parents, prob
         np.empty(len(counts), dtype=np.int64),
     )
     growth = new_growth(count, count)
-    return grow_best_first(_expand, continuations, growth, False, tokens, parents, probs)
+    return grow_best_first(continuations, growth, False, tokens, parents, probs)
 
 
-@njit
-def _expand(continuations, growth, first, node, depth, prob, tokens, parents):
-    """The children of a node, see `grow_best_first`."""
-    orders, occurrences = continuations.orders, continuations.occurrences
+@expands(_Continuations)
+def _expand(found, growth, first, node, depth, prob, tokens, parents):
+    orders, occurrences = found.orders, found.occurrences
+    lengths, rows = found.lengths, found.rows
+    following, proposed, probs = growth.following, growth.tokens, growth.probs
     # What one place of each order weighs here.
-    weights, order_rows = continuations.order_weights, continuations.order_rows
+    weights, order_rows = found.order_weights, found.order_rows
     for order in range(len(weights)):
         weights[order], order_rows[order] = 0.0, 0
     row = first
     while row >= 0:
         weights[orders[row]] += occurrences[row]
         order_rows[orders[row]] += 1
-        row = growth.following[row]
+        row = following[row]
     left = 1.0
     for order in range(len(weights)):
         if order_rows[order] > 0:
-            taken = left * order_rows[order] / (order_rows[order] + continuations.pseudo_count)
+            taken = left * order_rows[order] / (order_rows[order] + found.pseudo_count)
             left -= taken
             weights[order] = taken / weights[order]
     row = first
     while row >= 0:
-        growth.tokens[row] = -1
-        if continuations.lengths[row] > depth:
-            growth.tokens[row] = continuations.rows[row, depth]
-            growth.probs[row] = prob * occurrences[row] * weights[orders[row]]
-        row = growth.following[row]
+        proposed[row] = -1
+        if lengths[row] > depth:
+            proposed[row] = rows[row, depth]
+            probs[row] = prob * occurrences[row] * weights[orders[row]]
+        row = following[row]
     return divide(growth, first, node)
