@@ -22,12 +22,8 @@ def tree_of(budget: int, write: Callable[..., int], *arguments: Any) -> TreeArra
 
     Args:
         budget (`int`): The most nodes: the length of the arrays that are written.
-        write (callable): Writes the tree and returns the number of nodes, or less than 0 where it
-            cannot.
+        write (callable): Writes the tree and returns the number of nodes.
         arguments: Its first arguments.
-
-    Raises:
-        ValueError: If it cannot.
     """
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)

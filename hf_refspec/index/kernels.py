@@ -45,9 +45,19 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         if self._compiled is None:
-            module = self.python.__module__  # its neighbours will be needed as well
-            _compile([k for k in _kernels if k.python.__module__ == module], awaited=True)
+            self._compile_neighbours()
         return self._compiled(*arguments)
+
+    def _compile_neighbours(self) -> None:
+        """Compiles the kernels of the same file, which will be needed as well."""
+        start = time.perf_counter()
+        needed = self.drafts, self.python.__module__
+        if _compile([each for each in _kernels if (each.drafts, each.python.__module__) == needed]):
+            logger.warning(
+                "This call waited %.1f s for hf_refspec's kernels to compile%s",
+                time.perf_counter() - start,
+                "; hf_refspec.warmup() does it ahead of time." if self.drafts else ".",
+            )
 
     def compile(self) -> bool:
         """Compiles it or loads it from numba's cache; says whether it had to be compiled."""
@@ -82,16 +92,10 @@ def warmup() -> None:
     call waits. Those of retrievers are compiled by their first search."""
     for name in _DRAFTING:
         import_module(f"{__package__}.{name}")
-    _compile([each for each in _kernels if each.drafts], awaited=False)
+    _compile([each for each in _kernels if each.drafts])
 
 
-def _compile(kernels: list[Kernel], awaited: bool) -> None:
-    start = time.perf_counter()
+def _compile(kernels: list[Kernel]) -> int:
+    """Compiles kernels or loads them; returns how many had to be compiled."""
     with _compile_lock:
-        compiled = sum([each.compile() for each in kernels])
-    if awaited and compiled:
-        logger.warning(
-            "This call waited %.1f s for hf_refspec's kernels to compile; "
-            "hf_refspec.warmup() does it ahead of time.",
-            time.perf_counter() - start,
-        )
+        return sum([each.compile() for each in kernels])

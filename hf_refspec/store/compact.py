@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypeAlias
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.crest_table import (
-    NgramTable,
-    build_table,
-    common_prefixes,
-    frequent_runs,
-    table_bytes,
-)
+from ..index.crest_table import NgramTable, build_table, table_bytes
+from ..index.draft_tree import TreeArrays
 from ..index.mixed_trie import mixed_tree
+from ..index.ngram_counts import common_prefixes, frequent_runs
 from ..index.suffix_array import IndexedText
 from .folder import StoreConfig
 
@@ -25,8 +20,6 @@ NGRAMS_PER_ORDER = 20_000
 CONTINUATIONS = 1000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
-
-Tree: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def compact_form(
@@ -56,7 +49,7 @@ def compact_form(
         if max_bytes is not None:  # more than fit, even if most of their trees are small
             ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
     orders = common_ngrams(texts, max_ngram, ngrams_per_order)
-    trees: list[list[Tree]] = [[] for _ in orders]
+    trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
     # The commonest first. Where the room is short, each order gets half of what the one before it
     # has: on other text than the corpus the short ones are of more use.
@@ -77,7 +70,7 @@ def compact_form(
     return [len(ngrams) for ngrams in kept], table
 
 
-def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> Tree:
+def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> TreeArrays:
     return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...index.segments import Segment, Tail, due_to_join, joined
-from ...index.suffix_array import IndexedText, suffix_sorter
+from ...index.suffix_array import IndexedText
 from ...index.token_buffer import LinkedText
 from .folder import SessionFolder
 
@@ -57,7 +57,6 @@ class Memory:
     """
 
     def __init__(self, max_tokens: int, folder: SessionFolder | None = None) -> None:
-        suffix_sorter()  # missing, it should be missed now and not in the background
         self.max_tokens = max_tokens
         self._folder = folder
         # The first guards all that is here, for microseconds; the second what is on the disk. Who

@@ -70,7 +70,6 @@ class RetrievalCache(Drafter):
         ValueError: If a number is too small, or an encoder of text has no `tokenizer`. `begin`
             raises it if a token is remembered that is outside of the target's vocabulary.
         DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer.
-        ImportError: If pydivsufsort is not installed (extra `retrieval`).
     """
 
     _SHARED = ("tokenizer", "top_k", "encoder", "_memory", "_similar")
