@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..index.draft_tree import merge_trees, tree_of
+from ..index.draft_tree import merge_trees
 from .calibration import Calibration
 from .drafter import Drafter
 from .stats import SourceStats
@@ -114,4 +114,4 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
     tokens = np.concatenate([tree.tokens for tree in trees])
     parents = np.concatenate([tree.parents for tree in trees])
     probs = np.concatenate([tree.probs for tree in trees])
-    return DraftTree(*tree_of(budget, merge_trees, sizes, tokens, parents, probs))
+    return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))

@@ -44,11 +44,8 @@ class Calibration:
         Args:
             tree ([`DraftTree`]): With the source's own estimates.
         """
-        probs = np.empty(len(tree), dtype=np.float32)
-        expected, accepted = self._expected.sum(axis=1), self._accepted.sum(axis=1)
-        of_depth = (accepted + PSEUDO_COUNT) / (expected + PSEUDO_COUNT)
-        counts, prior = (self._expected, self._accepted), (PSEUDO_COUNT, self._prior_exponent)
-        calibrate(tree.parents, tree.probs, *counts, of_depth, *prior, probs)
+        prior = PSEUDO_COUNT, self._prior_exponent
+        probs = calibrate(tree.parents, tree.probs, self._expected, self._accepted, *prior)
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:

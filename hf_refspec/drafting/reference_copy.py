@@ -123,10 +123,10 @@ class ReferenceCopy(Drafter):
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         length = budget if self.copy_length is None else min(budget, self.copy_length)
-        text, context, n = self._text, self._context, self.match_length
+        text, context, n = self._text.text, self._context, self.match_length
         if self.mode == "llma":
-            return DraftTree.chain(llma_match.llma_span(text, context, n, length))
-        tree, self._anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
+            return DraftTree.chain(llma_match.llma_span(*text, context, n, length))
+        tree, self._anchor = copy_tree(*text, context, budget, n, length, chain, self._anchor)
         return DraftTree(*tree)
 
     def _read(self) -> None:

@@ -1,10 +1,10 @@
-"""Best-first growth: the one loop by which draft trees grow out of what was found in texts.
+"""Best-first growth: the one loop by which all draft trees grow.
 
 What proposes the next token at a node is called a *proposal*: a place in a text that agrees with
-the path to the node (copy_tree.py), or what followed a match in a datastore (rest_trie.py). A
-node's proposals are divided among its children, one child for each token, and the most probable
-child that waits joins the tree, until the budget is used up. As probabilities do not rise from
-parent to child, these are the most probable nodes of the whole trie of proposals.
+the path to the node (copy_tree.py), what followed a match in a datastore (rest_trie.py), a node of
+another tree (draft_tree.py). A node's proposals are divided among its children, one child for each
+token, and the most probable child that waits joins the tree, until the budget is used up. As
+probabilities do not rise from parent to child, these are the most probable nodes there can be.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -19,36 +19,57 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+# Compiled without numba's reference counts, which would be changed for every array at every node.
+# What is compiled so may not allocate.
+uncounted = njit(_nrt=False)
+
 
 class Growth(NamedTuple):
-    """The proposals of a growing tree, in arrays that they are the indices of.
+    """A growing tree and its proposals, which are indices of the arrays.
 
-    The proposals of a node are a linked list. A node that waits to join the tree is known by its
-    first proposal, and `probs[first]`, `parents[first]` and `depths[first]` are its own.
+    The proposals of a node are a linked list, and a node that waits to join the tree is known by
+    the first of its own.
     """
 
-    following: np.ndarray  # int32: the node's next proposal, -1 behind the last
-    tokens: np.ndarray  # int32: what is proposed, -1 for nothing
-    probs: np.ndarray  # float64: the proposal's weight, the node's probability once it waits
+    tokens: np.ndarray  # int64, the tree so far
     parents: np.ndarray  # int32
-    depths: np.ndarray  # int32
-    children: np.ndarray  # int32: the first proposals of the node's children, see `divide`
-    heap: np.ndarray  # int32: the nodes that wait, the most probable on top
+    probs: np.ndarray  # float32
+    following: np.ndarray  # int32, the next proposal of the same node, -1 behind the last
+    proposed: np.ndarray  # int32, the token of each proposal, -1 for none
+    weights: np.ndarray  # float64, of each proposal; of a node that waits, its probability
+    parent_of: np.ndarray  # int32, of a node that waits
+    depth_of: np.ndarray  # int32
+    children: np.ndarray  # int32, the first proposals of a node's children
+    heap: np.ndarray  # int32, the nodes that wait, the most probable on top
     # From a token to the child that has it: a hash table, whose entries are void at another node.
     slots: np.ndarray  # int32
     slot_nodes: np.ndarray  # int32
 
 
 @njit
-def new_growth(count, capacity):
-    """Room for `capacity` proposals, of which the first `count` are the root's."""
+def grow(found, count, capacity, budget, chain):
+    """Grows a draft tree, best node first.
+
+    Args:
+        found: What the tree grows out of, see `expand`.
+        count: How many proposals the root has: the first ones.
+        capacity: How many proposals there can be.
+        budget: The most nodes.
+        chain: Whether to grow a single path, at each node to the most probable child.
+
+    Returns:
+        The tree's tokens (int64), parents (int32) and probabilities (float32).
+    """
     following = np.empty(capacity, dtype=np.int32)
-    for i in range(count):
-        following[i] = i + 1 if i + 1 < count else -1
+    for proposal in range(count):
+        following[proposal] = proposal + 1 if proposal + 1 < count else -1
     slot_count = 1
     while slot_count < 2 * capacity:
         slot_count *= 2
-    return Growth(
+    growth = Growth(
+        np.empty(budget, dtype=np.int64),
+        np.empty(budget, dtype=np.int32),
+        np.empty(budget, dtype=np.float32),
         following,
         np.empty(capacity, dtype=np.int32),
         np.empty(capacity, dtype=np.float64),
@@ -59,39 +80,58 @@ def new_growth(count, capacity):
         np.empty(slot_count, dtype=np.int32),
         np.full(slot_count, -2, dtype=np.int32),
     )
+    size = _grow(found, growth, chain) if count else 0
+    return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
 
 
-# Compiled without numba's reference counts, which every array would be counted by at every node:
-# what is compiled so may not allocate.
-uncounted = njit(_nrt=False)
+@uncounted
+def _grow(found, growth, chain):
+    children, heap, waiting = growth.children, growth.heap, 0
+    weights, parent_of, depth_of = growth.weights, growth.parent_of, growth.depth_of
+    size, first, node, depth, prob = 0, 0, -1, 0, 1.0
+    while size < len(growth.tokens):
+        for i in range(expand(found, growth, first, node, depth, prob)):
+            parent_of[children[i]], depth_of[children[i]] = node, depth + 1
+            heap_push(heap, waiting, weights, children[i])
+            waiting += 1
+        if waiting == 0:
+            break
+        first = heap_pop(heap, waiting, weights)
+        waiting = 0 if chain else waiting - 1
+        node, parent, depth = size, parent_of[first], depth_of[first]
+        # What should add up to the parent's probability can pass it by a rounding.
+        prob = min(weights[first], growth.probs[parent] if parent >= 0 else 1.0)
+        growth.tokens[node], growth.parents[node] = growth.proposed[first], parent
+        growth.probs[node] = prob
+        size += 1
+    return size
 
 
-def expand(found, growth, first, node, depth, prob, tokens, parents):
+def expand(found, growth, first, node, depth, prob):
     """Finds the children of a node; what a tree grows out of has its own, see `expands`.
 
-    It sets the tokens and weights of the node's proposals, calls `divide`, and makes probabilities
-    of the children's weights.
+    It sets `proposed` and `weights` of the node's proposals, calls `divide`, and makes
+    probabilities of the children's weights.
 
     Args:
-        found: What was found in texts, a named tuple of arrays and numbers.
+        found: A named tuple of arrays and numbers.
         growth: A `Growth`.
         first: The node's first proposal.
         node: Its index in the tree, -1 for the root.
         depth, prob: The node's.
-        tokens, parents: The tree so far.
 
     Returns:
-        The number of children.
+        The number of children; `growth.children` has the first proposals of each.
     """
-    raise NotImplementedError  # Only kernels grow trees.
+    raise NotImplementedError  # kernels are compiled with those of `expands`
 
 
 def expands(kind: type) -> Callable[[Callable], Callable]:
-    """Makes a function the `expand` of all that is `found` as a named tuple of this type."""
+    """Makes a function the `expand` of what is `found` in the form of this named tuple."""
 
     def register(function):
         @overload(expand, jit_options={"_nrt": False})
-        def chosen(found, growth, first, node, depth, prob, tokens, parents):
+        def chosen(found, growth, first, node, depth, prob):
             return function if getattr(found, "instance_class", None) is kind else None
 
         return function
@@ -100,55 +140,20 @@ def expands(kind: type) -> Callable[[Callable], Callable]:
 
 
 @uncounted
-def grow_best_first(found, growth, chain, tokens, parents, probs):
-    """Grows a draft tree, best node first.
-
-    Args:
-        found: What the tree grows out of, see `expand`.
-        growth: A `Growth` with the root's proposals, at least one.
-        chain: Whether to grow a single path, at each node to the most probable child.
-        tokens, parents, probs: The tree is written here; their length is the budget.
-
-    Returns:
-        The number of nodes.
-    """
-    children, heap, waiting = growth.children, growth.heap, 0
-    its_token, its_prob = growth.tokens, growth.probs
-    its_parent, its_depth = growth.parents, growth.depths
-    size, first, node, depth, prob = 0, 0, -1, 0, 1.0
-    while size < len(tokens):
-        for i in range(expand(found, growth, first, node, depth, prob, tokens, parents)):
-            its_parent[children[i]], its_depth[children[i]] = node, depth + 1
-            heap_push(heap, waiting, its_prob, children[i])
-            waiting += 1
-        if waiting == 0:
-            break
-        first = heap_pop(heap, waiting, its_prob)
-        waiting = 0 if chain else waiting - 1
-        node, parent, depth = size, its_parent[first], its_depth[first]
-        # What should add up to the parent's probability can pass it by a rounding.
-        prob = min(its_prob[first], probs[parent] if parent >= 0 else 1.0)
-        tokens[node], parents[node], probs[node] = its_token[first], parent, prob
-        size += 1
-    return size
-
-
-@uncounted
 def divide(growth, first, node):
     """Divides a node's proposals among its children, one for each token; returns their number.
 
-    `growth.children` has the first proposal of each child, and `growth.probs` at that proposal the
-    sum of the weights of all that propose the child.
+    The weight of a child is the sum of the weights of all that propose it.
     """
-    following, tokens, probs = growth.following, growth.tokens, growth.probs
+    following, proposed, weights = growth.following, growth.proposed, growth.weights
     slots, slot_nodes, children = growth.slots, growth.slot_nodes, growth.children
     count, proposal = 0, first
     while proposal >= 0:
         next_proposal = following[proposal]
-        token = tokens[proposal]
+        token = proposed[proposal]
         if token >= 0:
             slot = (token * 40503) & (len(slots) - 1)
-            while slot_nodes[slot] == node and tokens[slots[slot]] != token:
+            while slot_nodes[slot] == node and proposed[slots[slot]] != token:
                 slot = (slot + 1) & (len(slots) - 1)
             if slot_nodes[slot] != node:
                 slot_nodes[slot], slots[slot] = node, proposal
@@ -157,7 +162,7 @@ def divide(growth, first, node):
                 count += 1
             else:
                 child = slots[slot]
-                probs[child] += probs[proposal]
+                weights[child] += weights[proposal]
                 following[proposal] = following[child]
                 following[child] = proposal
         proposal = next_proposal

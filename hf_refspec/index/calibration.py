@@ -36,32 +36,34 @@ def _conditional(parents, probs, node):
 
 
 @kernel(
-    "void(int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64[::1], float64,"
-    "float64, float32[::1])"
+    "float32[::1](int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float64)"
 )
-def calibrate(
-    parents, probs, expected, accepted, of_depth, pseudo_count, prior_exponent, calibrated
-):
+def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
     """Corrects a tree's estimates by what became of earlier ones.
 
     Args:
         parents, probs: The tree with the source's own estimates.
         expected, accepted: The counts of each class of depth and conditional probability.
-        of_depth: The correction of each class of depth.
-        pseudo_count: How much that counts beside the counts of the class itself.
+        pseudo_count: What the counts of all classes of a depth count for in each of them, and the
+            source's own estimates in the counts of a depth.
         prior_exponent: A conditional probability p counts there for p * p ** prior_exponent.
-        calibrated: The corrected probabilities, written.
+
+    Returns:
+        The corrected probabilities.
     """
+    calibrated = np.empty(len(parents), dtype=np.float32)
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
         parent = parents[node]
         depths[node] = 1 if parent < 0 else depths[parent] + 1
         prob = _conditional(parents, probs, node)
         i, j = _class_of(depths[node], prob)
-        prior = pseudo_count * of_depth[i] * prob**prior_exponent
+        of_depth = (accepted[i].sum() + pseudo_count) / (expected[i].sum() + pseudo_count)
+        prior = pseudo_count * of_depth * prob**prior_exponent
         prob *= (accepted[i, j] + prior) / (expected[i, j] + pseudo_count)
         before = calibrated[parent] if parent >= 0 else np.float32(1.0)
         calibrated[node] = min(before * prob, before)
+    return calibrated
 
 
 @kernel(

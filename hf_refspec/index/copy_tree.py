@@ -13,81 +13,30 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .best_first import divide, expands, grow_best_first, new_growth, uncounted
-from .draft_tree import TreeArrays
+from .best_first import divide, expands, grow, uncounted
+from .draft_tree import TREE
 from .kernels import kernel
-from .token_buffer import LinkedText, TokenBuffer, common_suffix, latest_of
+from .token_buffer import common_suffix, latest_of
 
-# A longer match says no more than one of this length.
+# A longer match says no more than one of this length, and takes longer to compare.
 LONGEST_MATCH = 16
 # Of the matches of one length at the root the latest are kept, and as many of the matches that
 # join at a node further down: more cost time and did not draft better.
 MATCHES_KEPT = 64
 # Occurrences of one token that are looked at, latest first, at the root and at another node: a
-# bound on the time for a text of millions of tokens, or of one token over and over.
+# bound on the time in a text of millions of tokens, or of one token over and over.
 ROOT_OCCURRENCES = 1 << 15
 NODE_OCCURRENCES = 128
 # Nodes at which there is room for matches to join: a bound on the memory of a huge draft.
 MATCHED_NODES = 256
-# The length that counts for a match up to the last token but one: the target may have replaced the
-# last one. It says less than a single equal token, which has length 1.
+# What a match up to the last token but one counts for: the target may have replaced the last one.
+# It says less than a single equal token, whose length is 1.
 SKIP_LENGTH = 0.5
 # Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
-# agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much.
+# agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much as others.
 ANCHOR_LENGTH = 6
 NEAR = 32
 NEAR_FACTOR = 3.0
-
-
-def copy_tree(
-    text: TokenBuffer | LinkedText,
-    context: np.ndarray,
-    budget: int,
-    match_length: int = 1,
-    copy_length: int | None = None,
-    chain: bool = False,
-    anchor: int = -1,
-) -> tuple[TreeArrays, int]:
-    """Grows a draft tree from all places in a text that agree with a context, best node first.
-
-    A match is a place behind tokens that equal the last tokens of the path to a node; the token at
-    that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
-    anchor). With L the longest match at a node, one of the children is accepted with probability
-    L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children
-    divide it by the weight of their matches.
-
-    A match goes down with the child that it proposes, one longer. Other occurrences of the child's
-    token join it there with length 1, if matches so short may draft.
-
-    Args:
-        text ([`TokenBuffer`] or [`LinkedText`]): What is copied from.
-        context (`np.ndarray`, int32 of shape `(m,)`): The last tokens, as many as may match.
-        budget (`int`): The most nodes.
-        match_length (`int`, *optional*, defaults to 1): n, the shortest match that counts.
-        copy_length (`int`, *optional*): k, the longest path. By default only the budget limits it.
-        chain (`bool`, *optional*): Whether to grow a single path, to the most probable child.
-        anchor (`int`, *optional*): The last place that was copied from for long, -1 for none.
-
-    Returns:
-        The tree, and the new anchor.
-    """
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size, anchor = grow_copies(
-        text.tokens,
-        text.previous,
-        text.latest,
-        context,
-        anchor,
-        match_length,
-        budget if copy_length is None else copy_length,
-        chain,
-        tokens,
-        parents,
-        probs,
-    )
-    return (tokens[:size], parents[:size], probs[:size]), anchor
 
 
 class _Matches(NamedTuple):
@@ -100,67 +49,63 @@ class _Matches(NamedTuple):
     anchor: int
     join: bool  # whether a match of one token may draft
     copy_length: int
-    positions: np.ndarray  # int32: where in the text is what each match proposes
+    positions: np.ndarray  # int32, where in the text is what each match proposes
     lengths: np.ndarray  # float64
-    count: np.ndarray  # int64 of shape (1,): how many matches there are so far
+    count: np.ndarray  # int64 of shape (1,), how many matches there are so far
 
 
 @kernel(
-    "UniTuple(int64, 2)(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
-    "boolean, int64[::1], int32[::1], float32[::1])"
+    f"Tuple(({TREE}, int64))(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
+    "boolean, int64)"
 )
-def grow_copies(
-    text,
-    previous,
-    latest,
-    context,
-    anchor,
-    match_length,
-    copy_length,
-    chain,
-    tokens,
-    parents,
-    probs,
-):
-    """Writes the tree of `copy_tree`; returns the number of its nodes and the new anchor."""
-    capacity = MATCHES_KEPT * (2 * len(context) + min(len(tokens), MATCHED_NODES))
+def copy_tree(text, previous, latest, context, budget, match_length, copy_length, chain, anchor):
+    """Grows a draft tree from all places in a text that agree with a context, best node first.
+
+    A match is a place behind tokens that equal the last tokens of the path to a node; the token at
+    that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
+    anchor). With L the longest match at a node, one of the children is accepted with probability
+    L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children
+    divide it by the weight of their matches.
+
+    A match goes down with the child that it proposes, one longer. Other occurrences of the child's
+    token join it there with length 1, if matches so short may draft.
+
+    Args:
+        text, previous, latest: A `LinkedText`: what is copied from.
+        context: The last tokens, as many as may match, at least one.
+        budget: The most nodes.
+        match_length: n, the shortest match that counts.
+        copy_length: k, the longest path.
+        chain: Whether to grow a single path, at each node to the most probable child.
+        anchor: The last place that was copied from for long, -1 for none.
+
+    Returns:
+        The tree, and the new anchor.
+    """
+    capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
     positions = np.empty(capacity, dtype=np.int32)
     lengths = np.empty(capacity, dtype=np.float64)
-    count, place, length = _root_matches(
-        text, previous, latest, context, 0, match_length, positions, lengths, 0
+    count, longest = 0, ANCHOR_LENGTH - 1
+    for skipped in range(2):
+        matches = text, previous, latest, context, skipped, match_length, positions, lengths
+        count, place, length = _root_matches(matches, count)
+        if length > longest:
+            anchor, longest = place, length
+    join, counts = match_length == 1, np.full(1, count)
+    found = _Matches(
+        text, previous, latest, context[-1], anchor, join, copy_length, positions, lengths, counts
     )
-    count, skip_place, skip_length = _root_matches(
-        text, previous, latest, context, 1, match_length, positions, lengths, count
-    )
-    if max(length, skip_length) >= ANCHOR_LENGTH:
-        anchor = place if length >= skip_length else skip_place
-    if count == 0:
-        return 0, anchor
-    matches = _Matches(
-        text,
-        previous,
-        latest,
-        context[-1],
-        anchor,
-        match_length == 1,
-        copy_length,
-        positions,
-        lengths,
-        np.full(1, count, dtype=np.int64),
-    )
-    growth = new_growth(count, capacity)
-    return grow_best_first(matches, growth, chain, tokens, parents, probs), anchor
+    return grow(found, count, capacity, budget, chain), anchor
 
 
 @njit
-def _root_matches(
-    text, previous, latest, context, skipped, match_length, positions, lengths, count
-):
-    """Appends the matches of `context` without its last `skipped` (0 or 1) tokens, latest first.
+def _root_matches(matches, count):
+    """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.
     """
+    text, previous, latest, context, skipped, match_length, positions, lengths = matches
     longest_position, longest = -1, 0
     if len(context) <= skipped:
         return count, longest_position, longest
@@ -188,16 +133,14 @@ def _root_matches(
 
 
 @expands(_Matches)
-def _expand(found, growth, first, node, depth, prob, tokens, parents):
+def _expand(found, growth, first, node, depth, prob):
     if depth == found.copy_length:
         return 0
     if node >= 0:
-        parent = parents[node]
-        before = tokens[parent] if parent >= 0 else found.last
-        _go_on(found, growth, first, tokens[node], before)
+        _go_on(found, growth, first, node)
     text, anchor = found.text, found.anchor
     positions, lengths = found.positions, found.lengths
-    following, proposed, weights = growth.following, growth.tokens, growth.probs
+    following, proposed, weights = growth.following, growth.proposed, growth.weights
     match, total, longest = first, 0.0, 0.0
     while match >= 0:
         position = positions[match]
@@ -218,20 +161,24 @@ def _expand(found, growth, first, node, depth, prob, tokens, parents):
 
 
 @uncounted
-def _go_on(matches, growth, first, token, before):
+def _go_on(found, growth, first, node):
     """Moves the matches of a new node on behind its token, and lets others of the token join.
 
-    Those that stand behind the token `before` as well are among its matches already.
+    Those that stand behind its parent's token as well are among its matches already.
     """
-    text, previous, following = matches.text, matches.previous, growth.following
-    positions, lengths = matches.positions, matches.lengths
+    text, positions, lengths = found.text, found.positions, found.lengths
+    following = growth.following
     match = first
     while match >= 0:
         positions[match] += 1
         lengths[match] += 1.0
         match = following[match]
-    occurrence = matches.latest[token] if matches.join else -1
-    joined, count = 0, matches.count[0]
+    if not found.join:
+        return
+    parent, previous = growth.parents[node], found.previous
+    before = growth.tokens[parent] if parent >= 0 else found.last
+    occurrence = found.latest[growth.tokens[node]]
+    joined, count = 0, found.count[0]
     for _ in range(NODE_OCCURRENCES):
         if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
             break
@@ -242,4 +189,4 @@ def _go_on(matches, growth, first, token, before):
             count += 1
             joined += 1
         occurrence = previous[occurrence]
-    matches.count[0] = count
+    found.count[0] = count

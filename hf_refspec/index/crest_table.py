@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
 
-from .draft_tree import TreeArrays, tree_of
+from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
 
 # A parent is one byte; this one is the root.
@@ -28,6 +27,10 @@ STEPS_PER_HALF = 16
 # Where a quarter of the slots is free, hundreds in a row are taken at most; in a file that was made
 # to waste time it may be all of them.
 MOST_PROBES = 1 << 14
+_DAMAGED = (
+    "the datastore is damaged: its n-gram table points outside of itself; "
+    "Datastore.verify() tells which file it is"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +74,7 @@ class NgramTable:
         Raises:
             ValueError: If the arrays point outside of each other.
         """
-        return tree_of(min(budget, LARGEST_TREE), self._look_up, context, min_match)
-
-    def _look_up(self, *context_and_tree: Any) -> int:
-        size = look_up(
+        return look_up(
             self.keys,
             self.slots,
             self.starts,
@@ -83,14 +83,10 @@ class NgramTable:
             self.node_probs,
             self.max_ngram,
             self.vocab_size,
-            *context_and_tree,
+            context,
+            min_match,
+            min(budget, LARGEST_TREE),
         )
-        if size < 0:
-            raise ValueError(
-                "the datastore is damaged: its n-gram table points outside of itself; "
-                "Datastore.verify() tells which file it is"
-            )
-        return size
 
 
 def build_table(
@@ -188,7 +184,7 @@ def fill_slots(keys, max_ngram, slots):
 
 @njit
 def _find(keys, slots, max_ngram, ngram):
-    """The index of an n-gram, -1 if it is not there, -2 if the table is damaged."""
+    """The index of an n-gram, -1 if it is not there."""
     filler = np.iinfo(keys.dtype).max
     entries = len(keys) // max_ngram
     slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
@@ -197,7 +193,7 @@ def _find(keys, slots, max_ngram, ngram):
         if entry < 0:
             return -1
         if entry >= entries:
-            return -2
+            raise ValueError(_DAMAGED)
         same = True
         for i in range(max_ngram):
             wanted = ngram[i] if i < len(ngram) else filler
@@ -211,8 +207,8 @@ def _find(keys, slots, max_ngram, ngram):
 
 
 _LOOK_UP = (
-    "int64({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
-    "int32[::1], int64, int64[::1], int32[::1], float32[::1])"
+    TREE + "({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
+    "int32[::1], int64, int64)"
 )
 
 
@@ -228,34 +224,34 @@ def look_up(
     vocab_size,
     context,
     min_match,
-    tokens,
-    parents,
-    probs,
+    budget,
 ):
-    """Writes the tree of the longest n-gram that `context` ends with; returns its size.
+    """The tree of the longest n-gram that `context` ends with.
 
-    The arguments are those of an `NgramTable` and of its `tree`. -1 if the arrays are damaged.
+    The arguments are those of an `NgramTable` and of its `tree`.
     """
-    for length in range(min(max_ngram, len(context)), min_match - 1, -1):
+    tokens = np.empty(budget, dtype=np.int64)
+    parents = np.empty(budget, dtype=np.int32)
+    probs = np.empty(budget, dtype=np.float32)
+    entry, length = -1, min(max_ngram, len(context))
+    while entry < 0 and length >= min_match:
         entry = _find(keys, slots, max_ngram, context[len(context) - length :])
-        if entry == -2:
-            return -1
-        if entry == -1:
-            continue
-        start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
-        if not start <= end <= len(node_tokens):
-            return -1
-        size = min(end - start, len(tokens))
-        for node in range(size):
-            parent = np.int64(node_parents[start + node])
-            parent = -1 if parent == ROOT_BYTE else parent
-            if parent >= node or node_tokens[start + node] >= vocab_size:
-                return -1
-            tokens[node], parents[node] = node_tokens[start + node], parent
-            for other in range(node):
-                if parents[other] == parent and tokens[other] == tokens[node]:
-                    return -1
-            prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
-            probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
-        return size
-    return 0
+        length -= 1
+    if entry < 0:
+        return tokens[:0], parents[:0], probs[:0]
+    start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
+    if not start <= end <= len(node_tokens):
+        raise ValueError(_DAMAGED)
+    size = min(end - start, budget)
+    for node in range(size):
+        parent = np.int64(node_parents[start + node])
+        parent = -1 if parent == ROOT_BYTE else parent
+        if parent >= node or node_tokens[start + node] >= vocab_size:
+            raise ValueError(_DAMAGED)
+        tokens[node], parents[node] = node_tokens[start + node], parent
+        for other in range(node):
+            if parents[other] == parent and tokens[other] == tokens[node]:
+                raise ValueError(_DAMAGED)
+        prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
+        probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
+    return tokens[:size], parents[:size], probs[:size]

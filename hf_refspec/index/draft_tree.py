@@ -5,55 +5,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .best_first import heap_pop, heap_push
+from .best_first import expands, grow
 from .kernels import kernel
 
-# Tokens (int64), parents (int32) and probabilities (float32), each of shape (T,).
+# Tokens (int64), parents (int32) and probabilities (float32), each of shape (T,), and as numba's.
 TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
 
-def tree_of(budget: int, write: Callable[..., int], *arguments: Any) -> TreeArrays:
-    """The tree of at most `budget` nodes that `write(*arguments, tokens, parents, probs)` writes.
-
-    Args:
-        budget (`int`): The most nodes: the length of the arrays that are written.
-        write (callable): Writes the tree and returns the number of nodes.
-        arguments: Its first arguments.
-    """
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size = write(*arguments, tokens, parents, probs)
-    return tokens[:size], parents[:size], probs[:size]
-
-
-@kernel("void(int32[::1], int32[::1])")
-def tree_depths(parents, depths):
-    """Writes the depth of each node: 1 for the children of the root."""
+@kernel("int32[::1](int32[::1])")
+def tree_depths(parents):
+    """The depth of each node: 1 for the children of the root."""
+    depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
         depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
+    return depths
 
 
-@kernel("void(int32[::1], boolean[:, ::1])")
-def tree_ancestors(parents, ancestors):
-    """Sets `ancestors[i, j]` (false at first) where `j` is `i` or an ancestor of `i`."""
+@kernel("boolean[:, ::1](int32[::1])")
+def tree_ancestors(parents):
+    """Whether node `j` is node `i` or an ancestor of it, at `[i, j]`."""
+    ancestors = np.zeros((len(parents), len(parents)), dtype=np.bool_)
     for node in range(len(parents)):
         ancestor = node
         while ancestor >= 0:
             ancestors[node, ancestor] = True
             ancestor = parents[ancestor]
+    return ancestors
 
 
-@kernel("int64(int32[::1], float32[::1], int32[::1])")
-def best_path(parents, probs, path):
-    """Writes the nodes of the path with the largest sum of `probs`, top down; returns its length.
+@kernel("int32[::1](int32[::1], float32[::1])")
+def best_path(parents, probs):
+    """The nodes of the path with the largest sum of `probs`, top down.
 
-    Of paths with equal sums it takes the one whose last node stands first.
+    Of paths with equal sums it is the one whose last node stands first.
     """
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)
@@ -64,20 +53,25 @@ def best_path(parents, probs, path):
         depths[node] = 1 + (depths[parent] if parent >= 0 else 0)
         if best < 0 or sums[node] > sums[best]:
             best = node
-    if best < 0:
-        return 0
-    length = depths[best]
-    for i in range(length - 1, -1, -1):
+    path = np.empty(depths[best] if best >= 0 else 0, dtype=np.int32)
+    for i in range(len(path) - 1, -1, -1):
         path[i] = best
         best = parents[best]
-    return length
+    return path
 
 
-@kernel(
-    "int64(int64[::1], int64[::1], int32[::1], float32[::1], int64[::1], int32[::1], float32[::1])"
-)
-def merge_trees(sizes, tokens, parents, probs, out_tokens, out_parents, out_probs):
-    """Merges draft trees by token path and keeps the most probable nodes.
+class _Merged(NamedTuple):
+    """All nodes of some trees, merged by path; each is the one proposal of itself."""
+
+    child: np.ndarray  # int32, the first child of each, -1 for none; the root's at the end
+    sibling: np.ndarray  # int32, the next child of its parent
+    token: np.ndarray  # int32
+    prob: np.ndarray  # float32
+
+
+@kernel(f"{TREE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
+def merge_trees(sizes, tokens, parents, probs, budget):
+    """Merges draft trees by token path and keeps the most probable nodes, best node first.
 
     A path that several trees have fails only if it fails in all of them, as if they were
     independent: with estimates p and q it has the probability 1 - (1 - p)(1 - q).
@@ -85,17 +79,12 @@ def merge_trees(sizes, tokens, parents, probs, out_tokens, out_parents, out_prob
     Args:
         sizes: How many nodes each tree has.
         tokens, parents, probs: The trees one after another, each with its own indices as parents.
-        out_tokens, out_parents, out_probs: The merged tree is written here, best node first; their
-            length is the budget.
-
-    Returns:
-        The number of nodes.
+        budget: The most nodes that are kept.
     """
     total = len(tokens)
-    # All nodes merged; their children are linked lists. The root's list is the one at the end.
     child = np.full(total + 1, -1, dtype=np.int32)
     sibling = np.empty(total, dtype=np.int32)
-    token = np.empty(total, dtype=np.int64)
+    token = np.empty(total, dtype=np.int32)
     prob = np.empty(total, dtype=np.float32)
     merged = np.empty(total, dtype=np.int32)
     count, offset = 0, 0
@@ -115,27 +104,16 @@ def merge_trees(sizes, tokens, parents, probs, out_tokens, out_parents, out_prob
                 prob[node] = 1 - (1 - prob[node]) * (1 - probs[i])
             merged[i] = node
         offset += size
+    return grow(_Merged(child, sibling, token, prob), total, total, budget, False)
 
-    # Probabilities fall along each path, so that a parent is always taken before its children.
-    heap = np.empty(total, dtype=np.int32)
-    place = np.empty(total + 1, dtype=np.int32)
-    waiting, size, node = 0, 0, total
-    place[total] = -1
-    parent_of = np.empty(total, dtype=np.int32)
-    while True:
-        each = child[node]
-        while each >= 0:
-            parent_of[each] = node
-            if node < total:
-                prob[each] = min(prob[each], prob[node])
-            heap_push(heap, waiting, prob, each)
-            waiting += 1
-            each = sibling[each]
-        if waiting == 0 or size == len(out_tokens):
-            return size
-        node = heap_pop(heap, waiting, prob)
-        waiting -= 1
-        place[node] = size
-        out_tokens[size], out_probs[size] = token[node], prob[node]
-        out_parents[size] = place[parent_of[node]]
-        size += 1
+
+@expands(_Merged)
+def _expand(found, growth, first, node, depth, prob):
+    count, each = 0, found.child[first if node >= 0 else len(found.sibling)]
+    while each >= 0:
+        growth.proposed[each] = found.token[each]
+        growth.weights[each] = min(found.prob[each], prob)
+        growth.children[count] = each
+        count += 1
+        each = found.sibling[each]
+    return count

@@ -11,16 +11,16 @@ serve several match lengths at a time, which mixed_trie.py has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow_best_first, new_growth
-from .draft_tree import TreeArrays, tree_of
+from .best_first import divide, expands, grow
+from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
-from .suffix_array import IndexedText
+from .suffix_array import IndexedText, find_suffixes, sample_continuations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +39,7 @@ class Match:
     count: int
 
 
-def all_matches(
-    texts: Sequence[IndexedText], context: np.ndarray, min_match: int
-) -> Iterator[Match]:
+def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
     """Finds the suffixes of a context that stand in any of the texts, the longest first.
 
     Args:
@@ -52,19 +50,12 @@ def all_matches(
     Raises:
         ValueError: If a suffix array points outside of its text.
     """
-    ranges = np.empty((max(len(context) - min_match + 1, 0), len(texts), 2), dtype=np.int64)
-    found = [text.find_suffixes(context, min_match, ranges[:, i]) for i, text in enumerate(texts)]
-    ranges = ranges[: max(found, default=0)]
+    found = [find_suffixes(text.tokens, text.suffixes, context, min_match) for text in texts]
+    ranges = np.zeros((max(map(len, found), default=0), len(texts), 2), dtype=np.int64)
+    for i, of_text in enumerate(found):
+        ranges[: len(of_text), i] = of_text
     counts = (ranges[..., 1] - ranges[..., 0]).sum(axis=1).tolist()
-    for i in reversed(range(len(ranges))):
-        yield Match(min_match + i, ranges[i], counts[i])
-
-
-def longest_match(
-    texts: Sequence[IndexedText], context: np.ndarray, min_match: int
-) -> Match | None:
-    """The first of [`all_matches`], `None` if there is none."""
-    return next(all_matches(texts, context, min_match), None)
+    return [Match(min_match + i, ranges[i], counts[i]) for i in reversed(range(len(ranges)))]
 
 
 def rest_tree(
@@ -87,10 +78,8 @@ def rest_tree(
         ValueError: If a text is damaged: its suffix array points outside of it, or it has a token
             outside of its vocabulary.
     """
-    match = longest_match(texts, context, min_match)
-    matches = [] if match is None else [match]
-    limits, quotas = [continuation_length] * len(matches), [max_continuations] * len(matches)
-    return trie_tree(texts, matches, quotas, limits, budget, 0.0)
+    longest = all_matches(texts, context, min_match)[:1]
+    return trie_tree(texts, longest, [max_continuations], [continuation_length], budget, 0.0)
 
 
 def trie_tree(
@@ -105,40 +94,43 @@ def trie_tree(
 
     Args:
         texts (sequence of [`IndexedText`]): Where the matches are.
-        matches (sequence of [`Match`]): The longest one first.
+        matches (sequence of [`Match`]): The longest one first; there may be none.
         quotas, limits (sequence of `int`): About how many continuations of each match are read, and
             how far.
         budget (`int`): The most nodes.
         pseudo_count (`float`): See [`grow_trie`].
     """
-    # (matches, texts, 2) and (matches,)
-    ranges = np.array([match.ranges for match in matches], dtype=np.int64)
-    ranges = ranges.reshape(len(matches), len(texts), 2)
-    lengths_and_limits = np.array(
-        [[match.length for match in matches], limits], dtype=np.int64
-    ).reshape(2, -1)
-    # (matches, texts): the rows that each range is read into.
-    begins, counts = np.empty((2, *ranges.shape[:2]), dtype=np.int64)
-    total = deal_rows(ranges, np.array(quotas, dtype=np.int64), begins, counts)
-    rows = np.empty((total, max(limits, default=0)), dtype=np.int32)
-    lengths = np.empty(total, dtype=np.int32)
+    if not matches:
+        return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
+    ranges = np.array([match.ranges for match in matches])  # (matches, texts, 2)
+    matched = [match.length for match in matches]
+    matched, limits, quotas = np.array([matched, limits, quotas], dtype=np.int64)
+    begins, counts, rows, lengths = deal_rows(ranges, quotas, limits.max())
+    where = ranges, begins, counts, matched, limits
     for i, text in enumerate(texts):
-        text.sample(i, ranges, begins, counts, *lengths_and_limits, rows, lengths)
-    return tree_of(budget, grow_trie, rows, lengths, ranges, counts, pseudo_count)
+        searched = text.tokens, text.suffixes, text.vocab_size, i
+        sample_continuations(*searched, *where, rows, lengths)
+    return grow_trie(rows, lengths, ranges, counts, pseudo_count, budget)
 
 
-@kernel("int64(int64[:, :, ::1], int64[::1], int64[:, ::1], int64[:, ::1])")
-def deal_rows(ranges, quotas, begins, counts):
+@kernel(
+    "Tuple((int64[:, ::1], int64[:, ::1], int32[:, ::1], int32[::1]))(int64[:, :, ::1],"
+    "int64[::1], int64)"
+)
+def deal_rows(ranges, quotas, longest):
     """Decides how many matches of each length are read from each text, and into which rows.
 
     Args:
         ranges: int64 of shape (matches, texts, 2): where the matches are.
         quotas: int64 of shape (matches,): about how many of each length are read.
-        begins, counts: int64 of shape (matches, texts): the rows, written here.
+        longest: How many tokens of each there can be.
 
     Returns:
-        The number of all rows.
+        The first row and the number of rows of each range, int64 of shape (matches, texts); room
+        for the rows, int32 of shape (rows, longest), and for their lengths, int32 of shape (rows,).
     """
+    begins = np.empty(ranges.shape[:2], dtype=np.int64)
+    counts = np.empty(ranges.shape[:2], dtype=np.int64)
     end = 0
     for i in range(ranges.shape[0]):
         total = 0
@@ -150,7 +142,8 @@ def deal_rows(ranges, quotas, begins, counts):
             due = max(places * quotas[i] // max(total, 1), 1)
             begins[i, text], counts[i, text] = end, min(places, due)
             end += counts[i, text]
-    return end
+    rows = np.empty((end, longest), dtype=np.int32)
+    return begins, counts, rows, np.empty(end, dtype=np.int32)
 
 
 class _Continuations(NamedTuple):
@@ -165,11 +158,8 @@ class _Continuations(NamedTuple):
     order_rows: np.ndarray  # int64 of shape (orders,)
 
 
-@kernel(
-    "int64(int32[:, ::1], int32[::1], int64[:, :, ::1], int64[:, ::1], float64,"
-    "int64[::1], int32[::1], float32[::1])"
-)
-def grow_trie(rows, lengths, ranges, counts, pseudo_count, tokens, parents, probs):
+@kernel(f"{TREE}(int32[:, ::1], int32[::1], int64[:, :, ::1], int64[:, ::1], float64, int64)")
+def grow_trie(rows, lengths, ranges, counts, pseudo_count, budget):
     """Grows a draft tree from what followed matches of several lengths, best node first.
 
     At every node each length of match (an order) that still has continuations there estimates the
@@ -184,16 +174,10 @@ def grow_trie(rows, lengths, ranges, counts, pseudo_count, tokens, parents, prob
         ranges: int64 of shape (orders, texts, 2): where in the texts each order's matches are.
         counts: int64 of shape (orders, texts): how many rows, one after another, stand for them.
         pseudo_count: 0.0 lets the longest match alone decide.
-        tokens, parents, probs: The tree is written here; their length is the budget.
-
-    Returns:
-        The number of nodes.
+        budget: The most nodes.
     """
-    count = len(rows)
-    if count == 0:
-        return 0
-    orders = np.empty(count, dtype=np.int32)
-    occurrences = np.empty(count, dtype=np.float64)
+    orders = np.empty(len(rows), dtype=np.int32)
+    occurrences = np.empty(len(rows), dtype=np.float64)
     end = 0
     for order in range(counts.shape[0]):
         for text in range(counts.shape[1]):
@@ -201,44 +185,33 @@ def grow_trie(rows, lengths, ranges, counts, pseudo_count, tokens, parents, prob
             for i in range(end, end + counts[order, text]):
                 orders[i], occurrences[i] = order, places / counts[order, text]
             end += counts[order, text]
-    continuations = _Continuations(
-        rows,
-        lengths,
-        orders,
-        occurrences,
-        pseudo_count,
-        np.empty(len(counts), dtype=np.float64),
-        np.empty(len(counts), dtype=np.int64),
-    )
-    growth = new_growth(count, count)
-    return grow_best_first(continuations, growth, False, tokens, parents, probs)
+    weights, numbers = np.empty(len(counts), np.float64), np.empty(len(counts), np.int64)
+    found = _Continuations(rows, lengths, orders, occurrences, pseudo_count, weights, numbers)
+    return grow(found, len(rows), len(rows), budget, False)
 
 
 @expands(_Continuations)
-def _expand(found, growth, first, node, depth, prob, tokens, parents):
-    orders, occurrences = found.orders, found.occurrences
-    lengths, rows = found.lengths, found.rows
-    following, proposed, probs = growth.following, growth.tokens, growth.probs
+def _expand(found, growth, first, node, depth, prob):
+    following, orders, occurrences = growth.following, found.orders, found.occurrences
     # What one place of each order weighs here.
-    weights, order_rows = found.order_weights, found.order_rows
+    weights, numbers = found.order_weights, found.order_rows
     for order in range(len(weights)):
-        weights[order], order_rows[order] = 0.0, 0
+        weights[order], numbers[order] = 0.0, 0
     row = first
     while row >= 0:
         weights[orders[row]] += occurrences[row]
-        order_rows[orders[row]] += 1
+        numbers[orders[row]] += 1
         row = following[row]
     left = 1.0
     for order in range(len(weights)):
-        if order_rows[order] > 0:
-            taken = left * order_rows[order] / (order_rows[order] + found.pseudo_count)
+        if numbers[order] > 0:
+            taken = left * numbers[order] / (numbers[order] + found.pseudo_count)
             left -= taken
             weights[order] = taken / weights[order]
+    rows, lengths = found.rows, found.lengths
     row = first
     while row >= 0:
-        proposed[row] = -1
-        if lengths[row] > depth:
-            proposed[row] = rows[row, depth]
-            probs[row] = prob * occurrences[row] * weights[orders[row]]
+        growth.proposed[row] = rows[row, depth] if lengths[row] > depth else -1
+        growth.weights[row] = prob * occurrences[row] * weights[orders[row]]
         row = following[row]
     return divide(growth, first, node)

@@ -117,26 +117,18 @@ def joined(segments: Sequence[Segment], oldest: int) -> Segment:
         segments (sequence of [`Segment`]): At least one.
         oldest (`int`): A number below the end of the last one.
     """
-    segments = [segment for segment in segments if segment.end > oldest]
-    if len(segments) == 1:
-        return segments[0].since(oldest)
-    first = max(segments[0].first, oldest)
-    dtype = max((segment.tokens.dtype for segment in segments), key=lambda each: each.itemsize)
-    tokens, ends, prompt_lengths, filled = [], [], [], 0
-    for segment in segments:
-        start = max(first, segment.first)
-        begin, _ = segment.place(start)
-        part = segment.tokens[begin:].astype(dtype)
-        places = segment.ends[start - segment.first :] - np.int32(begin)
-        part[places] = np.iinfo(dtype).max
-        tokens.append(part)
-        ends.append(places + np.int32(filled))
-        prompt_lengths.append(segment.prompt_lengths[start - segment.first :])
-        filled += len(part)
-    text = np.concatenate(tokens)
-    vocab_size = max(segment.text.vocab_size for segment in segments)
-    indexed = IndexedText(text, build_suffix_array(text), vocab_size)
-    return Segment(first, indexed, np.concatenate(ends), np.concatenate(prompt_lengths))
+    parts = [segment.since(oldest) for segment in segments if segment.end > oldest]
+    if len(parts) == 1:
+        return parts[0]
+    sizes = np.cumsum([0] + [len(part.tokens) for part in parts], dtype=np.int32)
+    ends = np.concatenate([part.ends + size for part, size in zip(parts, sizes, strict=False)])
+    tokens = np.concatenate([part.tokens for part in parts])
+    tokens[ends] = np.iinfo(tokens.dtype).max  # the separator of a type may have become a wider one
+    text = IndexedText(
+        tokens, build_suffix_array(tokens), max(part.text.vocab_size for part in parts)
+    )
+    prompt_lengths = np.concatenate([part.prompt_lengths for part in parts])
+    return Segment(parts[0].first, text, ends, prompt_lengths)
 
 
 def due_to_join(sizes: Sequence[int]) -> slice | None:

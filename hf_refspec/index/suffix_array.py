@@ -78,39 +78,14 @@ class IndexedText:
         Raises:
             ValueError: If the suffix array points outside of the text.
         """
-        ranges = np.empty((1, 2), dtype=np.int64)
-        self.find_suffixes(pattern, len(pattern), ranges)
-        return int(ranges[0, 0]), int(ranges[0, 1])
-
-    def find_suffixes(self, context: np.ndarray, min_match: int, ranges: np.ndarray) -> int:
-        """Finds all places of the suffixes of a context, see [`find_suffixes`].
-
-        Raises:
-            ValueError: If the suffix array points outside of the text.
-        """
-        found = find_suffixes(self.tokens, self.suffixes, context, min_match, ranges)
-        if found < 0:
-            raise ValueError(_DAMAGED)
-        return found
-
-    def sample(self, column: int, *ranges_and_rows: np.ndarray) -> None:
-        """Copies what follows matches, see [`sample_continuations`] for the arguments.
-
-        Raises:
-            ValueError: If the suffix array points outside of the text, or the text has a token
-                outside of the vocabulary.
-        """
-        text = self.tokens, self.suffixes, self.vocab_size
-        if not sample_continuations(*text, column, *ranges_and_rows):
-            raise ValueError(_DAMAGED)
+        ranges = find_suffixes(self.tokens, self.suffixes, pattern, len(pattern))
+        return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
 
 
 _DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
     "Datastore.verify() tells which file it is"
 )
-
-
 # So many lengths of a pattern are searched for together: more wait for memory at the same time,
 # fewer are searched in vain.
 TOGETHER = 4
@@ -130,10 +105,10 @@ def _compare(tokens, position, context, begin):
 
 
 @kernel(
-    "int64(uint16[::1], int32[::1], int32[::1], int64, int64[:, :])",
-    "int64(uint32[::1], int32[::1], int32[::1], int64, int64[:, :])",
+    "int64[:, ::1](uint16[::1], int32[::1], int32[::1], int64)",
+    "int64[:, ::1](uint32[::1], int32[::1], int32[::1], int64)",
 )
-def find_suffixes(tokens, suffixes, context, min_match, ranges):
+def find_suffixes(tokens, suffixes, context, min_match):
     """Finds all places where the last tokens of a context stand in a text, for all lengths.
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
@@ -143,20 +118,21 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
         tokens, suffixes: The text and its suffix array.
         context: The longest pattern; the others are its suffixes.
         min_match: The length of the shortest one, at least 1.
-        ranges: int64 of shape (len(context) - min_match + 1, 2), written here: row i is the range
-            in `suffixes`, its end exclusive, of the last min_match + i tokens; (0, 0) if they do
-            not stand in the text.
 
     Returns:
-        How many lengths stand in the text; -1 if the suffix array is damaged.
+        Of each length that stands in the text, the range in `suffixes`, its end exclusive, the
+        shortest first: int64 of shape (lengths, 2).
+
+    Raises:
+        ValueError: If the suffix array points outside of the text.
     """
-    for i in range(len(ranges)):
-        ranges[i, 0] = ranges[i, 1] = 0
+    total = max(len(context) - min_match + 1, 0)
+    ranges = np.empty((total, 2), dtype=np.int64)
     # Of each length, the first suffix that begins with the pattern and the first one after these.
     lows = np.empty(2 * TOGETHER, dtype=np.int64)
     highs = np.empty(2 * TOGETHER, dtype=np.int64)
     positions = np.empty(2 * TOGETHER, dtype=np.int64)
-    found, total = 0, len(ranges)
+    found = 0
     while found < total:
         searches = 2 * min(TOGETHER, total - found)
         for i in range(searches):
@@ -171,7 +147,7 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
                 if lows[i] == highs[i]:
                     continue
                 if positions[i] < 0 or positions[i] >= len(tokens):
-                    return -1
+                    raise ValueError(_DAMAGED)
                 middle = (lows[i] + highs[i]) // 2
                 begin = len(context) - (min_match + found + i // 2)
                 order = _compare(tokens, positions[i], context, begin)
@@ -183,31 +159,20 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
         for i in range(0, searches, 2):
             # In a damaged array the one search may end before the other.
             if lows[i] >= lows[i + 1]:
-                return found
-            ranges[found, 0] = lows[i]
-            ranges[found, 1] = lows[i + 1]
+                return ranges[:found]
+            ranges[found, 0], ranges[found, 1] = lows[i], lows[i + 1]
             found += 1
-    return found
+    return ranges
 
 
 @kernel(
-    "boolean(uint16[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
+    "void(uint16[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
     "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
-    "boolean(uint32[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
+    "void(uint32[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
     "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
 )
 def sample_continuations(
-    tokens,
-    suffixes,
-    vocab_size,
-    column,
-    ranges,
-    begins,
-    counts,
-    match_lengths,
-    limits,
-    rows,
-    lengths,
+    tokens, suffixes, vocab_size, column, ranges, begins, counts, matched, limits, rows, lengths
 ):
     """Copies what follows the matches of several lengths in one of several texts.
 
@@ -221,14 +186,15 @@ def sample_continuations(
         ranges: int64 of shape (m, texts, 2): where in the suffix arrays the matches are.
         begins, counts: int64 of shape (m, texts): they go into `counts` rows from `begins` on; no
             count is more than its range has.
-        match_lengths: int64 of shape (m,), the length of each pattern.
+        matched: int64 of shape (m,), the length of each pattern.
         limits: int64 of shape (m,), how many tokens are read at most, at least 1.
         rows: int32 of shape (rows, longest continuation), written here.
         lengths: How many tokens of each row there are, written here; fewer than the limit where
             the document (or the text) ends.
 
-    Returns:
-        Whether all was well; otherwise the arrays are damaged.
+    Raises:
+        ValueError: If the suffix array points outside of the text, or the text has a token outside
+            of the vocabulary.
     """
     separator = np.iinfo(tokens.dtype).max
     # Nearly every place read is far from the others, and the processor waits for memory. In loops
@@ -243,8 +209,8 @@ def sample_continuations(
             positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
         for row in range(count):
             if positions[row] < 0 or positions[row] >= len(tokens):
-                return False
-            positions[row] += match_lengths[i]
+                raise ValueError(_DAMAGED)
+            positions[row] += matched[i]
             rows[begin + row, 0] = tokens[min(positions[row], len(tokens) - 1)]
         for row in range(count):
             position = positions[row]
@@ -255,8 +221,7 @@ def sample_continuations(
                 if token >= vocab_size:
                     if token == separator:
                         break
-                    return False
+                    raise ValueError(_DAMAGED)
                 rows[begin + row, length] = token
                 length += 1
             lengths[begin + row] = length
-    return True

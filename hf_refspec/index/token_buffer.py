@@ -14,10 +14,16 @@ from .kernels import kernel
 
 
 class LinkedText(NamedTuple):
-    """A [`TokenBuffer`] as it was at one moment; it stays as it is while that grows.
+    """Tokens, each linked to the previous place of the same token.
+
+    `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
+    of the token at `position`; -1 says that there is none. To visit a token's occurrences, latest
+    first, takes time proportional to their number, whatever the length of the text. A negative
+    token is a boundary: it is linked to nothing.
 
     Attributes:
-        tokens, previous, latest (`np.ndarray`, int32): Those of the buffer.
+        tokens, previous (`np.ndarray`, int32 of shape `(n,)`): The tokens and their links.
+        latest (`np.ndarray`, int32, longer than the largest token): Where the links begin.
     """
 
     tokens: np.ndarray
@@ -26,14 +32,9 @@ class LinkedText(NamedTuple):
 
 
 class TokenBuffer:
-    """Tokens to which more are appended, each linked to the previous place of the same token.
+    """A [`LinkedText`] that grows.
 
-    `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
-    of the token at `position`; -1 says that there is none. To visit a token's occurrences, latest
-    first, takes time proportional to their number, whatever the length of the text. Appending
-    takes amortised constant time per token, and so does taking tokens off the end.
-
-    A negative token is a boundary: it is linked to nothing.
+    Appending takes amortised constant time per token, and so does taking tokens off the end.
     """
 
     def __init__(self) -> None:
@@ -47,23 +48,18 @@ class TokenBuffer:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32 of shape `(len(self),)`; as the other two, a view that `extend` makes stale."""
+        """int32 of shape `(len(self),)`, a view that `extend` makes stale."""
         return self._tokens[: self._length]
 
     @property
-    def previous(self) -> np.ndarray:
-        """int32 of shape `(len(self),)`."""
-        return self._previous[: self._length]
-
-    @property
-    def latest(self) -> np.ndarray:
-        """int32 of shape `(largest token so far + 1,)`."""
-        return self._latest
+    def text(self) -> LinkedText:
+        """All of it, views that `extend` makes stale."""
+        return LinkedText(self.tokens, self._previous[: self._length], self._latest)
 
     def snapshot(self) -> LinkedText:
-        """The text as it is now."""
+        """The text as it is now; it stays as it is while the buffer grows."""
         # What is written of the first two is never changed; `extend` changes the last one.
-        return LinkedText(self.tokens, self.previous, self.latest.copy())
+        return self.text._replace(latest=self._latest.copy())
 
     def extend(self, tokens: np.ndarray) -> None:
         """Appends `tokens` (integers below 2**31, shape `(n,)`)."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.draft_tree import TreeArrays
 from ...index.mixed_trie import mixed_tree
-from ...index.token_buffer import TokenBuffer
+from ...index.token_buffer import LinkedText, TokenBuffer
 from ..blend import merged
 from ..drafter import Drafter, check_count
 from ..token_ids import Reference, to_ids
@@ -103,7 +103,7 @@ class RetrievalCache(Drafter):
         self._output: list[np.ndarray] = []
         self._context = np.empty(0, dtype=np.int32)
         self._vector: np.ndarray | None = None
-        self._references: TokenBuffer | None = None
+        self._references: LinkedText | None = None
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -136,10 +136,11 @@ class RetrievalCache(Drafter):
         view = self._memory.view
         limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
         of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
-        of_tail, _ = copy_tree(view.tail, self._context, budget, _SHORTEST_MATCH)
+        copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
+        of_tail, _ = copy_tree(*view.tail, *copied)
         trees = [_weighted(of_segments, _TRUST), _weighted(of_tail, _TRUST)]
         if self._references is not None:
-            of_similar, _ = copy_tree(self._references, self._context, budget)
+            of_similar, _ = copy_tree(*self._references, *copied)
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
@@ -206,14 +207,14 @@ class RetrievalCache(Drafter):
             self._similar.add(number, vector)
             self._similar.forget(self._memory.numbers.start)
 
-    def _outputs_of(self, numbers: list[int]) -> TokenBuffer | None:
+    def _outputs_of(self, numbers: list[int]) -> LinkedText | None:
         """The outputs of calls as one text, the most similar one last."""
         text = TokenBuffer()
         for call in map(self._memory.call, reversed(numbers)):
             if call is not None:  # it may have been forgotten meanwhile
                 text.extend(call[1])
                 text.extend(_BOUNDARY)
-        return text if len(text) else None
+        return text.text if len(text) else None
 
 
 def _weighted(tree: TreeArrays, weight: float) -> DraftTree:
