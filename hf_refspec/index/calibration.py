@@ -18,21 +18,21 @@ CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
 
 
 @njit
-def _class_of(depth, prob):
-    """The classes of a node's depth and of its conditional probability."""
+def _classify(parents, probs, node, depths):
+    """The probability of a node once its parent is accepted, and its two classes.
+
+    It writes the node's depth, and needs its parent's.
+    """
+    parent = parents[node]
+    depths[node] = 1 if parent < 0 else depths[parent] + 1
+    before = probs[parent] if parent >= 0 else 1.0
+    prob = probs[node] / before if before > 0 else 0.0
     depth_class = prob_class = 0
     for last in LAST_DEPTHS:
-        depth_class += depth > last
+        depth_class += depths[node] > last
     for least in LEAST_PROBS:
         prob_class += prob >= least
-    return depth_class, prob_class
-
-
-@njit
-def _conditional(parents, probs, node):
-    """The probability of a node once its parent is accepted."""
-    before = probs[parents[node]] if parents[node] >= 0 else 1.0
-    return probs[node] / before if before > 0 else 0.0
+    return prob, depth_class, prob_class
 
 
 @kernel(
@@ -54,14 +54,11 @@ def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
     calibrated = np.empty(len(parents), dtype=np.float32)
     depths = np.empty(len(parents), dtype=np.int32)
     for node in range(len(parents)):
-        parent = parents[node]
-        depths[node] = 1 if parent < 0 else depths[parent] + 1
-        prob = _conditional(parents, probs, node)
-        i, j = _class_of(depths[node], prob)
+        prob, i, j = _classify(parents, probs, node, depths)
         of_depth = (accepted[i].sum() + pseudo_count) / (expected[i].sum() + pseudo_count)
         prior = pseudo_count * of_depth * prob**prior_exponent
         prob *= (accepted[i, j] + prior) / (expected[i, j] + pseudo_count)
-        before = calibrated[parent] if parent >= 0 else np.float32(1.0)
+        before = calibrated[parents[node]] if parents[node] >= 0 else np.float32(1.0)
         calibrated[node] = min(before * prob, before)
     return calibrated
 
@@ -86,14 +83,12 @@ def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
     depths = np.empty(len(parents), dtype=np.int32)
     right = np.zeros(len(parents), dtype=np.bool_)
     for node in range(len(parents)):
+        prob, i, j = _classify(parents, probs, node, depths)
         parent = parents[node]
-        depths[node] = 1 if parent < 0 else depths[parent] + 1
         if depths[node] > len(emitted) or (parent >= 0 and not right[parent]):
             continue
         right[node] = tokens[node] == emitted[depths[node] - 1]
         agreed += right[node]
-        prob = _conditional(parents, probs, node)
-        i, j = _class_of(depths[node], prob)
         expected[i, j] += prob
         accepted[i, j] += right[node]
         if expected[i, j] > memory:

@@ -11,20 +11,24 @@ from .kernels import kernel
 
 
 @kernel(
-    "void(uint16[::1], int32[::1], int64, uint8[::1], uint8[::1])",
-    "void(uint32[::1], int32[::1], int64, uint8[::1], uint8[::1])",
+    "Tuple((uint8[::1], uint8[::1]))(uint16[::1], int32[::1], int64, int64)",
+    "Tuple((uint8[::1], uint8[::1]))(uint32[::1], int32[::1], int64, int64)",
     drafts=False,
 )
-def common_prefixes(tokens, suffixes, vocab_size, shared, whole):
-    """Compares neighbouring suffixes, as far as the longest n-gram (the length is in `whole[0]`).
+def common_prefixes(tokens, suffixes, vocab_size, longest):
+    """Compares neighbouring suffixes, as far as the longest n-gram.
 
     Args:
         tokens, suffixes: A text and its suffix array.
         vocab_size: What is not below it separates documents.
-        shared: How many first tokens each suffix shares with the one before it, written here.
-        whole: How many first tokens of each suffix are in one document, written here.
+        longest: The length of the longest n-gram.
+
+    Returns:
+        How many first tokens each suffix shares with the one before it, and how many of its first
+        tokens are in one document.
     """
-    longest = np.int64(whole[0])
+    shared = np.empty(len(suffixes), dtype=np.uint8)
+    whole = np.empty(len(suffixes), dtype=np.uint8)
     before = -1
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])
@@ -47,6 +51,7 @@ def common_prefixes(tokens, suffixes, vocab_size, shared, whole):
             same += 1
         shared[i] = same
         before = position
+    return shared, whole
 
 
 @kernel("int64(uint8[::1], uint8[::1], int64, int64, int64[::1], int64[::1])", drafts=False)

@@ -102,48 +102,23 @@ def trie_tree(
     """
     if not matches:
         return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
-    ranges = np.array([match.ranges for match in matches])  # (matches, texts, 2)
-    matched = [match.length for match in matches]
-    matched, limits, quotas = np.array([matched, limits, quotas], dtype=np.int64)
-    begins, counts, rows, lengths = deal_rows(ranges, quotas, limits.max())
-    where = ranges, begins, counts, matched, limits
+    room = sum(quotas) + len(matches) * len(texts)  # each text has at least one row
+    read = (
+        np.empty((room, max(limits)), np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.float64),
+    )
+    how = [
+        [match.length, match.count, *each]
+        for match, *each in zip(matches, quotas, limits, strict=True)
+    ]
+    ranges, plan = np.array([match.ranges for match in matches]), np.array(how, dtype=np.int64)
+    count = 0
     for i, text in enumerate(texts):
-        searched = text.tokens, text.suffixes, text.vocab_size, i
-        sample_continuations(*searched, *where, rows, lengths)
-    return grow_trie(rows, lengths, ranges, counts, pseudo_count, budget)
-
-
-@kernel(
-    "Tuple((int64[:, ::1], int64[:, ::1], int32[:, ::1], int32[::1]))(int64[:, :, ::1],"
-    "int64[::1], int64)"
-)
-def deal_rows(ranges, quotas, longest):
-    """Decides how many matches of each length are read from each text, and into which rows.
-
-    Args:
-        ranges: int64 of shape (matches, texts, 2): where the matches are.
-        quotas: int64 of shape (matches,): about how many of each length are read.
-        longest: How many tokens of each there can be.
-
-    Returns:
-        The first row and the number of rows of each range, int64 of shape (matches, texts); room
-        for the rows, int32 of shape (rows, longest), and for their lengths, int32 of shape (rows,).
-    """
-    begins = np.empty(ranges.shape[:2], dtype=np.int64)
-    counts = np.empty(ranges.shape[:2], dtype=np.int64)
-    end = 0
-    for i in range(ranges.shape[0]):
-        total = 0
-        for text in range(ranges.shape[1]):
-            total += ranges[i, text, 1] - ranges[i, text, 0]
-        for text in range(ranges.shape[1]):
-            places = ranges[i, text, 1] - ranges[i, text, 0]
-            # In proportion, but at least one: what only a small shard has is worth a row.
-            due = max(places * quotas[i] // max(total, 1), 1)
-            begins[i, text], counts[i, text] = end, min(places, due)
-            end += counts[i, text]
-    rows = np.empty((end, longest), dtype=np.int32)
-    return begins, counts, rows, np.empty(end, dtype=np.int32)
+        searched = text.tokens, text.suffixes, text.vocab_size, ranges[:, i]
+        count = sample_continuations(*searched, plan, count, *read)
+    return grow_trie(*(each[:count] for each in read), len(matches), pseudo_count, budget)
 
 
 class _Continuations(NamedTuple):
@@ -151,15 +126,15 @@ class _Continuations(NamedTuple):
 
     rows: np.ndarray
     lengths: np.ndarray
-    orders: np.ndarray  # int32: the order of each row
-    occurrences: np.ndarray  # float64: how many places in the texts each row stands for
+    orders: np.ndarray
+    occurrences: np.ndarray
     pseudo_count: float
     order_weights: np.ndarray  # float64 of shape (orders,)
     order_rows: np.ndarray  # int64 of shape (orders,)
 
 
-@kernel(f"{TREE}(int32[:, ::1], int32[::1], int64[:, :, ::1], int64[:, ::1], float64, int64)")
-def grow_trie(rows, lengths, ranges, counts, pseudo_count, budget):
+@kernel(f"{TREE}(int32[:, ::1], int32[::1], int32[::1], float64[::1], int64, float64, int64)")
+def grow_trie(rows, lengths, orders, occurrences, order_count, pseudo_count, budget):
     """Grows a draft tree from what followed matches of several lengths, best node first.
 
     At every node each length of match (an order) that still has continuations there estimates the
@@ -169,23 +144,12 @@ def grow_trie(rows, lengths, ranges, counts, pseudo_count, budget):
     little is known.
 
     Args:
-        rows: int32 of shape (continuations, longest), a continuation a row, grouped by order.
-        lengths: How many tokens of each row there are.
-        ranges: int64 of shape (orders, texts, 2): where in the texts each order's matches are.
-        counts: int64 of shape (orders, texts): how many rows, one after another, stand for them.
+        rows, lengths, orders, occurrences: From `sample_continuations`.
+        order_count: The number of orders; 0 is the longest match.
         pseudo_count: 0.0 lets the longest match alone decide.
         budget: The most nodes.
     """
-    orders = np.empty(len(rows), dtype=np.int32)
-    occurrences = np.empty(len(rows), dtype=np.float64)
-    end = 0
-    for order in range(counts.shape[0]):
-        for text in range(counts.shape[1]):
-            places = ranges[order, text, 1] - ranges[order, text, 0]
-            for i in range(end, end + counts[order, text]):
-                orders[i], occurrences[i] = order, places / counts[order, text]
-            end += counts[order, text]
-    weights, numbers = np.empty(len(counts), np.float64), np.empty(len(counts), np.int64)
+    weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
     found = _Continuations(rows, lengths, orders, occurrences, pseudo_count, weights, numbers)
     return grow(found, len(rows), len(rows), budget, False)
 

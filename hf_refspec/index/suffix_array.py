@@ -166,62 +166,70 @@ def find_suffixes(tokens, suffixes, context, min_match):
 
 
 @kernel(
-    "void(uint16[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
-    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
-    "void(uint32[::1], int32[::1], int64, int64, int64[:, :, ::1], int64[:, ::1],"
-    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
+    "int64(uint16[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
+    "int32[::1], int32[::1], float64[::1])",
+    "int64(uint32[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
+    "int32[::1], int32[::1], float64[::1])",
 )
 def sample_continuations(
-    tokens, suffixes, vocab_size, column, ranges, begins, counts, matched, limits, rows, lengths
+    tokens, suffixes, vocab_size, ranges, plan, end, rows, lengths, orders, occurrences
 ):
     """Copies what follows the matches of several lengths in one of several texts.
 
-    Of more matches than are to be read it takes evenly spaced ones. A range is sorted by what
-    follows, so that each continuation is taken in proportion to its occurrences, to within one.
+    A text is read in proportion to its matches, but once at least: what only a small one has is
+    worth a row. Of more matches than are read it takes evenly spaced ones. A range is sorted by
+    what follows, so that each continuation is taken in proportion to its occurrences, to within
+    one.
 
     Args:
         tokens, suffixes: The text and its suffix array.
         vocab_size: Tokens are below it, but for separators.
-        column: Which text it is.
-        ranges: int64 of shape (m, texts, 2): where in the suffix arrays the matches are.
-        begins, counts: int64 of shape (m, texts): they go into `counts` rows from `begins` on; no
-            count is more than its range has.
-        matched: int64 of shape (m,), the length of each pattern.
-        limits: int64 of shape (m,), how many tokens are read at most, at least 1.
-        rows: int32 of shape (rows, longest continuation), written here.
-        lengths: How many tokens of each row there are, written here; fewer than the limit where
-            the document (or the text) ends.
+        ranges: int64 of shape (m, 2): where in the suffix array the matches of each length are.
+        plan: int64 of shape (m, 4): of each length, how many tokens match, in how many places of
+            all texts, about how many of these are read, and how many tokens of each, at least 1.
+        end: How many rows there are already.
+        rows: int32 of shape (rows, longest continuation), written from `end` on.
+        lengths: How many tokens of each row there are, written; fewer than are to be read where the
+            document (or the text) ends.
+        orders: Of each row, the index of its match length, written.
+        occurrences: How many places in the text each row stands for, written.
+
+    Returns:
+        How many rows there are now.
 
     Raises:
         ValueError: If the suffix array points outside of the text, or the text has a token outside
             of the vocabulary.
     """
     separator = np.iinfo(tokens.dtype).max
+    positions = np.empty(len(rows), dtype=np.int64)
     # Nearly every place read is far from the others, and the processor waits for memory. In loops
     # that do little else it waits for many places at a time: so first all positions are read, then
     # the first token of each, and only then whole rows. (Without the second loop a sample of a
     # datastore that is in memory, but not in the cache, takes a quarter to two fifths longer.)
-    positions = np.empty(len(rows), dtype=np.int64)
     for i in range(len(ranges)):
-        low, high = ranges[i, column, 0], ranges[i, column, 1]
-        begin, count = begins[i, column], counts[i, column]
-        for row in range(count):
-            positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
-        for row in range(count):
+        low, high = ranges[i]
+        matched, all_places, quota, limit = plan[i]
+        count = min(high - low, max((high - low) * quota // max(all_places, 1), 1))
+        for row in range(end, end + count):
+            suffix = low + (2 * (row - end) + 1) * (high - low) // (2 * count)
+            positions[row] = suffixes[suffix]
+            orders[row], occurrences[row] = i, (high - low) / count
+        for row in range(end, end + count):
             if positions[row] < 0 or positions[row] >= len(tokens):
                 raise ValueError(_DAMAGED)
-            positions[row] += matched[i]
-            rows[begin + row, 0] = tokens[min(positions[row], len(tokens) - 1)]
-        for row in range(count):
-            position = positions[row]
-            end = min(limits[i], len(tokens) - position)
-            length = 0
-            while length < end:
+            positions[row] += matched
+            rows[row, 0] = tokens[min(positions[row], len(tokens) - 1)]
+        for row in range(end, end + count):
+            position, length = positions[row], 0
+            while length < min(limit, len(tokens) - position):
                 token = tokens[position + length]
                 if token >= vocab_size:
                     if token == separator:
                         break
                     raise ValueError(_DAMAGED)
-                rows[begin + row, length] = token
+                rows[row, length] = token
                 length += 1
-            lengths[begin + row] = length
+            lengths[row] = length
+        end += count
+    return end

@@ -103,9 +103,7 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
 
 def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.ndarray]:
     """The commonest n-grams of each order in one text."""
-    shared = np.empty(len(text.suffixes), dtype=np.uint8)
-    whole = np.full(len(text.suffixes), max_ngram, dtype=np.uint8)
-    common_prefixes(text.tokens, text.suffixes, text.vocab_size, shared, whole)
+    shared, whole = common_prefixes(text.tokens, text.suffixes, text.vocab_size, max_ngram)
     found = []
     for length in range(1, max_ngram + 1):
         firsts, counts = _frequent(shared, whole, length, per_order)
