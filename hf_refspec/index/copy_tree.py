@@ -51,7 +51,7 @@ class _Matches(NamedTuple):
     copy_length: int
     positions: np.ndarray  # int32, where in the text is what each match proposes
     lengths: np.ndarray  # float64
-    count: np.ndarray  # int64 of shape (1,), how many matches there are so far
+    number: np.ndarray  # int64 of shape (1,), how many matches there are so far
 
 
 @kernel(
@@ -91,9 +91,9 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
         count, place, length = _root_matches(matches, count)
         if length > longest:
             anchor, longest = place, length
-    join, counts = match_length == 1, np.full(1, count)
+    join, number = match_length == 1, np.full(1, count)
     found = _Matches(
-        text, previous, latest, context[-1], anchor, join, copy_length, positions, lengths, counts
+        text, previous, latest, context[-1], anchor, join, copy_length, positions, lengths, number
     )
     return grow(found, count, capacity, budget, chain), anchor
 
@@ -178,7 +178,7 @@ def _go_on(found, growth, first, node):
     parent, previous = growth.parents[node], found.previous
     before = growth.tokens[parent] if parent >= 0 else found.last
     occurrence = found.latest[growth.tokens[node]]
-    joined, count = 0, found.count[0]
+    joined, count = 0, found.number[0]
     for _ in range(NODE_OCCURRENCES):
         if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
             break
@@ -189,4 +189,4 @@ def _go_on(found, growth, first, node):
             count += 1
             joined += 1
         occurrence = previous[occurrence]
-    found.count[0] = count
+    found.number[0] = count

@@ -102,22 +102,23 @@ def trie_tree(
     """
     if not matches:
         return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
-    room = sum(quotas) + len(matches) * len(texts)  # each text has at least one row
+    plan = [
+        (match.length, match.count, quota, limit)
+        for match, quota, limit in zip(matches, quotas, limits, strict=True)
+    ]
+    # Each text has at least a row.
+    room = sum(min(places, quota + len(texts)) for _, places, quota, _ in plan)
     read = (
         np.empty((room, max(limits)), np.int32),
         np.empty(room, np.int32),
         np.empty(room, np.int32),
         np.empty(room, np.float64),
     )
-    how = [
-        [match.length, match.count, *each]
-        for match, *each in zip(matches, quotas, limits, strict=True)
-    ]
-    ranges, plan = np.array([match.ranges for match in matches]), np.array(how, dtype=np.int64)
-    count = 0
+    ranges = np.array([match.ranges for match in matches])
+    plan_array, count = np.array(plan, dtype=np.int64), 0
     for i, text in enumerate(texts):
         searched = text.tokens, text.suffixes, text.vocab_size, ranges[:, i]
-        count = sample_continuations(*searched, plan, count, *read)
+        count = sample_continuations(*searched, plan_array, count, *read)
     return grow_trie(*(each[:count] for each in read), len(matches), pseudo_count, budget)
 
 
