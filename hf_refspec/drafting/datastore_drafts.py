@@ -11,6 +11,7 @@ from ..index.mixed_trie import mixed_tree
 from ..index.rest_trie import rest_tree
 from ..store.datastore import Datastore
 from .drafter import Drafter, check_count
+from .token_ids import last_tokens
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["mixed", "rest"]
@@ -103,7 +104,7 @@ class DatastoreDrafts(Drafter):
                 f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
                 f"({self.store.config.tokenizer}), see Datastore.retokenize"
             )
-        self._context = prompt_ids[:0].astype(np.int32)
+        self._context = self._context[:0]
         self.observe(prompt_ids)
 
     def draft(self, budget: int) -> DraftTree:
@@ -116,9 +117,8 @@ class DatastoreDrafts(Drafter):
         return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
-        context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
+        context = last_tokens(self._context, tokens, self.max_match)
         # No match reaches across a token that the datastore cannot have: one that the model has
         # beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
-        start = max(len(context) - self.max_match, foreign[-1] + 1 if len(foreign) else 0)
-        self._context = context[start:]
+        self._context = context[foreign[-1] + 1 :] if len(foreign) else context

@@ -13,7 +13,7 @@ from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
 from .drafter import Drafter, check_count
-from .token_ids import Reference, references_to_ids
+from .token_ids import Reference, check_tokenizer, last_tokens, references_to_ids
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["tree", "llma"]
@@ -68,10 +68,7 @@ class ReferenceCopy(Drafter):
             raise ValueError(
                 "include_prompt=False leaves nothing to copy from without references; give some"
             )
-        if tokenizer is not None and not callable(tokenizer):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
+        check_tokenizer(tokenizer)
         self.match_length = match_length
         self.copy_length = copy_length
         self.mode = mode
@@ -102,7 +99,7 @@ class ReferenceCopy(Drafter):
             self._text.extend(prompt_ids)
         # The paper matches the end of the output; what the prompt ends with does not count.
         context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
-        self._context = context[-self._context_length :].astype(np.int32)
+        self._context = last_tokens(context[:0], context, self._context_length)
         self._anchor = -1
 
     def draft(self, budget: int) -> DraftTree:
@@ -137,5 +134,4 @@ class ReferenceCopy(Drafter):
         self._unread = []
         if self._copies_output:
             self._text.extend(tokens)
-        context = np.concatenate((self._context, tokens[-self._context_length :]), dtype=np.int32)
-        self._context = context[-self._context_length :]
+        self._context = last_tokens(self._context, tokens, self._context_length)

@@ -16,7 +16,7 @@ from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ..blend import merged
 from ..drafter import Drafter, check_count
-from ..token_ids import Reference, to_ids
+from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
 from .folder import SessionFolder
 from .memory import Memory
@@ -85,10 +85,7 @@ class RetrievalCache(Drafter):
         check_count("max_tokens", max_tokens)
         if top_k != 0:
             check_count("top_k", top_k)
-        if tokenizer is not None and not callable(tokenizer):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
+        check_tokenizer(tokenizer)
         if encoder is not None:
             as_encode(encoder, tokenizer)
         self.tokenizer = tokenizer
@@ -146,8 +143,7 @@ class RetrievalCache(Drafter):
 
     def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
         self._output.append(tokens)
-        context = np.concatenate((self._context, tokens[-LONGEST_MATCH:]), dtype=np.int32)
-        self._context = context[-LONGEST_MATCH:]
+        self._context = last_tokens(self._context, tokens, LONGEST_MATCH)
 
     def end(self) -> None:
         prompt, output, vector = self._prompt, self._output, self._vector
