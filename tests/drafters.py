@@ -30,7 +30,7 @@ class Prophet(Drafter):
         self.rng = np.random.default_rng(self.seed)
         self.observed = []
 
-    def observe(self, tokens, logits=None):
+    def observe(self, tokens, verified, logits):
         self.position += len(tokens)
         self.observed += tokens.tolist()
 

@@ -105,7 +105,7 @@ class DatastoreDrafts(Drafter):
                 f"({self.store.config.tokenizer}), see Datastore.retokenize"
             )
         self._context = self._context[:0]
-        self.observe(prompt_ids)
+        self._follow_text(prompt_ids)
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
@@ -116,7 +116,10 @@ class DatastoreDrafts(Drafter):
         limits = (budget, self.max_continuations, self.continuation_length)
         return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+        self._follow_text(tokens)
+
+    def _follow_text(self, tokens: np.ndarray) -> None:
         context = last_tokens(self._context, tokens, self.max_match)
         # No match reaches across a token that the datastore cannot have: one that the model has
         # beyond its tokenizer's.
