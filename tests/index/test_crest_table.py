@@ -62,7 +62,7 @@ def table_of(entries, dtype=UINT16, max_ngram=3, vocab_size=VOCAB_SIZE) -> Ngram
 
 def tree_of(table: NgramTable, context, min_match=1, budget=BUDGET) -> DraftTree:
     tree = DraftTree(*table.tree(np.array(context, np.int32), min_match, budget))
-    tree.check(table.vocab_size)
+    tree.checked(table.vocab_size)
     return tree
 
 

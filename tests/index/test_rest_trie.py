@@ -160,7 +160,7 @@ def continuations(draw):
 @given(continuations(), st.sampled_from([0.0, 1.0, PSEUDO_COUNT]), st.integers(0, 20))
 def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
     tree = grow(*read, pseudo_count, budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     expected = grow_slowly(*read, pseudo_count)
     best = sorted(expected.values(), reverse=True)[:budget]
     assert tree.probs.tolist() == pytest.approx(best, rel=1e-5)
@@ -185,7 +185,7 @@ def test_trees_are_legal_best_first_and_within_their_budget(grown):
     def check(documents, context, count, budget, dtype, max_continuations):
         texts = shards_of(documents, count, dtype)
         tree = grown(texts, context, budget, max_continuations)
-        tree.check(VOCAB_SIZE)
+        tree.checked(VOCAB_SIZE)
         assert (np.diff(tree.probs) <= 0).all()
         assert len(tree) == min(budget, len(grown(texts, context, 999, max_continuations)))
 

@@ -158,7 +158,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
         for ngram in ngrams_of(table):
             context = np.array(ngram, np.int32)
             tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
-            tree.check(VOCAB_SIZE)
+            tree.checked(VOCAB_SIZE)
             tokens, parents, probs = mixed_tree(
                 shards, context, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH
             )
