@@ -8,7 +8,6 @@ probabilities do not rise from parent to child, these are the most probable node
 """
 
 # mypy: disallow-untyped-defs=False
-# Kernels compile what stands here for their own types.
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def grow(found, count, capacity, budget, chain):
     """Grows a draft tree, best node first.
 
     Args:
-        found: What the tree grows out of, see `expand`.
+        found: What the tree grows out of, a named tuple of arrays and numbers, see `expands`.
         count: How many proposals the root has: the first ones.
         capacity: How many proposals there can be.
         budget: The most nodes.
@@ -108,26 +107,17 @@ def _grow(found, growth, chain):
 
 
 def expand(found, growth, first, node, depth, prob):
-    """Finds the children of a node; what a tree grows out of has its own, see `expands`.
-
-    It sets `proposed` and `weights` of the node's proposals, calls `divide`, and makes
-    probabilities of the children's weights.
-
-    Args:
-        found: A named tuple of arrays and numbers.
-        growth: A `Growth`.
-        first: The node's first proposal.
-        node: Its index in the tree, -1 for the root.
-        depth, prob: The node's.
-
-    Returns:
-        The number of children; `growth.children` has the first proposals of each.
-    """
-    raise NotImplementedError  # kernels are compiled with those of `expands`
+    """The children of a node; the type of `found` chooses the function, see `expands`."""
+    raise NotImplementedError
 
 
 def expands(kind: type) -> Callable[[Callable], Callable]:
-    """Makes a function the `expand` of what is `found` in the form of this named tuple."""
+    """Makes a function the `expand` of what is `found` in the form of a named tuple.
+
+    It sets `growth.proposed` and `growth.weights` of the proposals at `node` (-1 is the root),
+    beginning with `first`, calls `divide`, makes probabilities of the children's weights, and
+    returns how many they are.
+    """
 
     def register(function):
         @overload(expand, jit_options={"_nrt": False})

@@ -1,7 +1,6 @@
 """The counts by which `drafting.calibration.Calibration` corrects a source's estimates."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 

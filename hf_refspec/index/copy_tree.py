@@ -4,7 +4,6 @@ It goes beyond LLMA (llma_match.py), which copies one span from one place.
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ it is an open-addressing hash table in plain arrays, which can be mapped from a 
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
 
 from __future__ import annotations
 

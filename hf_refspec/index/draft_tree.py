@@ -1,7 +1,6 @@
 """Draft trees as arrays: tokens, parents (-1 is the root) and probabilities, parents first."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Kernels: plain loops over plain arrays, each compiled once by numba.
 
-numba keeps what it has compiled beside the kernel's file, and compiles it again when that file
-changes. After a change in another file whose functions a kernel calls, remove the `__pycache__`.
+They have no type hints: the types of their arguments are those of their numba signatures. numba
+keeps what it has compiled beside the kernel's file, and compiles it again when that file changes.
+After a change in another file whose functions a kernel calls, remove the `__pycache__`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ section 2.2).
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How often n-grams stand in a text, by one walk along its suffix array."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ serve several match lengths at a time, which mixed_trie.py has.
 """
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Suffix arrays: all places in a long, fixed text where given tokens stand, by binary search."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A growing text of tokens that knows, for every token, where it stood before."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signature.
 
 from __future__ import annotations
 
