@@ -59,6 +59,8 @@ def grow(found, count, capacity, budget, chain):
     Returns:
         The tree's tokens (int64), parents (int32) and probabilities (float32).
     """
+    if count == 0:
+        capacity = budget = 0
     following = np.empty(capacity, dtype=np.int32)
     for proposal in range(count):
         following[proposal] = proposal + 1 if proposal + 1 < count else -1
@@ -79,7 +81,7 @@ def grow(found, count, capacity, budget, chain):
         np.empty(slot_count, dtype=np.int32),
         np.full(slot_count, -2, dtype=np.int32),
     )
-    size = _grow(found, growth, chain) if count else 0
+    size = _grow(found, growth, chain)
     return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
 
 

@@ -53,7 +53,8 @@ class TokenBuffer:
     @property
     def text(self) -> LinkedText:
         """All of it, views that `extend` makes stale."""
-        return LinkedText(self.tokens, self._previous[: self._length], self._latest)
+        end = self._length
+        return LinkedText(self._tokens[:end], self._previous[:end], self._latest)
 
     def snapshot(self) -> LinkedText:
         """The text as it is now; it stays as it is while the buffer grows."""
