@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from .best_first import divide, expands, grow, uncounted
 from .draft_tree import TREE
@@ -86,7 +85,8 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     lengths = np.empty(capacity, dtype=np.float64)
     count, longest = 0, ANCHOR_LENGTH - 1
     for skipped in range(2):
-        matches = text, previous, latest, context, skipped, match_length, positions, lengths
+        kept = np.zeros(len(context) + 1, dtype=np.int32)
+        matches = text, previous, latest, context, skipped, match_length, positions, lengths, kept
         count, place, length = _root_matches(matches, count)
         if length > longest:
             anchor, longest = place, length
@@ -97,18 +97,19 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     return grow(found, count, capacity, budget, chain), anchor
 
 
-@njit
+@uncounted
 def _root_matches(matches, count):
     """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
+
+    It counts in `kept` how many there are of each length.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.
     """
-    text, previous, latest, context, skipped, match_length, positions, lengths = matches
+    text, previous, latest, context, skipped, match_length, positions, lengths, kept = matches
     longest_position, longest = -1, 0
     if len(context) <= skipped:
         return count, longest_position, longest
-    kept = np.zeros(len(context) + 1, dtype=np.int32)
     occurrence = latest_of(latest, context[-1 - skipped])
     for _ in range(ROOT_OCCURRENCES):
         # Once there are enough of the greatest length, nothing better is to come.
