@@ -45,7 +45,7 @@ class DatastoreDrafts(Drafter):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3): the longest suffix of the text that stands in the datastore,
             the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
-            that are more frequent vote as well, see [`~index.continuations.tree_of_mixed`]: a long
+            that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
             match that is rare makes a poor tree. The compact form has mixed trees only; to look
             them up is the algorithm of CREST.
 

@@ -33,7 +33,7 @@ from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
-from ..verification.probe import Reach
+from ..verification.reach import Reach
 from .checked_search import RetrievalError, attempt
 from .engine import Speculation, generate_speculatively
 from .passage_contexts import Context, ContextChange, PassageContexts

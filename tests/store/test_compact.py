@@ -23,7 +23,8 @@ from hf_refspec.store.compact import (
     common_ngrams,
     compact_form,
 )
-from hf_refspec.store.folder import StoreConfig, write_arrays
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import write_arrays
 
 warmup()  # here, where it is in no test's time
 
