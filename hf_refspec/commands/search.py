@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.tree import ROOT, DraftTree
-from ..index.continuations import longest_match
+from ..index.rest_trie import all_matches
 from ..options import Option
 from ..store.datastore import Datastore
 from ..store.folder import DatastoreError
@@ -47,10 +47,11 @@ class Search:
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
     """The longest match, how often it occurs, and what stands around it in some places."""
-    match = longest_match(store.shards, ids.astype(np.int32), 1)
-    if match is None:
+    matches = all_matches(store.shards, ids.astype(np.int32), 1)
+    if not matches:
         print("not even the last token occurs")
         return
+    match = matches[0]
     words = tokenizer.decode(ids[-match.length :])
     print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
     examples = [

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.continuations import mixed_matches, tree_of_mixed
-from ..index.ngram_table import (
-    NgramTable,
-    build_table,
-    common_prefixes,
-    frequent_runs,
-    table_bytes,
-)
+from ..index.crest_table import NgramTable, build_table, table_bytes
+from ..index.draft_tree import TreeArrays
+from ..index.mixed_trie import mixed_tree
+from ..index.ngram_counts import common_prefixes, frequent_runs
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
@@ -31,8 +26,6 @@ CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
 ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
-
-Tree: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def compact_form(
@@ -62,7 +55,7 @@ def compact_form(
         if max_bytes is not None:  # more than fit, even if most of their trees are small
             ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
     orders = common_ngrams(texts, max_ngram, ngrams_per_order)
-    trees: list[list[Tree]] = [[] for _ in orders]
+    trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
     # The commonest first. Where the room is short, each order gets half of what the one before it
     # has: on other text than the corpus the short ones are of more use.
@@ -83,9 +76,8 @@ def compact_form(
     return [len(ngrams) for ngrams in kept], table
 
 
-def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> Tree:
-    matches = mixed_matches(texts, ngram, 1)
-    return tree_of_mixed(texts, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> TreeArrays:
+    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
 
 
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
@@ -117,9 +109,7 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
 
 def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.ndarray]:
     """The commonest n-grams of each order in one text."""
-    shared = np.empty(len(text.suffixes), dtype=np.uint8)
-    whole = np.full(len(text.suffixes), max_ngram, dtype=np.uint8)
-    common_prefixes(text.tokens, text.suffixes, text.vocab_size, shared, whole)
+    shared, whole = common_prefixes(text.tokens, text.suffixes, text.vocab_size, max_ngram)
     found = []
     for length in range(1, max_ngram + 1):
         firsts, counts = _frequent(shared, whole, length, per_order)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..index.ngram_table import NgramTable
+from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store
 from .compact import compact_form, open_ngrams, write_ngrams

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.calibration import DOUBT
+from hf_refspec.drafting.calibration import PRIOR_EXPONENT
 from hf_refspec.drafting.candidates import CandidateChain
 from hf_refspec.generation import loop as decoding
 from hf_refspec.generation.budget import (
@@ -39,9 +39,9 @@ from hf_refspec.generation.budget import (
     make_budget,
     pass_costs,
 )
-from hf_refspec.index import kernels
+from hf_refspec.index.kernels import warmup
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
 OPTIONS = {"max_new_tokens": 32, "eos_token_id": None}
@@ -384,7 +384,7 @@ def test_each_row_learns_from_its_own_text():
         budget.trim(drafters, [tree] * 3)
         budget.record([np.array([4]), np.array([9]), None], 1, 1.0)
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
-    assert wrong < 0.02 < unknown == 0.5 ** (1 + DOUBT) < 0.8 < right
+    assert wrong < 0.02 < unknown == 0.5 ** (1 + PRIOR_EXPONENT) < 0.8 < right
 
 
 def test_costs_are_kept_for_each_number_of_rows():
@@ -423,7 +423,7 @@ def test_auto_decides_by_the_models_costs_and_the_drafters_calibration():
     budget.record([np.array([4])], 1, 0.25)
     assert pass_costs(model, "tree").passes[0] == 1
     [prob] = drafter.calibration.calibrated(DraftTree.chain([4], [0.5])).probs
-    assert prob > 0.5 ** (1 + DOUBT)
+    assert prob > 0.5 ** (1 + PRIOR_EXPONENT)
 
 
 def test_auto_leaves_a_candidate_generator_its_own_length():

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
-from ...index.suffix_array import IndexedText, suffix_sorter
+from ...index.segments import Segment, Tail, due_to_join, joined
+from ...index.suffix_array import IndexedText
+from ...index.token_buffer import LinkedText
 from .folder import SessionFolder
 from .similar_prompts import SimilarPrompts
 
@@ -63,7 +64,6 @@ class Memory:
         folder: SessionFolder | None = None,
         seal_tokens: int | None = None,
     ) -> None:
-        suffix_sorter()  # missing, it should be missed now and not in the background
         self.max_tokens = max_tokens
         self._folder = folder
         # The first guards all that is here, for microseconds (a search of 10,000 prompts: for a

@@ -10,19 +10,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...index import kernels
-from ...index.continuations import mixed_matches, tree_of_mixed
-from ...index.segments import LinkedText
-from ...index.suffix_array import IndexedText
-from ...index.token_buffer import TokenBuffer
+from ...index.copy_tree import LONGEST_MATCH, copy_tree
+from ...index.draft_tree import TreeArrays
+from ...index.mixed_trie import mixed_tree
+from ...index.token_buffer import LinkedText, TokenBuffer
 from ..blend import merged
 from ..drafter import Drafter, check_count
-from ..token_ids import Reference, to_ids
+from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
 from .folder import SessionFolder
 from .memory import Memory
 
-_LONGEST_MATCH = 16
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
 _CONTINUATION_LENGTH = 10
@@ -66,7 +64,6 @@ class RetrievalCache(Drafter):
         ValueError: If a number is too small. `begin` raises it if a token is remembered that is
             outside of the target's vocabulary.
         DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer.
-        ImportError: If pydivsufsort is not installed (extra `retrieval`).
     """
 
     _SHARED = ("tokenizer", "top_k", "_memory")
@@ -83,10 +80,7 @@ class RetrievalCache(Drafter):
         check_count("max_tokens", max_tokens)
         if top_k != 0:
             check_count("top_k", top_k)
-        if tokenizer is not None and not callable(tokenizer):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
+        check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
         self._memory = Memory(
@@ -109,7 +103,7 @@ class RetrievalCache(Drafter):
                 f"vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
-        self._context = prompt_ids[-_LONGEST_MATCH:].astype(np.int32)
+        self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
         if self.top_k > 0:
             self._references = _linked(self._memory.similar_outputs(prompt_ids, self.top_k))
 
@@ -117,19 +111,19 @@ class RetrievalCache(Drafter):
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         view = self._memory.view
-        trees = [
-            _weighted(_from_segments(view.segments, self._context, budget), _TRUST),
-            _weighted(_from_text(view.tail, self._context, _SHORTEST_MATCH, budget), _TRUST),
-        ]
+        limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
+        of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
+        copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
+        of_tail, _ = copy_tree(*view.tail, *copied)
+        trees = [_weighted(of_segments, _TRUST), _weighted(of_tail, _TRUST)]
         if self._references is not None:
-            similar = _from_text(self._references, self._context, 1, budget)
-            trees.append(_weighted(similar, _TRUST_SIMILAR))
+            of_similar, _ = copy_tree(*self._references, *copied)
+            trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
     def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._output.append(tokens)
-        context = np.concatenate((self._context, tokens[-_LONGEST_MATCH:]), dtype=np.int32)
-        self._context = context[-_LONGEST_MATCH:]
+        self._context = last_tokens(self._context, tokens, LONGEST_MATCH)
 
     def end(self) -> None:
         prompt, output = self._prompt, self._output
@@ -182,41 +176,9 @@ def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
     for output in outputs:
         text.extend(output)
         text.extend(_BOUNDARY)
-    return LinkedText(text.tokens, text.previous, text.latest) if outputs else None
+    return text.text if outputs else None
 
 
-def _from_segments(
-    segments: tuple[IndexedText, ...], context: np.ndarray, budget: int
-) -> DraftTree:
-    """A tree of what followed the context's last tokens in sorted text."""
-    if not segments:
-        return DraftTree.empty()
-    matches = mixed_matches(segments, context, _SHORTEST_MATCH)
-    return DraftTree(
-        *tree_of_mixed(segments, matches, budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-    )
-
-
-def _from_text(text: LinkedText, context: np.ndarray, match_length: int, budget: int) -> DraftTree:
-    """A tree of what followed the context's last tokens in a short text."""
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size, _ = kernels.grow_tree(
-        text.tokens,
-        text.previous,
-        text.latest,
-        context,
-        -1,
-        match_length,
-        budget,
-        False,
-        tokens,
-        parents,
-        probs,
-    )
-    return DraftTree(tokens[:size], parents[:size], probs[:size])
-
-
-def _weighted(tree: DraftTree, weight: float) -> DraftTree:
-    return DraftTree(tree.tokens, tree.parents, tree.probs * np.float32(weight))
+def _weighted(tree: TreeArrays, weight: float) -> DraftTree:
+    tokens, parents, probs = tree
+    return DraftTree(tokens, parents, probs * np.float32(weight))

@@ -1,4 +1,4 @@
-"""Draft trees grown from what followed in indexed texts, against counting it all plainly."""
+"""REST's trie and the mixed one, against counting all that followed in plain Python."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import kernels
-from hf_refspec.index.continuations import (
-    DOUBT,
-    LEAST_SHARE,
-    all_matches,
-    deal_rows,
-    grow_from_continuations,
-    longest_match,
-    mixed_matches,
-    tree_of_longest,
-    tree_of_mixed,
-)
+from hf_refspec.index import mixed_trie, rest_trie
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
+from hf_refspec.index.rest_trie import all_matches, grow_trie
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 VOCAB_SIZE = 3
 ALL = 1_000_000  # continuations, more than there are
@@ -64,22 +56,15 @@ def nodes_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     return dict(zip(paths, tree.probs.tolist(), strict=True))
 
 
-def rest_tree(
-    texts, context, budget=999, max_continuations=ALL, length=4, min_match=1
-) -> DraftTree:
-    match = longest_match(texts, np.array(context, np.int32), min_match)
-    if match is None:
-        return DraftTree.empty()
-    return DraftTree(*tree_of_longest(texts, match, budget, max_continuations, length))
+def grown_by(grow):
+    def grown(texts, context, budget=999, max_continuations=ALL, length=4, min_match=1):
+        context = np.array(context, np.int32)
+        return DraftTree(*grow(texts, context, min_match, budget, max_continuations, length))
+
+    return grown
 
 
-def mixed_tree(
-    texts, context, budget=999, max_continuations=ALL, length=4, min_match=1
-) -> DraftTree:
-    matches = mixed_matches(texts, np.array(context, np.int32), min_match)
-    return DraftTree(*tree_of_mixed(texts, matches, budget, max_continuations, length))
-
-
+rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
 both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
 
 
@@ -87,30 +72,19 @@ both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
 
 
 @settings(deadline=None)
-@given(documents_lists, contexts, shard_counts, types)
-def test_all_matches_are_all_places_in_all_shards(documents, context, count, dtype):
-    matches = list(all_matches(shards_of(documents, count, dtype), np.array(context, np.int32), 1))
-    for length, match in zip(range(len(matches), 0, -1), matches, strict=True):
-        places = occurrences(documents, context[-length:])
-        assert (match.length, match.count) == (length, len(places))
-        assert (match.ranges[:, 1] - match.ranges[:, 0]).sum() == len(places)
-    assert not occurrences(documents, context[-len(matches) - 1 :]) or len(matches) == len(context)
-
-
-@settings(deadline=None)
-@given(documents_lists, contexts, shard_counts, st.integers(1, 6))
-def test_longest_match_is_the_longest_suffix_that_stands_anywhere(
-    documents, context, count, min_match
-):
-    texts = shards_of(documents, count)
-    match = longest_match(texts, np.array(context, np.int32), min_match)
-    lengths = range(min_match, len(context) + 1)
-    found = [length for length in lengths if occurrences(documents, context[-length:])]
-    if match is None:
-        assert not found
-    else:
-        assert match.length == found[-1]
-        assert match.count == len(occurrences(documents, context[-match.length :]))
+@given(documents_lists, contexts, shard_counts, types, st.integers(1, 6))
+def test_all_matches_are_all_places_in_all_shards(documents, context, count, dtype, min_match):
+    texts = shards_of(documents, count, dtype)
+    matches = all_matches(texts, np.array(context, np.int32), min_match)
+    found = [(length, occurrences(documents, context[-length:])) for length in range(1, 6)]
+    expected = [
+        (length, len(places))
+        for length, places in reversed(found)
+        if places and min_match <= length <= len(context)
+    ]
+    assert [(match.length, match.count) for match in matches] == expected
+    for match in matches:
+        assert (match.ranges[:, 1] - match.ranges[:, 0]).sum() == match.count
 
 
 @settings(deadline=None)
@@ -129,92 +103,49 @@ def test_mixed_matches_are_the_lengths_that_stand_in_more_places(
 
 
 def test_a_frequent_match_leaves_nothing_to_shorter_ones():
-    frequent = int(DOUBT / LEAST_SHARE) + 1
+    frequent = int(PSEUDO_COUNT / LEAST_WEIGHT) + 1
     context = np.array([1, 2], np.int32)
     for many, lengths in ((frequent - 100, [2, 1]), (frequent, [2])):
         matches = mixed_matches(shards_of([[1, 2, 0]] * many + [[2, 1]]), context, 1)
         assert [match.length for match in matches] == lengths
 
 
-# --- deal_rows
+# --- grow_trie
 
 
-def deal_slowly(ranges, quotas) -> list[list[int]]:
-    """The twin of `deal_rows`: how many matches of each length are read from each text."""
-    places = [[high - low for low, high in each] for each in ranges]
-    return [
-        [min(here, max(here * quota // (sum(each) or 1), 1)) for here in each]
-        for each, quota in zip(places, quotas, strict=True)
-    ]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 99), min_size=3, max_size=3)))
-)
-def test_deal_rows_gives_each_text_its_due_and_at_least_one(dealt):
-    quotas = np.array([quota for quota, _ in dealt], np.int64)
-    ranges = np.array([[(7, 7 + n) for n in places] for _, places in dealt], np.int64)
-    ranges = ranges.reshape(len(dealt), 3, 2)
-    begins, counts = np.empty((2, len(dealt), 3), np.int64)
-    total = deal_rows(ranges, quotas, begins, counts)
-    assert counts.tolist() == deal_slowly(ranges.tolist(), quotas.tolist())
-    assert [*begins.reshape(-1).tolist(), total] == [0, *np.cumsum(counts).tolist()]
-
-
-# --- grow_from_continuations
-
-
-def dealt(occurrences, orders) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges and counts for rows that each stand for a range of a text of its own."""
-    ranges = np.zeros((max(orders, default=-1) + 1, len(orders), 2), np.int64)
-    for text, (order, places) in enumerate(zip(orders, occurrences, strict=True)):
-        ranges[order, text] = text, text + places
-    return ranges, (ranges[..., 1] > 0).astype(np.int64)
-
-
-def grow(rows, occurrences, orders, doubt, budget) -> DraftTree:
-    longest = max(map(len, rows), default=0)
-    padded = np.full((len(rows), longest), -1, np.int32)
+def grow(rows, occurrences, orders, pseudo_count, budget) -> DraftTree:
+    padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
-    tree = DraftTree(np.empty(budget, np.int64), np.empty(budget, np.int32), np.empty(budget, "f4"))
-    size = grow_from_continuations(
-        padded,
-        np.array([len(row) for row in rows], np.int32),
-        *dealt(occurrences, orders),
-        doubt,
-        tree.tokens,
-        tree.parents,
-        tree.probs,
-    )
-    return DraftTree(tree.tokens[:size], tree.parents[:size], tree.probs[:size])
+    lengths = np.array([len(row) for row in rows], np.int32)
+    read = padded, lengths, np.array(orders, np.int32), np.array(occurrences, np.float64)
+    return DraftTree(*grow_trie(*read, max(orders, default=0) + 1, pseudo_count, budget))
 
 
-def child_probs(rows, occurrences, orders, doubt, path) -> dict[int, float]:
+def child_probs(rows, occurrences, orders, pseudo_count, path) -> dict[int, float]:
     """The children below a path, each with its probability given the path."""
     here = [i for i, row in enumerate(rows) if row[: len(path)] == path]
     probs: Counter = Counter()
     left = 1.0
     for order in sorted({orders[i] for i in here}):
         voters = [i for i in here if orders[i] == order]
-        share = left * len(voters) / (len(voters) + doubt)
-        left -= share
+        weight = left * len(voters) / (len(voters) + pseudo_count)
+        left -= weight
         for i in voters:
             if len(rows[i]) > len(path):
                 vote = occurrences[i] / sum(occurrences[j] for j in voters)
-                probs[rows[i][len(path)]] += share * vote
+                probs[rows[i][len(path)]] += weight * vote
     return dict(probs)
 
 
-def grow_slowly(rows, occurrences, orders, doubt):
-    """The twin of `grow_from_continuations`: the probabilities of all nodes there can be."""
+def grow_slowly(rows, occurrences, orders, pseudo_count):
+    """The twin of `grow_trie`: the probabilities of all nodes there can be."""
     nodes, unseen = {}, [([], 1.0)]
     while unseen:
         path, prob = unseen.pop()
-        for token, share in child_probs(rows, occurrences, orders, doubt, path).items():
-            nodes[(*path, token)] = prob * share
-            unseen.append(([*path, token], prob * share))
+        for token, prob_here in child_probs(rows, occurrences, orders, pseudo_count, path).items():
+            nodes[(*path, token)] = prob * prob_here
+            unseen.append(([*path, token], prob * prob_here))
     return nodes
 
 
@@ -226,11 +157,11 @@ def continuations(draw):
 
 
 @settings(deadline=None, max_examples=200)
-@given(continuations(), st.sampled_from([0.0, 1.0, DOUBT]), st.integers(0, 20))
-def test_grow_from_continuations_takes_the_most_probable_nodes(read, doubt, budget):
-    tree = grow(*read, doubt, budget)
-    tree.check(VOCAB_SIZE)
-    expected = grow_slowly(*read, doubt)
+@given(continuations(), st.sampled_from([0.0, 1.0, PSEUDO_COUNT]), st.integers(0, 20))
+def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
+    tree = grow(*read, pseudo_count, budget)
+    tree.checked(VOCAB_SIZE)
+    expected = grow_slowly(*read, pseudo_count)
     best = sorted(expected.values(), reverse=True)[:budget]
     assert tree.probs.tolist() == pytest.approx(best, rel=1e-5)
     assert (np.diff(tree.probs) <= 0).all()
@@ -254,7 +185,7 @@ def test_trees_are_legal_best_first_and_within_their_budget(grown):
     def check(documents, context, count, budget, dtype, max_continuations):
         texts = shards_of(documents, count, dtype)
         tree = grown(texts, context, budget, max_continuations)
-        tree.check(VOCAB_SIZE)
+        tree.checked(VOCAB_SIZE)
         assert (np.diff(tree.probs) <= 0).all()
         assert len(tree) == min(budget, len(grown(texts, context, 999, max_continuations)))
 
@@ -298,13 +229,13 @@ def test_rests_tree_is_the_most_frequent_nodes_of_the_trie(
     documents, context, count, budget, length
 ):
     texts = shards_of(documents, count)
-    match = longest_match(texts, np.array(context, np.int32), 1)
-    assume(match is not None)
-    following = occurrences(documents, context[-match.length :])
+    matches = all_matches(texts, np.array(context, np.int32), 1)
+    assume(matches)
+    following = occurrences(documents, context[-matches[0].length :])
     trie = Counter(
         tuple(each[:depth]) for each in following for depth in range(1, min(length, len(each)) + 1)
     )
-    tree = DraftTree(*tree_of_longest(texts, match, budget, len(following), length))
+    tree = rest_tree(texts, context, budget, len(following), length)
     nodes = nodes_of(tree)
     frequent = [frequency for _, frequency in trie.most_common(budget)]
     assert tree.probs.tolist() == pytest.approx([each / len(following) for each in frequent])
@@ -320,7 +251,7 @@ def test_a_mixed_tree_is_grown_from_all_its_matches(documents, context, count):
         for following in occurrences(documents, context[-match.length :]):
             rows.append(following[: 4 if order else 12])
             orders.append(order)
-    expected = grow_slowly(rows, [1.0] * len(rows), orders, DOUBT)
+    expected = grow_slowly(rows, [1.0] * len(rows), orders, PSEUDO_COUNT)
     assert nodes_of(mixed_tree(texts, context)) == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Merged draft trees, against a twin that knows every node by its path."""
+"""Draft trees as arrays, against twins that know every node by its path."""
 
 from __future__ import annotations
 
@@ -9,11 +9,55 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.blend import merged
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import kernels
+from hf_refspec.index.draft_tree import best_path, tree_ancestors, tree_depths
+from hf_refspec.index.kernels import warmup
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 VOCAB_SIZE = 3
+
+
+# --- one tree
+
+
+@st.composite
+def parents_lists(draw):
+    return [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 12)))]
+
+
+def path_to(parents, node):
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@given(parents_lists())
+def test_tree_depths_counts_the_nodes_of_the_path(parents):
+    depths = tree_depths(np.array(parents, np.int32))
+    assert depths.tolist() == [len(path_to(parents, node)) for node in range(len(parents))]
+
+
+@given(parents_lists())
+def test_tree_ancestors_marks_the_nodes_of_the_path(parents):
+    ancestors = tree_ancestors(np.array(parents, np.int32))
+    for node in range(len(parents)):
+        assert np.flatnonzero(ancestors[node]).tolist() == sorted(path_to(parents, node))
+
+
+@given(parents_lists(), st.randoms(use_true_random=False))
+def test_best_path_has_the_largest_sum_of_probs(parents, random):
+    probs = np.array([random.random() for _ in parents], np.float32)
+    path = best_path(np.array(parents, np.int32), probs)
+    sums = {tuple(path_to(parents, n)): probs[path_to(parents, n)].sum() for n in range(len(probs))}
+    if parents:
+        assert sums[tuple(path.tolist())] == pytest.approx(max(sums.values()))
+    else:
+        assert len(path) == 0
+
+
+# --- merging
 
 
 @st.composite

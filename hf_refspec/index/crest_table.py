@@ -1,7 +1,11 @@
-"""A hash table from n-grams to draft trees: CREST's compact form of a datastore."""
+"""CREST's table: the commonest n-grams of a datastore, each with a stored draft tree.
+
+"CREST: Effectively Compacting a Datastore For Retrieval-Based Speculative Decoding" (arXiv
+2408.04678): what REST (rest_trie.py) grows at every draft is grown once and looked up in O(1). Here
+it is an open-addressing hash table in plain arrays, which can be mapped from a file.
+"""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
 
 # A parent is one byte; this one is the root.
@@ -21,6 +26,10 @@ STEPS_PER_HALF = 16
 # Where a quarter of the slots is free, hundreds in a row are taken at most; in a file that was made
 # to waste time it may be all of them.
 MOST_PROBES = 1 << 14
+_DAMAGED = (
+    "the datastore is damaged: its n-gram table points outside of itself; "
+    "Datastore.verify() tells which file it is"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +62,7 @@ class NgramTable:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def tree(
-        self, context: np.ndarray, min_match: int, budget: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
         """Looks up the draft tree of the longest n-gram that a context ends with.
 
         Args:
@@ -63,17 +70,10 @@ class NgramTable:
             min_match (`int`): The shortest n-gram that counts.
             budget (`int`): The most nodes.
 
-        Returns:
-            The tree's tokens (int64), parents (int32) and probabilities (float32).
-
         Raises:
             ValueError: If the arrays point outside of each other.
         """
-        budget = min(budget, LARGEST_TREE)
-        tokens = np.empty(budget, dtype=np.int64)
-        parents = np.empty(budget, dtype=np.int32)
-        probs = np.empty(budget, dtype=np.float32)
-        size = look_up(
+        return look_up(
             self.keys,
             self.slots,
             self.starts,
@@ -84,21 +84,13 @@ class NgramTable:
             self.vocab_size,
             context,
             min_match,
-            tokens,
-            parents,
-            probs,
+            min(budget, LARGEST_TREE),
         )
-        if size < 0:
-            raise ValueError(
-                "the datastore is damaged: its n-gram table points outside of itself; "
-                "Datastore.verify() tells which file it is"
-            )
-        return tokens[:size], parents[:size], probs[:size]
 
 
 def build_table(
     ngrams: Sequence[np.ndarray],
-    trees: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    trees: Sequence[TreeArrays],
     dtype: np.dtype,
     vocab_size: int,
 ) -> NgramTable:
@@ -106,8 +98,7 @@ def build_table(
 
     Args:
         ngrams (sequence of `np.ndarray`): Of each order from 1 on, int32 of shape `(count, n)`.
-        trees (sequence): Of each n-gram in turn, its tree's tokens, parents and probabilities, of
-            at most 255 nodes.
+        trees (sequence of `TreeArrays`): Of each n-gram in turn, of at most 255 nodes.
         dtype (`np.dtype`): uint16 or uint32.
         vocab_size (`int`): All tokens are below it.
     """
@@ -174,6 +165,7 @@ def _hash(ngram):
 @kernel(
     "void(uint16[::1], int64, uint32[::1])",
     "void(uint32[::1], int64, uint32[::1])",
+    drafts=False,
 )
 def fill_slots(keys, max_ngram, slots):
     """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""
@@ -191,7 +183,7 @@ def fill_slots(keys, max_ngram, slots):
 
 @njit
 def _find(keys, slots, max_ngram, ngram):
-    """The index of an n-gram, -1 if it is not there, -2 if the table is damaged."""
+    """The index of an n-gram, -1 if it is not there."""
     filler = np.iinfo(keys.dtype).max
     entries = len(keys) // max_ngram
     slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
@@ -200,7 +192,7 @@ def _find(keys, slots, max_ngram, ngram):
         if entry < 0:
             return -1
         if entry >= entries:
-            return -2
+            raise ValueError(_DAMAGED)
         same = True
         for i in range(max_ngram):
             wanted = ngram[i] if i < len(ngram) else filler
@@ -214,8 +206,8 @@ def _find(keys, slots, max_ngram, ngram):
 
 
 _LOOK_UP = (
-    "int64({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
-    "int32[::1], int64, int64[::1], int32[::1], float32[::1])"
+    TREE + "({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
+    "int32[::1], int64, int64)"
 )
 
 
@@ -231,98 +223,34 @@ def look_up(
     vocab_size,
     context,
     min_match,
-    tokens,
-    parents,
-    probs,
+    budget,
 ):
-    """Writes the tree of the longest n-gram that `context` ends with; returns its size.
+    """The tree of the longest n-gram that `context` ends with.
 
-    The arguments are those of an `NgramTable` and of its `tree`. -1 if the arrays are damaged.
+    The arguments are those of an `NgramTable` and of its `tree`.
     """
-    for length in range(min(max_ngram, len(context)), min_match - 1, -1):
+    tokens = np.empty(budget, dtype=np.int64)
+    parents = np.empty(budget, dtype=np.int32)
+    probs = np.empty(budget, dtype=np.float32)
+    entry, length = -1, min(max_ngram, len(context))
+    while entry < 0 and length >= min_match:
         entry = _find(keys, slots, max_ngram, context[len(context) - length :])
-        if entry == -2:
-            return -1
-        if entry == -1:
-            continue
-        start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
-        if not start <= end <= len(node_tokens):
-            return -1
-        size = min(end - start, len(tokens))
-        for node in range(size):
-            parent = np.int64(node_parents[start + node])
-            parent = -1 if parent == ROOT_BYTE else parent
-            if parent >= node or node_tokens[start + node] >= vocab_size:
-                return -1
-            tokens[node], parents[node] = node_tokens[start + node], parent
-            for other in range(node):
-                if parents[other] == parent and tokens[other] == tokens[node]:
-                    return -1
-            prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
-            probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
-        return size
-    return 0
-
-
-@kernel(
-    "void(uint16[::1], int32[::1], int64, uint8[::1], uint8[::1])",
-    "void(uint32[::1], int32[::1], int64, uint8[::1], uint8[::1])",
-)
-def common_prefixes(tokens, suffixes, vocab_size, shared, whole):
-    """Compares neighbouring suffixes, as far as the longest n-gram (the length is in `whole[0]`).
-
-    Args:
-        tokens, suffixes: A text and its suffix array.
-        vocab_size: What is not below it separates documents.
-        shared: How many first tokens each suffix shares with the one before it, written here.
-        whole: How many first tokens of each suffix are in one document, written here.
-    """
-    longest = np.int64(whole[0])
-    before = -1
-    for i in range(len(suffixes)):
-        position = np.int64(suffixes[i])
-        length = 0
-        while (
-            length < longest
-            and position >= 0
-            and position + length < len(tokens)
-            and tokens[position + length] < vocab_size
-        ):
-            length += 1
-        whole[i] = length
-        same = 0
-        while (
-            before >= 0
-            and same < length
-            and before + same < len(tokens)
-            and tokens[before + same] == tokens[position + same]
-        ):
-            same += 1
-        shared[i] = same
-        before = position
-
-
-@kernel("int64(uint8[::1], uint8[::1], int64, int64, int64[::1], int64[::1])")
-def frequent_runs(shared, whole, length, least, firsts, counts):
-    """Finds the n-grams of one length that stand in a text often: runs of a suffix array.
-
-    Args:
-        shared, whole: From `common_prefixes`.
-        length: n.
-        least: The smallest number of occurrences that counts.
-        firsts, counts: The index of each run's first suffix and its length are written here, as
-            far as there is room.
-
-    Returns:
-        The number of such runs.
-    """
-    found, first = 0, 0
-    for i in range(1, len(shared) + 1):
-        if i < len(shared) and shared[i] >= length:
-            continue
-        if i - first >= least and whole[first] >= length:
-            if found < len(firsts):
-                firsts[found], counts[found] = first, i - first
-            found += 1
-        first = i
-    return found
+        length -= 1
+    if entry < 0:
+        return tokens[:0], parents[:0], probs[:0]
+    start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
+    if not start <= end <= len(node_tokens):
+        raise ValueError(_DAMAGED)
+    size = min(end - start, budget)
+    for node in range(size):
+        parent = np.int64(node_parents[start + node])
+        parent = -1 if parent == ROOT_BYTE else parent
+        if parent >= node or node_tokens[start + node] >= vocab_size:
+            raise ValueError(_DAMAGED)
+        tokens[node], parents[node] = node_tokens[start + node], parent
+        for other in range(node):
+            if parents[other] == parent and tokens[other] == tokens[node]:
+                raise ValueError(_DAMAGED)
+        prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
+        probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
+    return tokens[:size], parents[:size], probs[:size]
