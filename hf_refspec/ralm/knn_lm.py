@@ -28,7 +28,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
 from ..generation.validation import check_model, check_request
-from ..index.nearest_rows import LEAST_WALKED
+from ..index.vector_index import LEAST_WALKED
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..store.build.hidden_states import HiddenStates, Layer, watched

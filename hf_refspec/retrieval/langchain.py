@@ -1,4 +1,4 @@
-"""Retrievers of LangChain."""
+"""Retrievers of LangChain, made ones that can be speculated with."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ class _Passage:
     """A passage that a search has found.
 
     Attributes:
-        text (`str`): Its text.
         tokens (`np.ndarray`, int64 of shape `(n,)`): Of the language model.
         words (`frozenset[int]`): Each token once.
     """
 
-    text: str
     tokens: np.ndarray
     words: frozenset[int]
 
@@ -84,7 +82,7 @@ class LangChainRetriever:
     def score(self, query: TextQuery, ids: np.ndarray) -> np.ndarray:
         """How much each passage that was found before resembles a query, float32 of shape `(n,)`.
 
-        It is the share of the passage's tokens that the query has as well, rare ones counting more
+        It is the fraction of the passage's tokens that the query has as well, rare ones counting more
         (not what `search` scores by, see above).
 
         Raises:
@@ -127,7 +125,7 @@ class LangChainRetriever:
                 if not tokens:
                     return None
                 self._passages[passage_id] = _Passage(
-                    text, np.array(tokens, np.int64), frozenset(tokens)
+                    np.array(tokens, np.int64), frozenset(tokens)
                 )
         return passage_id
 

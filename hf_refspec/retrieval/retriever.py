@@ -16,7 +16,11 @@ class Retriever(Protocol):
 
     A query is whatever `encode` returns and `search` and `score` take. The same query must find the
     same passages with the same scores whatever is asked beside it: the request cache decides by
-    `score` what `search` would have found.
+    `score` what `search` would have found (RaLMSpec, arXiv 2401.14021, section 3).
+
+    What speculation learns of a retriever from one call to the next, how long its searches take and
+    how often guesses at them are right, is kept in the retriever object itself (as an entry of its
+    `__dict__`; one that has none starts afresh with each call).
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:

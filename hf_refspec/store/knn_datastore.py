@@ -27,7 +27,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..index.nearest_rows import LinkedRows, Rows, ScannedRows
+from ..index.faiss_index import HnswIndex
+from ..index.flat import FlatIndex
 from ..index.retrieved import Retrieved
 from .build.hidden_states import Layer, watched
 from .build.windows import batches, context_length, padded, tokenized, windows
@@ -190,11 +191,8 @@ class KnnDatastore:
             raise DatastoreError(
                 f"{self.path / ENTRIES} is damaged: a value is not below {config.vocab_size}"
             )
-        self._rows: Rows
-        if index == "flat":
-            self._rows = ScannedRows(self.keys, arrays["norms"])
-        else:
-            self._rows = LinkedRows(self.keys)
+        vector_index = FlatIndex if index == "flat" else HnswIndex
+        self._index = vector_index(self.keys, arrays["norms"], "l2")
 
     def __repr__(self) -> str:
         return f"KnnDatastore({str(self.path)!r}, index={self.index!r}, entries={len(self):,})"
@@ -375,11 +373,11 @@ class KnnDatastore:
                 f"queries must be of {self.config.dimension} finite numbers, but are of shape "
                 f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
             )
-        return self._rows.search(batch, min(k, len(self)))
+        return self._index.search(batch, k)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) that `search` gives to the entries `ids`."""
-        return self._rows.score(query, ids)
+        return self._index.score(query, ids)
 
     def neighbours(self, ids: np.ndarray) -> np.ndarray:
         """The 10 entries after each of some, as far as there are so many (spatial locality)."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index.nearest_rows import import_faiss
+from ..index.faiss_index import import_faiss
 from .folder import DatastoreError, FileEntry, read_arrays, write_arrays
 
 FILE = "sketch.safetensors"

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from hf_refspec.index.simd import add_scaled_row, fetch_ahead, products_of_tile, side_by_side
+
+
+@njit
+def scaled_rows_added(sums, numbers, rows):
+    for i in range(len(numbers)):
+        add_scaled_row(sums, 1, numbers[i], rows, i)
+
+
+@njit
+def fetched(rows, row, column):
+    fetch_ahead(rows, row, column)
+    return rows[0, 0]
+
+
+def some_rows(count: int, width: int = 8) -> np.ndarray:
+    # They begin where no vector would.
+    numbers = np.random.default_rng(0).standard_normal(count * width + 1, dtype=np.float32)
+    return numbers[1:].reshape(count, width)
+
+
+def test_scaled_rows_are_added_as_single_numbers_are_to_the_last_bit():
+    rows, numbers = some_rows(50), np.float32(np.random.default_rng(1).standard_normal(50))
+    sums = np.full((3, 8), 0.5, dtype=np.float32)
+    scaled_rows_added(sums, numbers, rows)
+    expected = np.full(8, 0.5, dtype=np.float32)
+    for number, row in zip(numbers, rows, strict=True):
+        expected += number * row
+    assert np.array_equal(sums[1], expected)
+    assert np.all(sums[[0, 2]] == 0.5)  # only the wanted row is written
+
+
+@pytest.mark.parametrize(("tile", "width"), [(8, 8), (6, 16), (2, 4)])
+def test_a_tile_of_rows_is_multiplied_with_queries_side_by_side(tile, width):
+    products = products_of_tile(tile, width)
+
+    @njit
+    def multiplied(rows, first, queries, sums, target):
+        products(rows, first, queries, sums, target)
+
+    rows, queries = some_rows(20, 37), some_rows(37, width)
+    sums = np.full((tile + 3, width), 7, dtype=np.float32)
+    multiplied(rows, 5, queries, sums, 2)
+    assert np.allclose(sums[2 : tile + 2], rows[5 : 5 + tile] @ queries, rtol=1e-5, atol=1e-5)
+    assert np.all(sums[:2] == 7) and sums[-1, 0] == 7
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.integers(0, 20), st.integers(1, 5), st.sampled_from([8, 16]))
+def test_rows_lie_side_by_side_in_groups(n, d, width):
+    rows = np.arange(n * d, dtype=np.float32).reshape(n, d) + 1
+    lanes = side_by_side(rows, width)
+    assert lanes.shape == (-(-n // width), d, width)
+    flat = lanes.transpose(0, 2, 1).reshape(-1, d)
+    assert np.array_equal(flat[:n], rows)
+    assert not flat[n:].any()
+
+
+def test_what_lies_outside_an_array_can_be_fetched_ahead():
+    rows = some_rows(2)
+    assert fetched(rows, 10**9, 10**6) == rows[0, 0]
