@@ -19,18 +19,17 @@ import torch
 from numba import njit
 
 from .kernels import kernel
-from .simd import products_of_tile, side_by_side
+from .simd import scores_of_tile, side_by_side
 from .vector_index import Metric, VectorIndex, inner_product
 
 # Queries of one scan: as many as stay in the fastest memory beside a vector.
 _QUERIES_AT_ONCE = 32
-# Rows whose products are taken before these are looked at, few enough to stay near, and a part of
-# them that can be taken by sixes and by eights.
-_BLOCK, _PART = 264, 24
-_INFINITE = np.float32(np.inf)
-# As many sums as a processor has registers for.
-_eight_rows_with_8 = products_of_tile(8, 8)
-_six_rows_with_16 = products_of_tile(6, 16)
+# Rows that are scored before their scores are looked at, few enough to stay near, and those of them
+# that stay nearest while one group of queries after another is held against them.
+_BLOCK, _PART, _TILE = 256, 32, 8
+_LOWEST = np.float32(-np.inf)
+_score_for_8_queries = scores_of_tile(_TILE, 8)
+_score_for_16_queries = scores_of_tile(_TILE, 16)
 
 
 class FlatIndex(VectorIndex):
@@ -42,55 +41,56 @@ class FlatIndex(VectorIndex):
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, lengths, metric, exact=True)
-        # Without lengths, a distance is minus twice the product.
-        self._lengths = lengths if metric == "l2" else np.zeros(len(vectors), dtype=np.float32)
+        # Half of minus the squared distance is, but for the query's own length, such a sum.
+        self._offsets = -lengths / 2 if metric == "l2" else np.zeros(len(vectors), np.float32)
 
     def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         found = []
         for begin in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[begin : begin + _QUERIES_AT_ONCE]
-            nearest = scan_rows(self.vectors, self._lengths, some, count)
-            for query, (ids, distance) in zip(some, nearest, strict=True):
-                length = float(np.dot(query, query))
-                score = -distance / 2 if self.metric == "inner_product" else -(distance + length)
-                found.append((ids, score))
-        return found
+            found += scan_rows(self.vectors, self._offsets, some, count)
+        if self.metric == "inner_product":
+            return found
+        return [
+            (ids, 2 * bound - float(np.dot(query, query)))
+            for query, (ids, bound) in zip(queries, found, strict=True)
+        ]
 
 
 def scan_rows(
-    rows: np.ndarray, lengths: np.ndarray, queries: np.ndarray, most: int
+    rows: np.ndarray, offsets: np.ndarray, queries: np.ndarray, most: int
 ) -> list[tuple[np.ndarray, float]]:
     """Looks at all rows, every thread at a part of them; arguments as of [`scan`].
 
     Returns:
         For each query the ids of at least `most` rows (int64, unordered; fewer where there are no
-        more), the nearest among them, and a bound that no other row's distance lies below.
+        more), those with the highest scores among them, and a bound that no other's score exceeds.
     """
-    edges = np.linspace(0, len(rows), min(torch.get_num_threads(), len(rows)) + 1, dtype=np.int64)
 
     def scan_part(part: slice) -> list[tuple[np.ndarray, float]]:
-        return _scan_part(rows, lengths, queries, most, part)
+        return _scan_part(rows, offsets, queries, most, part)
 
+    edges = np.linspace(0, len(rows), min(torch.get_num_threads(), len(rows)) + 1, dtype=np.int64)
     parts = [slice(*each) for each in pairwise(edges.tolist())]
     if len(parts) == 1:
         return scan_part(parts[0])
     with ThreadPoolExecutor(len(parts)) as threads:
         scanned = list(threads.map(scan_part, parts))
     return [
-        (np.concatenate([ids for ids, _ in of_query]), min(bound for _, bound in of_query))
+        (np.concatenate([ids for ids, _ in of_query]), max(bound for _, bound in of_query))
         for of_query in zip(*scanned, strict=True)
     ]
 
 
 def _scan_part(
-    rows: np.ndarray, lengths: np.ndarray, queries: np.ndarray, most: int, part: slice
+    rows: np.ndarray, offsets: np.ndarray, queries: np.ndarray, most: int, part: slice
 ) -> list[tuple[np.ndarray, float]]:
     most = min(most, part.stop - part.start)
     ids = np.empty((len(queries), 2 * most), dtype=np.int64)
-    distances = np.empty(ids.shape, dtype=np.float32)
+    scores = np.empty(ids.shape, dtype=np.float32)
     counts = np.zeros(len(queries), dtype=np.int64)
-    bounds = np.full(len(queries), _INFINITE)
-    scan(rows[part], lengths[part], queries, ids, distances, counts, bounds)
+    bounds = np.full(len(queries), _LOWEST)
+    scan(rows[part], offsets[part], queries, ids, scores, counts, bounds)
     return [
         (part.start + some[:count], float(bound))
         for some, count, bound in zip(ids, counts, bounds, strict=True)
@@ -102,88 +102,81 @@ def _scan_part(
     "int64[::1], float32[::1])",
     drafts=False,
 )
-def scan(rows, lengths, queries, ids, distances, counts, bounds):
-    """Finds the rows nearest to each query.
+def scan(rows, offsets, queries, ids, scores, counts, bounds):
+    """Finds the rows whose offset plus inner product with a query is highest.
 
     Args:
         rows (float32 of shape `(n, d)`): What is searched.
-        lengths (float32 of shape `(n,)`): The squared length of each row.
+        offsets (float32 of shape `(n,)`): One for each row.
         queries (float32 of shape `(q, d)`): What is searched for.
         ids (int64 of shape `(q, 2 * most)`): Gets the rows in its first `most` columns, unordered.
-        distances (float32 of shape `(q, 2 * most)`): Gets their squared distances, less the squared
-            length of the query.
+        scores (float32 of shape `(q, 2 * most)`): Gets their scores.
         counts (int64 of shape `(q,)`): 0 at first; gets how many were found.
-        bounds (float32 of shape `(q,)`): Infinite at first; gets what the distance of no row that is
-            not in `ids` lies below.
+        bounds (float32 of shape `(q,)`): Minus infinity at first; gets what the score of no row that
+            is not in `ids` exceeds.
     """
     most = ids.shape[1] // 2
     width = 8 if len(queries) <= 8 else 16
     lanes = side_by_side(queries, width)
     block = np.empty((len(lanes), _BLOCK, width), dtype=np.float32)
-    nearest = np.empty(width, dtype=np.float32)
+    highest = np.empty((len(lanes), 1, width), dtype=np.float32)
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
-        _multiply_block(rows, begin, size, queries, lanes, block)
-        for group in range(len(lanes)):
-            _to_distances(lengths[begin : begin + size], block[group], nearest)
-            for s in range(group * width, min((group + 1) * width, len(queries))):
-                if nearest[s % width] < bounds[s]:
-                    of_query = block[group, :size, s % width]
-                    bounds[s], counts[s] = _take_nearer(
-                        of_query, begin, bounds[s], counts[s], ids[s], distances[s]
-                    )
+        highest[:] = _LOWEST
+        _score_block(rows, offsets, begin, size, queries, lanes, block, highest)
+        for s in range(len(queries)):
+            group, lane = s // width, s % width
+            if highest[group, 0, lane] > bounds[s]:
+                bounds[s], counts[s] = _take_better(
+                    block[group, :size, lane], begin, bounds[s], counts[s], ids[s], scores[s]
+                )
     for s in range(len(queries)):
         if counts[s] > most:
-            bounds[s] = _keep_nearest(ids[s, : counts[s]], distances[s, : counts[s]], most)
+            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], most)
             counts[s] = most
 
 
 @njit(nogil=True)
-def _multiply_block(rows, begin, size, queries, lanes, products):
-    """Multiplies `size` rows from `begin` on with all queries, into `(groups, size, width)`."""
+def _score_block(rows, offsets, begin, size, queries, lanes, block, highest):
+    """Scores `size` rows from `begin` on for all queries, into `block`, `(groups, size, width)`; the
+    highest score of each query goes into `highest`, `(groups, 1, width)`."""
     width = lanes.shape[2]
-    whole = size - size % _PART
-    for r in range(0, whole, _PART):
-        for group in range(len(lanes)):
-            if width == 8:
-                for some in range(r, r + _PART, 8):
-                    _eight_rows_with_8(rows, begin + some, lanes[group], products[group], some)
-            else:
-                for some in range(r, r + _PART, 6):
-                    _six_rows_with_16(rows, begin + some, lanes[group], products[group], some)
+    # One query has nothing beside it to compute while its rows are loaded.
+    whole = size - size % _PART if len(queries) > 1 else 0
+    rows_offsets = offsets.reshape(1, -1)
+    for part in range(0, whole, _PART):
+        for g in range(len(lanes)):
+            for r in range(part, part + _PART, _TILE):
+                at = begin + r
+                if width == 8:
+                    _score_for_8_queries(rows, rows_offsets, at, lanes[g], block[g], r, highest[g])
+                else:
+                    _score_for_16_queries(rows, rows_offsets, at, lanes[g], block[g], r, highest[g])
     for r in range(whole, size):
         for s in range(len(queries)):
-            products[s // width, r, s % width] = inner_product(rows[begin + r], queries[s])
+            score = offsets[begin + r] + inner_product(rows[begin + r], queries[s])
+            g, lane = s // width, s % width
+            block[g, r, lane] = score
+            highest[g, 0, lane] = max(highest[g, 0, lane], score)
 
 
 @njit(nogil=True)
-def _to_distances(lengths, products, nearest):
-    """Makes products, `(size, width)`, distances; the smallest of each query go into `nearest`."""
-    nearest[:] = _INFINITE
-    for r in range(len(lengths)):
-        for s in range(len(nearest)):
-            distance = lengths[r] - np.float32(2) * products[r, s]
-            products[r, s] = distance
-            nearest[s] = min(nearest[s], distance)
-
-
-@njit(nogil=True)
-def _take_nearer(new, begin, bound, count, ids, distances):
-    """Adds the rows from `begin` on whose distance lies below the bound; whenever there are twice as
-    many as wanted, the nearer half stays. Returns the new bound and count."""
+def _take_better(new, begin, bound, count, ids, scores):
+    """Adds the rows from `begin` on whose score exceeds the bound; whenever there are twice as many
+    as wanted, the better half stays. Returns the new bound and count."""
     for r in range(len(new)):
-        if new[r] < bound:
-            ids[count], distances[count] = begin + r, new[r]
+        if new[r] > bound:
+            ids[count], scores[count] = begin + r, new[r]
             count += 1
             if count == len(ids):
                 count = len(ids) // 2
-                bound = _keep_nearest(ids, distances, count)
+                bound = _keep_best(ids, scores, count)
     return bound, count
 
 
 @njit(nogil=True)
-def _keep_nearest(ids, distances, most):
-    """Moves the `most` smallest distances to the front; returns the largest of them."""
-    order = np.argpartition(distances, most - 1)[:most]
-    ids[:most], distances[:most] = ids[order], distances[order]
-    return distances[most - 1]
+def _keep_best(ids, scores, most):
+    """Moves the `most` highest scores to the front; returns the lowest of them."""
+    order = np.argpartition(scores, len(scores) - most)[len(scores) - most :]
+    ids[:most], scores[:most] = ids[order], scores[order]
+    return scores[0]

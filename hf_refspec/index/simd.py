@@ -42,10 +42,9 @@ def add_scaled_row(typing_context, sums, row, number, rows, other):
     before it is added, as by the same operations on single numbers."""
 
     def generate(context, builder, signature, arguments):
-        sums_type, _, _, rows_type, _ = signature.args
         sums, row, number, rows, other = arguments
-        target = _row(context, builder, sums_type, sums, row, width=8)
-        added = _load(builder, _row(context, builder, rows_type, rows, other, width=8))
+        target = _Array(context, builder, signature.args[0], sums).vector(row, 0, 8)
+        added = _load(builder, _Array(context, builder, signature.args[3], rows).vector(other, 0, 8))
         product = builder.fmul(_spread(builder, number, 8), added)
         _store(builder, builder.fadd(_load(builder, target), product), target)
         return context.get_dummy_value()
@@ -53,51 +52,56 @@ def add_scaled_row(typing_context, sums, row, number, rows, other):
     return types.void(sums, types.intp, types.float32, rows, types.intp), generate
 
 
-def products_of_tile(tile, width):
-    """Makes the intrinsic that multiplies `tile` rows with `width` queries, in registers.
+def scores_of_tile(tile, width):
+    """Makes the intrinsic that scores `tile` rows for `width` queries, in registers.
 
-    Its arguments are `rows` (float32 of shape `(n, d)`), the first of the rows, the queries side by
-    side (`(d, width)`), and the array (`(m, width)`) that gets the inner products, from its row
-    `target` on. Sums are rounded once where the processor multiplies and adds in one instruction.
+    A score is the row's offset plus its inner product with the query, its sum rounded once a step
+    where the processor multiplies and adds in one instruction. Arguments of the intrinsic:
+
+        rows (float32 of shape `(n, d)`), offsets (float32 of shape `(1, n)`)
+        first (int): The first of the rows.
+        queries (float32 of shape `(d, width)`): Side by side.
+        scores (float32 of shape `(m, width)`): Gets the scores, from its row `target` on.
+        highest (float32 of shape `(1, width)`): Is raised to the highest score of each query.
     """
 
     @intrinsic
-    def products(typing_context, rows, first, queries, sums, target):
+    def scores_of(typing_context, rows, offsets, first, queries, scores, target, highest):
         def generate(context, builder, signature, arguments):
-            rows_type, _, queries_type, sums_type, _ = signature.args
-            rows, first, queries, sums, target = arguments
-
-            def place(number, offset):
-                return builder.add(number, ir.Constant(number.type, offset))
-
-            starts = [
-                _row(context, builder, rows_type, rows, place(first, i)) for i in range(tile)
-            ]
-            later = _row(context, builder, rows_type, rows, place(first, _ROWS_AHEAD))
-            zero = ir.Constant(first.type, 0)
-            of_queries = _row(context, builder, queries_type, queries, zero, width)
+            rows, offsets, first, queries, scores, target, highest = (
+                _Array(context, builder, *each) if isinstance(each[0], types.Array) else each[1]
+                for each in zip(signature.args, arguments, strict=True)
+            )
+            starts = [rows.row(first, i) for i in range(tile)]
+            later = rows.row(first, _ROWS_AHEAD)
+            offset = builder.gep(offsets.row(_index(0)), [first])
             totals = [
-                cgutils.alloca_once_value(builder, ir.Constant(_vector(width), None))
-                for _ in range(tile)
+                cgutils.alloca_once_value(
+                    builder, _spread(builder, builder.load(builder.gep(offset, [_index(i)])), width)
+                )
+                for i in range(tile)
             ]
-            rows_struct = context.make_array(rows_type)(context, builder, rows)
-            dimension = builder.extract_value(rows_struct.shape, 1)
-            with cgutils.for_range(builder, dimension) as loop:
-                ahead = builder.mul(loop.index, ir.Constant(loop.index.type, tile))
-                _prefetch(builder, builder.gep(later, [ahead]))
+            of_queries = queries.vector(_index(0), 0, width)
+            with cgutils.for_range(builder, rows.columns) as loop:
+                _prefetch(builder, builder.gep(later, [builder.mul(loop.index, _index(tile))]))
                 some = _load(builder, builder.gep(of_queries, [loop.index]))
                 for start, total in zip(starts, totals, strict=True):
                     number = builder.load(builder.gep(start, [loop.index]))
                     product = builder.fmul(_spread(builder, number, width), some, ("contract",))
                     builder.store(builder.fadd(builder.load(total), product, ("contract",)), total)
+            best = highest.vector(_index(0), 0, width)
+            largest = _load(builder, best)
             for i, total in enumerate(totals):
-                out = _row(context, builder, sums_type, sums, place(target, i), width)
-                _store(builder, builder.load(total), out)
+                score = builder.load(total)
+                _store(builder, score, scores.vector(target, i, width))
+                largest = builder.select(builder.fcmp_ordered(">", score, largest), score, largest)
+            _store(builder, largest, best)
             return context.get_dummy_value()
 
-        return types.void(rows, types.intp, queries, sums, types.intp), generate
+        integer = types.intp
+        return types.void(rows, offsets, integer, queries, scores, integer, highest), generate
 
-    return products
+    return scores_of
 
 
 @intrinsic
@@ -107,24 +111,42 @@ def fetch_ahead(typing_context, array, row, column):
 
     def generate(context, builder, signature, arguments):
         array, row, column = arguments
-        start = _row(context, builder, signature.args[0], array, row)
+        start = _Array(context, builder, signature.args[0], array).row(row)
         _prefetch(builder, builder.gep(start, [column]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp), generate
 
 
+class _Array:
+    """A C-contiguous two-dimensional array of float32, while code is generated."""
+
+    def __init__(self, context, builder, array_type, array) -> None:
+        self._context, self._builder, self._type = context, builder, array_type
+        self._struct = context.make_array(array_type)(context, builder, array)
+
+    @property
+    def columns(self):
+        return self._builder.extract_value(self._struct.shape, 1)
+
+    def row(self, number, offset=0):
+        """Where the row `number + offset` begins. It may lie outside."""
+        place = [self._builder.add(number, _index(offset)), _index(0)]
+        return cgutils.get_item_pointer(
+            self._context, self._builder, self._type, self._struct, place
+        )
+
+    def vector(self, number, offset, width):
+        """The same, as a vector of `width` numbers."""
+        return self._builder.bitcast(self.row(number, offset), _vector(width).as_pointer())
+
+
+def _index(number):
+    return ir.Constant(ir.IntType(types.intp.bitwidth), number)
+
+
 def _vector(width):
     return ir.VectorType(ir.FloatType(), width)
-
-
-def _row(context, builder, array_type, array, row, width=None):
-    """Where a row of a C-contiguous two-dimensional array begins: its first number, or its first
-    `width` as a vector."""
-    struct = context.make_array(array_type)(context, builder, array)
-    place = [row, ir.Constant(row.type, 0)]
-    pointer = cgutils.get_item_pointer(context, builder, array_type, struct, place)
-    return pointer if width is None else builder.bitcast(pointer, _vector(width).as_pointer())
 
 
 def _load(builder, pointer):

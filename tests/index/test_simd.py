@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from hf_refspec.index.simd import add_scaled_row, fetch_ahead, products_of_tile, side_by_side
+from hf_refspec.index.simd import add_scaled_row, fetch_ahead, scores_of_tile, side_by_side
 
 
 @njit
@@ -38,19 +38,24 @@ def test_scaled_rows_are_added_as_single_numbers_are_to_the_last_bit():
     assert np.all(sums[[0, 2]] == 0.5)  # only the wanted row is written
 
 
-@pytest.mark.parametrize(("tile", "width"), [(8, 8), (6, 16), (2, 4)])
-def test_a_tile_of_rows_is_multiplied_with_queries_side_by_side(tile, width):
-    products = products_of_tile(tile, width)
+@pytest.mark.parametrize(("tile", "width"), [(8, 8), (8, 16), (2, 4)])
+def test_a_tile_of_rows_is_scored_for_queries_side_by_side(tile, width):
+    scores_of = scores_of_tile(tile, width)
 
     @njit
-    def multiplied(rows, first, queries, sums, target):
-        products(rows, first, queries, sums, target)
+    def score(rows, offsets, first, queries, scores, target, highest):
+        scores_of(rows, offsets, first, queries, scores, target, highest)
 
-    rows, queries = some_rows(20, 37), some_rows(37, width)
-    sums = np.full((tile + 3, width), 7, dtype=np.float32)
-    multiplied(rows, 5, queries, sums, 2)
-    assert np.allclose(sums[2 : tile + 2], rows[5 : 5 + tile] @ queries, rtol=1e-5, atol=1e-5)
-    assert np.all(sums[:2] == 7) and sums[-1, 0] == 7
+    rows, offsets, queries = some_rows(20, 37), some_rows(1, 20), some_rows(37, width)
+    scores = np.full((tile + 3, width), 7, dtype=np.float32)
+    highest = np.full((1, width), -np.inf, dtype=np.float32)
+    highest[0, 0] = 1e6
+    score(rows, offsets, 5, queries, scores, 2, highest)
+    expected = offsets[0, 5 : 5 + tile, None] + rows[5 : 5 + tile] @ queries
+    assert np.allclose(scores[2 : tile + 2], expected, rtol=1e-5, atol=1e-5)
+    assert np.all(scores[:2] == 7) and np.all(scores[-1] == 7)
+    assert np.array_equal(highest[0, 1:], scores[2 : tile + 2, 1:].max(axis=0))
+    assert highest[0, 0] == 1e6
 
 
 @settings(deadline=None)  # the first call compiles

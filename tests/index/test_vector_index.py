@@ -35,24 +35,25 @@ def assert_same(found, expected):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 35), st.integers(1, 20))
-def test_a_scan_gives_the_smallest_distances_of_each_query_and_a_bound_on_the_others(n, d, q, most):
+def test_a_scan_finds_the_highest_scores_of_each_query_and_a_bound_on_the_others(n, d, q, most):
     generator = np.random.default_rng(n + d + q)
     rows = generator.standard_normal((n, d), dtype=np.float32)
     queries = generator.standard_normal((q, d), dtype=np.float32)
-    norms = (rows**2).sum(axis=1)
+    offsets = generator.standard_normal(n, dtype=np.float32)
     most = min(most, n)
     ids = np.empty((q, 2 * most), dtype=np.int64)
-    distances = np.empty(ids.shape, dtype=np.float32)
-    counts, largest = np.zeros(q, dtype=np.int64), np.full(q, np.inf, dtype=np.float32)
-    scan(rows, norms, queries, ids, distances, counts, largest)
-    expected = norms - 2 * queries.astype(np.float64) @ rows.T
+    scores = np.empty(ids.shape, dtype=np.float32)
+    counts, bounds = np.zeros(q, dtype=np.int64), np.full(q, -np.inf, dtype=np.float32)
+    scan(rows, offsets, queries, ids, scores, counts, bounds)
+    expected = offsets + queries.astype(np.float64) @ rows.T
     for s in range(q):
         found = ids[s, : counts[s]]
         assert len(set(found)) == counts[s] >= most
-        assert np.allclose(distances[s, : counts[s]], expected[s, found], atol=1e-4)
+        assert np.allclose(scores[s, : counts[s]], expected[s, found], atol=1e-4)
         others = np.delete(expected[s], found)
-        assert np.all(others >= largest[s] - 1e-4)
-        assert np.allclose(np.sort(expected[s])[:most], np.sort(expected[s, found])[:most])
+        assert np.all(others <= bounds[s] + 1e-4)
+        best, kept = np.sort(expected[s])[::-1][:most], np.sort(expected[s, found])[::-1][:most]
+        assert np.allclose(kept, best)
 
 
 @settings(max_examples=60, deadline=None)
