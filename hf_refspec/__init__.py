@@ -18,9 +18,9 @@ from .hook import install, is_installed, uninstall
 from .index.kernels import warmup
 from .index.retrieved import Retrieved
 from .ralm.checked_search import RetrievalError
-from .ralm.engine import Speculation
 from .ralm.iterative import iterative_ralm
 from .ralm.knn_lm import knn_lm, perplexity
+from .ralm.options import Speculation
 from .ralm.stats import RetrievalStats
 from .retrieval.bm25 import SparseRetriever
 from .retrieval.dense import DenseRetriever

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..demo import corpus
-from ..ralm.engine import Speculation
 from ..ralm.knn_lm import knn_lm
+from ..ralm.options import Speculation
 from ..ralm.stats import RetrievalStats
 from ..store.build.hidden_states import watched
 from ..store.knn_datastore import KnnDatastore
@@ -144,7 +144,7 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
     generate = partial(_generate, bench, prompt.ids, store, prompt.k, prompt.sampled)
     ways = [*main_ways(), *without_retrieval(bench.takes_look_up)]
     if store.sketch is not None:
-        ways.append(RetrievalWay(WITHOUT_SKETCH, Speculation(sketch=False)))
+        ways.append(RetrievalWay(WITHOUT_SKETCH, Speculation(pq_index=False)))
     if prompt.setting not in prompt.stores.warm:  # the first calls compile and load
         prompt.stores.warm.add(prompt.setting)
         for way in ways:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from ..ralm.engine import Speculation
+from ..ralm.options import Speculation
 from ..ralm.stats import RetrievalStats
 from .measure import IdsDifferError
 from .said import Said

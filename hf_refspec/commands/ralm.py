@@ -26,8 +26,8 @@ from transformers import (
 from ..demo.run import BUNDLED_MODEL, DIM, GREEN, RESET
 from ..drafting.reference_copy import ReferenceCopy
 from ..ralm.checked_search import RetrievalError
-from ..ralm.engine import Speculation
 from ..ralm.iterative import iterative_ralm
+from ..ralm.options import Speculation
 from ..ralm.stats import RetrievalStats
 from ..retrieval.bm25 import SparseRetriever
 from ..retrieval.dense import DenseRetriever

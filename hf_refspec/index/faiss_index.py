@@ -69,9 +69,7 @@ class HnswIndex(FaissIndex):
         return {"params": self._faiss.SearchParametersHNSW(efSearch=count)}
 
 
-def gpu_flat_index(
-    vectors: np.ndarray, lengths: np.ndarray, metric: Metric
-) -> FaissIndex | None:
+def gpu_flat_index(vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> FaissIndex | None:
     """An exact index with copies of the vectors on all GPUs; `None` where FAISS finds no GPU, or is
     not installed. Arguments as of [`VectorIndex`]."""
     try:

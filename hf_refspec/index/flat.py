@@ -1,9 +1,9 @@
 """Exact search: every vector is compared with every query of a batch.
 
-FAISS's flat index takes a batch one query after another, or multiplies matrices whose shape does not
-suit it: eight queries cost four to eight times as much as one. Here all queries are held against a
-vector while it is at hand, and eight cost 1.4 times as much as one, which is what a verification of
-speculated retrievals is about.
+FAISS's flat index takes a batch one query after another, or multiplies matrices whose shape does
+not suit it: eight queries cost four to eight times as much as one. Here all queries are held against
+a vector while it is at hand, and eight cost 1.4 times as much as one, which is what the verification
+of speculated retrievals lives on.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -112,8 +112,8 @@ def scan(rows, offsets, queries, ids, scores, counts, bounds):
         ids (int64 of shape `(q, 2 * most)`): Gets the rows in its first `most` columns, unordered.
         scores (float32 of shape `(q, 2 * most)`): Gets their scores.
         counts (int64 of shape `(q,)`): 0 at first; gets how many were found.
-        bounds (float32 of shape `(q,)`): Minus infinity at first; gets what the score of no row that
-            is not in `ids` exceeds.
+        bounds (float32 of shape `(q,)`): Minus infinity at first; gets what the score of no row
+            that is not in `ids` exceeds.
     """
     most = ids.shape[1] // 2
     width = 8 if len(queries) <= 8 else 16
@@ -138,8 +138,8 @@ def scan(rows, offsets, queries, ids, scores, counts, bounds):
 
 @njit(nogil=True)
 def _score_block(rows, offsets, begin, size, queries, lanes, block, highest):
-    """Scores `size` rows from `begin` on for all queries, into `block`, `(groups, size, width)`; the
-    highest score of each query goes into `highest`, `(groups, 1, width)`."""
+    """Scores `size` rows from `begin` on for all queries, into `block`, `(groups, size, width)`;
+    the highest score of each query goes into `highest`, `(groups, 1, width)`."""
     width = lanes.shape[2]
     # One query has nothing beside it to compute while its rows are loaded.
     whole = size - size % _PART if len(queries) > 1 else 0

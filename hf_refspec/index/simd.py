@@ -44,7 +44,9 @@ def add_scaled_row(typing_context, sums, row, number, rows, other):
     def generate(context, builder, signature, arguments):
         sums, row, number, rows, other = arguments
         target = _Array(context, builder, signature.args[0], sums).vector(row, 0, 8)
-        added = _load(builder, _Array(context, builder, signature.args[3], rows).vector(other, 0, 8))
+        added = _load(
+            builder, _Array(context, builder, signature.args[3], rows).vector(other, 0, 8)
+        )
         product = builder.fmul(_spread(builder, number, 8), added)
         _store(builder, builder.fadd(_load(builder, target), product), target)
         return context.get_dummy_value()

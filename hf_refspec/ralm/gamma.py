@@ -1,4 +1,4 @@
-"""Gamma: how likely a speculated step is right (RaLMSpec, section 4.2).
+"""Gamma: how likely a speculated step is right (RaLMSpec, arXiv 2401.14021, section 4.2).
 
 The paper takes it to be the same for every step. It is not: the further the text has gone since the
 last query whose search the request cache has taken in, the less the cache knows of what is asked

@@ -124,9 +124,7 @@ class LangChainRetriever:
                 tokens = self._backend.encode(text, add_special_tokens=False).ids
                 if not tokens:
                     return None
-                self._passages[passage_id] = _Passage(
-                    np.array(tokens, np.int64), frozenset(tokens)
-                )
+                self._passages[passage_id] = _Passage(np.array(tokens, np.int64), frozenset(tokens))
         return passage_id
 
 

@@ -19,7 +19,7 @@ from hf_refspec.bench.retrieval_ways import (
 )
 from hf_refspec.bench.said import Said
 from hf_refspec.bench.ways import PLAIN
-from hf_refspec.ralm.engine import Speculation
+from hf_refspec.ralm.options import Speculation
 
 
 def test_every_way_has_a_name_of_its_own_and_the_baseline_is_first():

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.ralm.engine import Speculation
 from hf_refspec.ralm.knn_lm import knn_lm
+from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.store import knn_datastore
 from hf_refspec.store.folder import DatastoreError, write_arrays
@@ -136,7 +136,7 @@ class TestOfADatastore:
             return ids, stats
 
         plain, _ = generate(None)
-        blind, without = generate(Speculation(sketch=False))
+        blind, without = generate(Speculation(pq_index=False))
         ids, stats = generate(Speculation())
         assert torch.equal(ids, plain) and torch.equal(blind, plain)
         assert stats.mismatched <= without.mismatched
