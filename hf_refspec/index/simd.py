@@ -1,9 +1,9 @@
 """Vector instructions and memory prefetch for numba kernels.
 
-numba leaves to LLVM what becomes a vector instruction, and LLVM vectorises sums along a row: each sum
-ends with a reduction, and a row is waited for. These intrinsics keep sums for 8 or 16 queries side by
-side in registers while the next rows are on their way. They emit LLVM's own vectors, from which it
-makes what the processor has.
+numba leaves to LLVM what becomes a vector instruction, and LLVM vectorises sums along a row: each
+sum ends with a reduction, and a row is waited for. These intrinsics keep sums for 8 or 16 queries
+side by side in registers while the next rows are on their way. They emit LLVM's own vectors, which it
+turns into the instructions that the processor has.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -38,15 +38,14 @@ def side_by_side(rows, width):
 
 @intrinsic
 def add_scaled_row(typing_context, sums, row, number, rows, other):
-    """`sums[row] += number * rows[other]` for float32 arrays of shape `(n, 8)`, each product rounded
-    before it is added, as by the same operations on single numbers."""
+    """`sums[row] += number * rows[other]` for float32 arrays of shape `(n, 8)`, each product
+    rounded before it is added, as by the same operations on single numbers."""
 
     def generate(context, builder, signature, arguments):
         sums, row, number, rows, other = arguments
-        target = _Array(context, builder, signature.args[0], sums).vector(row, 0, 8)
-        added = _load(
-            builder, _Array(context, builder, signature.args[3], rows).vector(other, 0, 8)
-        )
+        sums = _Array(context, builder, signature.args[0], sums)
+        rows = _Array(context, builder, signature.args[3], rows)
+        target, added = sums.vector(row, 0, 8), _load(builder, rows.vector(other, 0, 8))
         product = builder.fmul(_spread(builder, number, 8), added)
         _store(builder, builder.fadd(_load(builder, target), product), target)
         return context.get_dummy_value()

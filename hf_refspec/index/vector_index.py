@@ -1,8 +1,8 @@
 """Search among vectors in two stages, so that what a query finds never depends on its batch.
 
-An index finds candidates, fast and with rounding errors that depend on what is searched for beside a
-query. They are then scored one at a time from the vectors themselves, so that a search and a request
-cache give the same scores in the same order.
+An index finds candidates, fast and with rounding errors that depend on what is searched for beside
+a query. They are then scored one at a time from the vectors themselves, so that a search and a
+request cache give the same scores in the same order.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -85,11 +85,11 @@ class VectorIndex:
     """Vectors of which the best for a query are found; a subclass finds the candidates.
 
     Args:
-        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched. They are not copied: they
-            can be mapped into memory.
+        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched. They are not copied:
+            they can be mapped into memory.
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
-        metric (`"inner_product"` or `"l2"`): What a score is: the inner product, or minus the squared
-            distance.
+        metric (`"inner_product"` or `"l2"`): What a score is: the inner product, or minus the
+            squared distance.
         exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
         most_candidates (`int`, *optional*): The most that `candidates` finds for a query.
     """
@@ -147,8 +147,8 @@ class VectorIndex:
         ]
 
     def _exact_search(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
-        """Takes `count` candidates, and four times as many for those queries for which a vector that
-        is as good as the k-th may be missing."""
+        """Takes `count` candidates, and four times as many for those queries for which a vector
+        that is as good as the k-th may be missing."""
         best = self._best_candidates(queries, k, count)
         found = [each for each, _ in best]
         if count >= self._most_candidates:

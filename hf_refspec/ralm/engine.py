@@ -1,12 +1,12 @@
 """Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1), for whatever generates and
 retrieves in turn.
 
-A step generates with what a query found, until the next query. Plainly, every step waits for the
-retriever. Here a request cache answers instead, so that several steps are speculated before one
-batched search verifies them; at the first step that would have been another with what the search
-found, the text goes back to before it and makes it so. The text is the same as without speculation,
-provided that the retriever finds the same for a query whatever is asked beside it, and that its best
-k are the first k of any more.
+A step generates with what a query found, until the next query. Without speculation, every step
+waits for the retriever. Here a request cache answers instead, so that several steps are speculated
+before one batched search verifies them. The first step that would have been another with what the
+search found is undone, with all after it, and generated again with that. The text is the same as
+without speculation, provided that the retriever finds the same for a query whatever else is in the
+batch, and that its best k are the first k of any more.
 """
 
 from __future__ import annotations

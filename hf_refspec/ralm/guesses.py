@@ -1,10 +1,10 @@
 """What speculated steps retrieve from, and what is known of it.
 
-The paper has one source of guesses, the request cache. Where an index over everything can be asked as
-well (the PQ index of a kNN datastore), there are two. Each has its own estimates of how often it is
-right and of what a step with it takes, and OS3's objective, the expected number of verified steps per
-second, says which of the two is worth more: the dearer one is chosen where mistakes cost more than it
-does.
+The paper has one source of guesses, the request cache. A kNN datastore with a PQ index has another:
+it looks at all entries, which takes longer and is more often right. Each source has its own
+estimates of how often it is right and of what a step with it takes. The one with which OS3's
+objective, the expected number of verified steps per second, is larger is used: the PQ index where
+mistakes cost more than it does.
 """
 
 from __future__ import annotations

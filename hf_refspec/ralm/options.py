@@ -35,10 +35,9 @@ class Speculation:
             The most steps that are speculated beside an asynchronous verification; 1 in the paper.
             By default as many as pay.
         pq_index (`bool`, *optional*, defaults to `True`):
-            Whether a kNN datastore's PQ index, where it has one (see
-            [`KnnDatastore.add_pq_index`]), may find what is speculated with, instead of the request
-            cache. Which of the two does is chosen by what they are measured to take and to be worth;
-            not in the paper.
+            Whether speculation may use a kNN datastore's PQ index, where it has one (see
+            [`KnnDatastore.add_pq_index`]), instead of the request cache. The one of the two with
+            which more steps are verified per second is used, as far as measured; not in the paper.
         window (`int`, *optional*, defaults to 5):
             The verifications from which OS3 estimates the chance of a right step; without
             `max_gamma` those before them count as well, less and less.

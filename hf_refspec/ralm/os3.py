@@ -1,8 +1,8 @@
 """The stride scheduler: how many steps to speculate before they are verified.
 
 Optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2): the stride that maximises
-the expected number of verified steps per second, from what a step and a verification are measured to
-take and from how often speculation is right (`gamma.py`).
+the expected number of verified steps per second, from what a step and a verification are measured
+to take and from how often speculation is right (`gamma.py`).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class StrideScheduler:
         return max(stride, made)
 
     def rate(self, stride: int | None = None) -> float:
-        """The expected number of verified steps per second with a stride, by default the best one."""
+        """The expected verified steps per second with a stride, by default the best one."""
         rates = self._rates()
         return float(rates.max() if stride is None else rates[min(stride, LONGEST_STRIDE) - 1])
 

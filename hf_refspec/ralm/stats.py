@@ -19,12 +19,12 @@ class RetrievalStats:
         mismatched (`int`): Those that were found wrong, and were done again with the truth.
         discarded (`int`): Those that came after a wrong one.
         strides (`list[int]`): How many steps each verification was of.
-        best_ids (`list[int]`): For each step of the text, the best passage that the retriever found.
+        best_ids (`list[int]`): For each step of the text, the best passage of the retriever.
         speculation_was_right (`list[bool]`): For each step of the text, whether it was speculated
             and found right.
         model_seconds (`float`): Generating.
         query_seconds (`float`): Encoding queries.
-        cache_seconds (`float`): Guessing from the request cache or the PQ index, and filling the cache.
+        cache_seconds (`float`): Guessing what a search finds, and filling the request cache.
         verification_seconds (`float`): Searches, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
     """

@@ -10,7 +10,7 @@ import numpy as np
 from ..index.faiss_index import HnswIndex, gpu_flat_index
 from ..index.flat import FlatIndex
 from ..index.retrieved import Retrieved
-from ..index.vector_index import VectorIndex, squared_lengths
+from ..index.vector_index import Metric, VectorIndex, squared_lengths
 from ..store.build.text_encoder import TextEncoder
 from ..store.folder import DatastoreError
 from ..store.knowledge_base import KnowledgeBase
@@ -114,8 +114,9 @@ class DenseRetriever(EmbeddingRetriever):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        vectors = (self._embeddings, self._lengths, "inner_product")
+        vectors = (self._embeddings, self._lengths)
+        metric: Metric = "inner_product"
         if index == "hnsw":
-            self._vectors = HnswIndex(*vectors)
+            self._vectors = HnswIndex(*vectors, metric)
         else:
-            self._vectors = gpu_flat_index(*vectors) or FlatIndex(*vectors)
+            self._vectors = gpu_flat_index(*vectors, metric) or FlatIndex(*vectors, metric)

@@ -82,8 +82,8 @@ class LangChainRetriever:
     def score(self, query: TextQuery, ids: np.ndarray) -> np.ndarray:
         """How much each passage that was found before resembles a query, float32 of shape `(n,)`.
 
-        It is the fraction of the passage's tokens that the query has as well, rare ones counting more
-        (not what `search` scores by, see above).
+        It is the fraction of the passage's tokens that the query has as well, rare ones counting
+        more (not what `search` scores by, see above).
 
         Raises:
             KeyError: If no search has found one of them.

@@ -107,16 +107,14 @@ speculations = st.builds(
     k=st.sampled_from([1, 4]),
     length=st.integers(0, 30),
     nearby=st.booleans(),
-    has_candidates=st.booleans(),
+    indexed=st.booleans(),
 )
-def test_no_speculation_changes_the_text(
-    speculation, seed, jumpiness, k, length, nearby, has_candidates
-):
+def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby, indexed):
     retriever = Vectors(seed)
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if has_candidates else None
+    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if indexed else None
     beside_cache = {"neighbours": neighbours, "candidates": candidates}
     steps, stats = generated(speculation, retriever, *args, **beside_cache)
     assert steps == plain
