@@ -3,67 +3,89 @@
 Importing this package makes every model's `generate` take `candidate_generator=`:
 
     model.generate(**inputs, candidate_generator=hf_refspec.ReferenceCopy())
+
+Everything else is loaded when it is first used.
 """
 
-from .drafting.blend import Blend
-from .drafting.datastore_drafts import DatastoreDrafts
-from .drafting.drafter import Drafter
-from .drafting.reference_copy import ReferenceCopy
-from .drafting.sessions.retrieval_cache import RetrievalCache
-from .drafting.sessions.similar_calls import mean_embedding
-from .drafting.stats import SpeculationStats
-from .drafting.tree import DraftTree
-from .generation.loop import speculate
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .hook import install, is_installed, uninstall
-from .index.kernels import warmup
-from .index.retrieved import Retrieved
-from .ralm.checked_search import RetrievalError
-from .ralm.iterative import iterative_ralm
-from .ralm.knn_lm import knn_lm, perplexity
-from .ralm.options import Speculation
-from .ralm.stats import RetrievalStats
-from .retrieval.bm25 import SparseRetriever
-from .retrieval.dense import DenseRetriever
-from .retrieval.langchain import from_langchain
-from .retrieval.milvus import MilvusRetriever
-from .retrieval.retriever import Retriever
-from .store.datastore import Datastore
-from .store.folder import DatastoreError
-from .store.knn_datastore import KnnDatastore
-from .store.knowledge_base import KnowledgeBase
 from .version import __version__
 
-__all__ = [
-    "Blend",
-    "Datastore",
-    "DatastoreDrafts",
-    "DatastoreError",
-    "DenseRetriever",
-    "DraftTree",
-    "Drafter",
-    "KnnDatastore",
-    "KnowledgeBase",
-    "MilvusRetriever",
-    "ReferenceCopy",
-    "RetrievalCache",
-    "RetrievalError",
-    "RetrievalStats",
-    "Retrieved",
-    "Retriever",
-    "SparseRetriever",
-    "Speculation",
-    "SpeculationStats",
-    "__version__",
-    "from_langchain",
-    "install",
-    "is_installed",
-    "iterative_ralm",
-    "knn_lm",
-    "mean_embedding",
-    "perplexity",
-    "speculate",
-    "uninstall",
-    "warmup",
-]
+if TYPE_CHECKING:
+    from .drafting.blend import Blend as Blend
+    from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
+    from .drafting.drafter import Drafter as Drafter
+    from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
+    from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
+    from .drafting.sessions.similar_calls import mean_embedding as mean_embedding
+    from .drafting.stats import SpeculationStats as SpeculationStats
+    from .drafting.tree import DraftTree as DraftTree
+    from .generation.loop import speculate as speculate
+    from .index.kernels import warmup as warmup
+    from .index.retrieved import Retrieved as Retrieved
+    from .ralm.checked_search import RetrievalError as RetrievalError
+    from .ralm.options import Speculation as Speculation
+    from .ralm.iterative import iterative_ralm as iterative_ralm
+    from .ralm.knn_lm import knn_lm as knn_lm
+    from .ralm.knn_lm import perplexity as perplexity
+    from .ralm.stats import RetrievalStats as RetrievalStats
+    from .retrieval.bm25 import SparseRetriever as SparseRetriever
+    from .retrieval.dense import DenseRetriever as DenseRetriever
+    from .retrieval.langchain import from_langchain as from_langchain
+    from .retrieval.milvus import MilvusRetriever as MilvusRetriever
+    from .retrieval.retriever import Retriever as Retriever
+    from .store.datastore import Datastore as Datastore
+    from .store.folder import DatastoreError as DatastoreError
+    from .store.knn_datastore import KnnDatastore as KnnDatastore
+    from .store.knowledge_base import KnowledgeBase as KnowledgeBase
+
+# Where each public name is.
+_MODULES = {
+    "drafting.blend": ["Blend"],
+    "drafting.datastore_drafts": ["DatastoreDrafts"],
+    "drafting.drafter": ["Drafter"],
+    "drafting.reference_copy": ["ReferenceCopy"],
+    "drafting.sessions.retrieval_cache": ["RetrievalCache"],
+    "drafting.sessions.similar_calls": ["mean_embedding"],
+    "drafting.stats": ["SpeculationStats"],
+    "drafting.tree": ["DraftTree"],
+    "generation.loop": ["speculate"],
+    "index.kernels": ["warmup"],
+    "index.retrieved": ["Retrieved"],
+    "ralm.checked_search": ["RetrievalError"],
+    "ralm.options": ["Speculation"],
+    "ralm.iterative": ["iterative_ralm"],
+    "ralm.knn_lm": ["knn_lm", "perplexity"],
+    "ralm.stats": ["RetrievalStats"],
+    "retrieval.bm25": ["SparseRetriever"],
+    "retrieval.dense": ["DenseRetriever"],
+    "retrieval.langchain": ["from_langchain"],
+    "retrieval.milvus": ["MilvusRetriever"],
+    "retrieval.retriever": ["Retriever"],
+    "store.datastore": ["Datastore"],
+    "store.folder": ["DatastoreError"],
+    "store.knn_datastore": ["KnnDatastore"],
+    "store.knowledge_base": ["KnowledgeBase"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", "install", "is_installed", "uninstall", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 install()

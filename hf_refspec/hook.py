@@ -1,36 +1,24 @@
 """`candidate_generator=` on transformers' `generate`.
 
 [`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once. A call without
-`candidate_generator` goes straight through. A call with it takes the official door,
+`candidate_generator` goes straight through. A call with it takes the official entry point,
 `custom_generate=<callable>`, which does all the usual preparation and then hands over to
-[`speculate`].
+[`speculate`]. Decoding loops of other files are known by the mark of [`entry_point`].
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    GenerationMixin,
-    PreTrainedModel,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers.generation.utils import GenerationMixin
 
-from .generation.loop import speculate
-from .generation.validation import check_call, check_model, setting
-from .ralm.iterative import iterative_ralm
-from .ralm.knn_lm import knn_lm
-from .ralm.refusals import refusals_of
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
-
-# Other decoding loops that transformers should not drop the streamer and the tokenizer on the way
-# to.
-RETRIEVING = (iterative_ralm, knn_lm)
+_MARK = "hf_refspec_takes"
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -68,30 +56,28 @@ def _speculative(generate: Any) -> Any:
     def generate_speculatively(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
-        prepare = _preparation(kwargs)
-        if prepare is not None:
+        _check_configs(self, args, kwargs)
+        if kwargs.get("candidate_generator") is not None or _takes(kwargs) is not None:
             call = signature.bind(self, *args, **kwargs).arguments
             named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
-            return generate(self, **prepare(self, {**named, **call.get("kwargs", {})}))
+            return generate(self, **_prepared(self, {**named, **call.get("kwargs", {})}))
         if "candidate_generator" in kwargs:  # None: a plain call, whatever the other options
-            for option in OPTIONS:
-                kwargs.pop(option, None)
+            kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+        for option in OPTIONS:
+            if option in kwargs:
+                raise ValueError(
+                    f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
+                    "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
+                )
         return generate(self, *args, **kwargs)
 
     return generate_speculatively
 
 
-def _preparation(kwargs: dict[str, Any]) -> Callable[..., dict[str, Any]] | None:
-    """What makes the keyword arguments for a decoding loop of this package; `None` for others."""
-    door = kwargs.get("custom_generate")
-    if kwargs.get("candidate_generator") is not None or _is_door(door):
-        return _speculative_kwargs
-    return _retrieving_kwargs if _function(door) in RETRIEVING else None
-
-
-def _is_door(custom_generate: Any) -> bool:
-    """Whether it is [`speculate`], or a `functools.partial` of it."""
-    return _function(custom_generate) is speculate
+def _takes(kwargs: dict[str, Any]) -> tuple[str, ...] | None:
+    """The arguments that a decoding loop of this package wants bound, see [`entry_point`]; `None`
+    where `custom_generate` is something else."""
+    return getattr(_function(kwargs.get("custom_generate")), _MARK, None)
 
 
 def _function(custom_generate: Any) -> Any:
@@ -99,47 +85,59 @@ def _function(custom_generate: Any) -> Any:
     return getattr(custom_generate, "func", custom_generate)
 
 
-def _speculative_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with which `generate` comes to [`speculate`].
+def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses a drafter in a generation config, which is copied and saved: it would be ignored."""
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    for name, config in (
+        ("generation_config", given),
+        ("model.generation_config", getattr(model, "generation_config", None)),
+    ):
+        for option in OPTIONS:
+            if getattr(config, option, None) is not None:
+                raise ValueError(
+                    f"`{name}.{option}` is set, but a drafter and its options belong to a call: "
+                    f"pass `generate(..., {option}=...)`, and delete the attribute."
+                )
 
-    The streamer is bound here because transformers drops it on its way to a callable (5.23), and so
-    that nothing is streamed before the arguments have been checked.
+
+def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments with which `generate` comes to a decoding loop of this package.
+
+    The streamer (and the tokenizer, where the loop takes it) is bound here because transformers
+    drops it on its way to a callable (5.23), and so that nothing is streamed before the arguments
+    have been checked.
     """
-    check_model(model)
-    check_call(model, kwargs)
-    door = kwargs.get("custom_generate")
-    if door is not None and not _is_door(door):
+    from .generation.loop import speculate
+    from .generation.validation import check_call, check_model
+
+    custom_generate = kwargs.get("custom_generate")
+    drafts = kwargs.get("candidate_generator") is not None
+    loop = speculate if custom_generate is None else _function(custom_generate)
+    if drafts and loop is not speculate:
         raise ValueError(
-            f"`custom_generate={door!r}` cannot be combined with `candidate_generator`: both "
-            "replace the decoding loop. Leave one of them out."
+            f"`custom_generate={custom_generate!r}` cannot be combined with `candidate_generator`: "
+            "both replace the decoding loop. Leave one of them out."
         )
-    options = dict(getattr(door, "keywords", {}))
-    options |= {name: kwargs[name] for name in (*OPTIONS, "streamer") if name in kwargs}
-    others = {name: value for name, value in kwargs.items() if name not in options}
-    return {
-        **_with_stop_strings(model, others),
-        "custom_generate": functools.partial(speculate, **options),
-    }
-
-
-def _retrieving_kwargs(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with which `generate` comes to a loop that retrieves: with the streamer
-    and the tokenizer bound, see [`_speculative_kwargs`]."""
-    door = kwargs["custom_generate"]
-    loop = _function(door)
-    with refusals_of(loop.__name__):
-        check_model(model)
-        check_call(model, kwargs)
-    options = dict(getattr(door, "keywords", {}))
-    options |= {name: kwargs[name] for name in ("streamer", "tokenizer") if name in kwargs}
-    prepared = _with_stop_strings(model, {**options, **kwargs})
+    caller = "candidate_generator" if loop is speculate else loop.__name__
+    check_model(model, caller)
+    check_call(model, kwargs, caller)
+    names = (*getattr(loop, _MARK), *(OPTIONS if loop is speculate else ()))
+    options = dict(getattr(custom_generate, "keywords", {}))
+    options |= {name: kwargs[name] for name in names if name in kwargs}
+    prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))
     others = {name: value for name, value in prepared.items() if name not in options}
+    if "tokenizer" in kwargs and "tokenizer" not in names:
+        others["tokenizer"] = kwargs["tokenizer"]
     return {**others, "custom_generate": functools.partial(loop, **options)}
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Turns `stop_strings` into the criterion that `generate` would make of it: transformers drops
     the tokenizer, which that takes, on its way to a callable (5.23)."""
+    from transformers import StoppingCriteriaList, StopStringCriteria
+
+    from .generation.validation import setting
+
     stop_strings = setting("stop_strings", model, kwargs)
     tokenizer = kwargs.get("tokenizer")
     if stop_strings is None or tokenizer is None:
@@ -148,3 +146,15 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
     if not any(type(criterion) is StopStringCriteria for criterion in criteria):  # takes precedence
         criteria.append(StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer))
     return {**kwargs, "stop_strings": None, "stopping_criteria": criteria}
+
+
+def _with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Has a model use a cache whose own configuration says otherwise (MPT's default), unless the
+    caller asked for that: the ids are the same, and drafts can be verified."""
+    from .generation.validation import setting
+
+    config = kwargs.get("generation_config")
+    asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
+    if asked is None and setting("use_cache", model, kwargs) is False:
+        return {**kwargs, "use_cache": True}
+    return kwargs

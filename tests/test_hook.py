@@ -14,7 +14,7 @@ import pytest
 import torch
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
@@ -60,14 +60,53 @@ def test_without_the_keyword_generate_is_called_as_it_was(llama, monkeypatch):
     )
     rs.install()
     try:
-        llama.generate(PROMPT, max_new_tokens=3, verification="tree")
+        llama.generate(PROMPT, max_new_tokens=3, top_k=7)
         llama.generate(PROMPT, max_new_tokens=3, candidate_generator=None, max_draft_tokens=8)
     finally:
         rs.uninstall()
         monkeypatch.undo()
         rs.install()
-    assert calls[0][1] == {"max_new_tokens": 3, "verification": "tree"}
+    assert calls[0][1] == {"max_new_tokens": 3, "top_k": 7}
     assert calls[1][1] == {"max_new_tokens": 3}
+
+
+@pytest.mark.parametrize("option", [{"max_draft_tokens": 8}, {"verification": "tree"}])
+def test_options_without_a_drafter_name_what_is_missing(llama, option):
+    [name] = option
+    with pytest.raises(ValueError, match=f"`{name}=.*` needs a drafter: pass `candidate_generator"):
+        llama.generate(PROMPT, max_new_tokens=3, **option)
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_a_drafter_in_a_generation_config_is_refused(llama, monkeypatch, of_model):
+    config = GenerationConfig(max_new_tokens=3, candidate_generator=rs.ReferenceCopy())
+    if of_model:
+        monkeypatch.setattr(llama, "generation_config", config)
+        config = None
+    with pytest.raises(ValueError, match=r"generation_config.candidate_generator` is set"):
+        llama.generate(PROMPT, generation_config=config)
+    with pytest.raises(ValueError, match=r"generation_config.candidate_generator` is set"):
+        llama.generate(PROMPT, config)
+
+
+def test_none_for_the_number_of_draft_tokens_means_auto(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    options = {"candidate_generator": rs.ReferenceCopy(), "max_draft_tokens": None, **OPTIONS}
+    assert llama.generate(PROMPT, **options).tolist() == plain.tolist()
+
+
+def test_a_model_that_is_configured_without_a_cache_gets_one_unless_the_caller_says_so(
+    models_by_type, monkeypatch
+):
+    model = models_by_type("mpt")
+    plain = model.generate(PROMPT, **OPTIONS)
+    monkeypatch.setattr(model.generation_config, "use_cache", False)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafted = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **OPTIONS)
+    assert drafted.tolist() == model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.5
+    with pytest.raises(ValueError, match="`use_cache=False`"):
+        model.generate(PROMPT, candidate_generator=drafter, use_cache=False, **OPTIONS)
 
 
 def test_arguments_may_be_positional(llama):
@@ -110,7 +149,6 @@ def test_a_transformers_candidate_generator_is_verified_as_a_chain(llama):
 def test_transformers_own_assisted_decoding_takes_a_drafter(llama, monkeypatch):
     plain = llama.generate(PROMPT, **OPTIONS)
     drafter = Prophet(plain, accuracy=0.9)
-    drafter.observe = lambda tokens, logits=None: Prophet.observe(drafter, tokens, logits or ())
     monkeypatch.setattr(type(llama), "_get_candidate_generator", lambda *_, **__: drafter)
     drafted = llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
     assert drafted.tolist() == plain.tolist()

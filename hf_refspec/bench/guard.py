@@ -30,6 +30,7 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..drafting.tree import DraftTree
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
 from .records import read_records
@@ -191,7 +192,7 @@ def _step_seconds(case: Case) -> list[float]:
     seconds = []
     for i in range(len(answer_ids)):
         began = perf_counter()
-        case.drafter.observe(answer_ids[i : i + 1])
+        case.drafter.observe(answer_ids[i : i + 1], DraftTree.empty(), None)
         case.drafter.draft(case.nodes)
         seconds.append(perf_counter() - began)
     return seconds

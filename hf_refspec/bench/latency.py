@@ -24,6 +24,7 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..drafting.tree import DraftTree
 from ..store.datastore import Datastore
 from .ways import LOOK_UP, LOOK_UP_TOKENS
 
@@ -72,7 +73,7 @@ def _seconds(drafter: Drafter, text: np.ndarray, length: int, vocab_size: int) -
     seconds = []
     for i in range(length, len(text)):
         began = perf_counter()
-        drafter.observe(text[i - 1 : i])
+        drafter.observe(text[i - 1 : i], DraftTree.empty(), None)
         drafter.draft(NODES)
         seconds.append(perf_counter() - began)
     return seconds

@@ -62,7 +62,7 @@ def judge_drafts(
     for answer in answers:
         ids = np.array(answer.answer_ids, dtype=np.int64)
         with drafter.session(np.array(answer.prompt_ids, dtype=np.int64), vocab_size):
-            drafter.observe(ids[:1])
+            drafter.observe(ids[:1], DraftTree.empty(), None)
             place = 1
             while place < len(ids):
                 tree = drafter.draft(NODES)
@@ -73,7 +73,7 @@ def judge_drafts(
                     estimates.append(tree.probs[known])
                     outcomes.append(right[known])
                 emitted = ids[place : place + int(right.sum()) + 1]
-                drafter.observe(emitted)
+                drafter.observe(emitted, tree, None)
                 place += len(emitted)
         told += len(ids)
     return np.concatenate(estimates), np.concatenate(outcomes)

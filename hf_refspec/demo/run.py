@@ -24,6 +24,7 @@ from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
+from ..drafting.tree import DraftTree
 from ..generation.loop import speculate
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
@@ -102,8 +103,8 @@ class RecordedDrafts(Blend):
         super().begin(prompt_ids, vocab_size)
         self.steps: list[int] = []
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
-        super().observe(tokens, logits)
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+        super().observe(tokens, verified, logits)
         self.steps.append(len(tokens))
 
     def runs(self) -> Iterator[tuple[int, bool]]:

@@ -66,7 +66,7 @@ class Blend(Drafter):
         chains = [drafter.draft_chain(budget) for drafter in self.drafters]
         return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         known = 0  # accepted tokens that a source before this one had drafted
         accepted = len(tokens) - 1
         for i, tree in enumerate(self._trees):
@@ -77,9 +77,8 @@ class Blend(Drafter):
             source.first += max(foreseen - known, 0)
             known = max(known, foreseen)
         self._trees = []
-        # The logits are of the merged tree's nodes, which the sources do not know.
         for drafter in self.drafters:
-            drafter.observe(tokens)
+            drafter.observe(tokens, verified, logits)
 
     def end(self) -> None:
         for drafter in self.drafters:
@@ -90,9 +89,8 @@ class Blend(Drafter):
         for drafter, tree in zip(self.drafters, trees, strict=True):
             if not isinstance(tree, DraftTree):
                 raise ValueError(f"{type(drafter).__name__} must draft a DraftTree, not {tree!r}")
-            tree.check(self._vocab_size)
-        self._trees = trees
-        pairs = zip(self._calibrations, trees, strict=True)
+        self._trees = [tree.checked(self._vocab_size) for tree in trees]
+        pairs = zip(self._calibrations, self._trees, strict=True)
         return merged([calibration.calibrated(tree) for calibration, tree in pairs], budget)
 
     @contextmanager
@@ -123,3 +121,6 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
         probs,
     )
     return DraftTree(tokens[:size], parents[:size], probs[:size])
+
+
+Drafter._blended = Blend

@@ -27,18 +27,16 @@ class CandidateChain(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._ids = torch.from_numpy(prompt_ids)[None]
-        self._drafted: int | None = None
+        self._asked = False
 
     def draft(self, budget: int) -> DraftTree:
         candidate_ids, _ = self.generator.get_candidates(self._ids)
-        tokens = candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True)
-        self._drafted = len(tokens)
-        return DraftTree.chain(tokens)
+        self._asked = True
+        return DraftTree.chain(candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True))
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
-        if self._drafted is not None and logits is not None:
-            # What the generator is told is (1, 1 + drafted, vocab_size) and how many were right.
-            scores = logits[None, : 1 + self._drafted]
-            self.generator.update_candidate_strategy(self._ids, scores, len(tokens) - 1)
-        self._drafted = None
+        if self._asked and logits is not None:
+            # (1, 1 + T, vocab_size), and how many of the T candidates were right.
+            self.generator.update_candidate_strategy(self._ids, logits[None], len(tokens) - 1)
+        self._asked = False

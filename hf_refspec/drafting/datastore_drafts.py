@@ -103,14 +103,17 @@ class DatastoreDrafts(Drafter):
                 f"({self.store.config.tokenizer}), see Datastore.retokenize"
             )
         self._context = prompt_ids[:0].astype(np.int32)
-        self.observe(prompt_ids)
+        self._follow_text(prompt_ids)
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         return self._look_up(budget) if self.store.form == "compact" else self._search(budget)
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+        self._follow_text(tokens)
+
+    def _follow_text(self, tokens: np.ndarray) -> None:
         context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
         # No match reaches across a token that the datastore cannot have: one that the model has
         # beyond its tokenizer's.

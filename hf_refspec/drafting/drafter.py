@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,8 +45,15 @@ class Drafter(CandidateGenerator):
     decides_length: bool = False
     stats: SpeculationStats
     calibration: Calibration
+    # What `a | b` is: `Blend`, which stands on this file and puts itself here.
+    _blended: ClassVar[Any]
     _in_use: threading.Lock
     _seen_ids: np.ndarray
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "observe" in vars(cls) and "verified" not in inspect.signature(cls.observe).parameters:
+            cls.observe = _taking_verified(cls, cls.observe)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -77,44 +87,40 @@ class Drafter(CandidateGenerator):
 
         Override it where a chain that is grown as one is better than a tree's best path.
         """
-        tree = self.draft(budget)
-        tree.check(_ANY_VOCABULARY)  # before anything follows its parents
-        return tree.best_chain()
+        # Checked before anything follows its parents.
+        return self.draft(budget).checked(_ANY_VOCABULARY).best_chain()
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
-        """Is told what the target model said.
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+        """Is told what the target model chose, and what it verified.
 
         Args:
             tokens (`np.ndarray`, int64 of shape `(m,)`): The tokens just emitted: the accepted
                 draft tokens and the one that the target chose after them.
+            verified ([`DraftTree`]): The tree of the forward pass, T nodes: what was drafted, after
+                merging with other drafters' and trimming. Empty after the prefill.
             logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw
-                logits after the text so far and after each of the last draft's T nodes.
+                logits after the text so far and after each node of `verified`, accepted or not, on
+                its device; they are read before the next pass. `None` where they are not to be had:
+                in transformers' own assisted decoding, and where drafts cannot be verified.
         """
 
     def __or__(self, other: Drafter) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]."""
-        from .blend import Blend  # which is a drafter itself
-
-        return Blend([self, other]) if isinstance(other, Drafter) else NotImplemented
+        return self._blended([self, other]) if isinstance(other, Drafter) else NotImplemented
 
     def end(self) -> None:
         """The call is over, also by an exception (one from `begin` too)."""
 
     @contextmanager
     def session(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
-        """One call, from `begin` to `end`, with fresh `stats`; arguments as of `begin`.
-
-        Raises:
-            RuntimeError: if another call is using this drafter.
-        """
-        with self._owned(), self._begun(prompt_ids, vocab_size):
+        """One call with a single row, see [`~Drafter.sessions`]."""
+        with self.sessions([prompt_ids], vocab_size):
             yield
 
     @contextmanager
-    def batch_session(
-        self, prompts: Sequence[np.ndarray], vocab_size: int
-    ) -> Iterator[list[Drafter]]:
-        """One call over several rows: this drafter drafts for the first, a fork for each other.
+    def sessions(self, prompts: Sequence[np.ndarray], vocab_size: int) -> Iterator[list[Drafter]]:
+        """One call, from `begin` to `end`, with fresh `stats`: this drafter drafts for the first
+        row, a fork for each other.
 
         Args:
             prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
@@ -190,7 +196,7 @@ class Drafter(CandidateGenerator):
         seen = len(self._seen_ids)
         if seen and np.array_equal(ids[:seen], self._seen_ids):
             if len(ids) > seen:
-                self.observe(ids[seen:])
+                self.observe(ids[seen:], DraftTree.empty(), None)
         else:
             if seen:
                 self.end()
@@ -218,8 +224,26 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -
             f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
             f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
         )
-    draft.check(vocab_size)
-    return draft
+    return draft.checked(vocab_size)
+
+
+def _taking_verified(cls: type, observe: Callable[..., None]) -> Callable[..., None]:
+    """`observe(tokens, logits)` of before 0.2, called as `observe(tokens, verified, logits)`."""
+    warnings.warn(
+        f"{cls.__name__}.observe takes (tokens, logits); from hf_refspec 0.3 on it must take "
+        "(tokens, verified, logits), see Drafter.observe",
+        FutureWarning,
+        stacklevel=3,
+    )
+    takes_logits = len(inspect.signature(observe).parameters) > 2
+
+    @functools.wraps(observe)
+    def observe_verified(
+        self: Drafter, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None
+    ) -> None:
+        observe(self, tokens, *([logits] if takes_logits else []))
+
+    return observe_verified
 
 
 def check_count(name: str, value: Any) -> None:

@@ -113,7 +113,7 @@ class ReferenceCopy(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._unread.append(tokens)
 
     def end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -114,11 +115,14 @@ class DraftTree:
         parents = np.where(self.parents < 0, np.int32(ROOT), new_index[self.parents])
         return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])
 
-    def check(self, vocab_size: int) -> None:
-        """Checks a tree that comes from outside (a custom drafter).
+    def checked(self, vocab_size: int) -> DraftTree:
+        """A tree that comes from outside (a custom drafter), converted and checked.
 
         Args:
             vocab_size (`int`): The target model's; tokens are from 0 to `vocab_size` - 1.
+
+        Returns:
+            [`DraftTree`]: With arrays of the types above; other integers and lists are converted.
 
         Raises:
             ValueError: if an array has the wrong type or shape, a token is outside of the
@@ -126,18 +130,19 @@ class DraftTree:
                 token, or a node has a probability that is no number in [0, 1] or larger than its
                 parent's.
         """
-        for name, dtype in (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32)):
-            array = getattr(self, name)
-            fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1
-            if not fits or not array.flags.carray:
-                raise ValueError(
-                    f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, "
-                    "contiguous and writable"
-                )
-            if len(array) != len(self.tokens):
-                raise ValueError(
-                    f"DraftTree.{name} has {len(array)} entries for {len(self.tokens)} tokens"
-                )
+        tree = DraftTree(
+            _converted("tokens", self.tokens, np.int64),
+            _converted("parents", self.parents, np.int32),
+            _converted("probs", self.probs, np.float32),
+        )
+        for name in ("parents", "probs"):
+            count = len(getattr(tree, name))
+            if count != len(tree):
+                raise ValueError(f"DraftTree.{name} has {count} entries for {len(tree)} tokens")
+        tree._check(vocab_size)
+        return tree
+
+    def _check(self, vocab_size: int) -> None:
         if len(self) == 0:
             return
         if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
@@ -155,3 +160,15 @@ class DraftTree:
             raise ValueError(
                 "DraftTree.probs must be in [0, 1] and must not increase from parent to child"
             )
+
+
+def _converted(name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:
+    """Values as a contiguous, writable 1-D array, where that loses nothing."""
+    array = np.asarray(values)
+    kinds = "iu" if np.issubdtype(dtype, np.integer) else "iuf"
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+        raise ValueError(
+            f"DraftTree.{name} must be a 1-D {np.dtype(dtype)} array, but has the shape "
+            f"{array.shape} and the dtype {array.dtype}"
+        )
+    return np.require(array, dtype, ["C", "W"])

@@ -38,11 +38,13 @@ _KNOW_ROWS = (
 
 
 def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
-    """A list of logits processors for each row.
+    """A list of logits processors for each row; the given one for a single row.
 
     Raises:
         ValueError: If one of them cannot be asked about a single row.
     """
+    if rows == 1:
+        return [processors]
     return [
         LogitsProcessorList([_of_row("logits_processor", each, row) for each in processors])
         for row in range(rows)
@@ -50,11 +52,13 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
 
 
 def criteria_of_rows(criteria: StoppingCriteriaList, rows: int) -> list[StoppingCriteriaList]:
-    """A list of stopping criteria for each row.
+    """A list of stopping criteria for each row; the given one for a single row.
 
     Raises:
         ValueError: If one of them cannot be asked about a single row.
     """
+    if rows == 1:
+        return [criteria]
     return [
         StoppingCriteriaList([_of_row("stopping_criteria", each, row) for each in criteria])
         for row in range(rows)

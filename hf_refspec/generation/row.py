@@ -1,15 +1,17 @@
-"""Acceptance: which draft tokens are what the target model says, and what follows from each.
+"""A row: one text of a call, and all that plain decoding does with each of its tokens.
 
-Plain decoding handles one token after another: logits processors, the choice, stopping criteria,
-the streamer. [`TargetText`] does the same for every token on the accepted path of a draft tree, in
-the same order and never for a token off that path, so that processors and criteria that keep state,
-random numbers and streamers cannot tell the difference.
+Logits processors, the choice, stopping criteria, the streamer: a row does for every token on the
+accepted path of a draft what plain decoding does for one token after another, in the same order and
+never for a token off that path, so that processors and criteria that keep state, random numbers and
+streamers cannot tell the difference.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import (
     EosTokenCriteria,
@@ -19,26 +21,38 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..drafting.tree import ROOT, DraftTree
+from ..verification.verifier import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
-class TargetText:
-    """The text of one call: the prompt and the tokens that the target model chose.
+@dataclass(frozen=True, slots=True)
+class RowMark:
+    """Where a row was: its length, when it was stopped, what was recorded, the random numbers."""
+
+    length: int
+    stopped_at: int | None
+    scores: tuple[torch.Tensor, ...] | None
+    logits: tuple[torch.Tensor, ...] | None
+    random_state: torch.Tensor | None
+
+
+class Row:
+    """The prompt and the tokens that the target model chose.
 
     Args:
-        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt.
+        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt, padded as it came.
         logits_processor (`LogitsProcessorList`): See each prefix of the text once, in order.
         stopping_criteria (`StoppingCriteriaList`): Are asked after every token.
         generation_config (`GenerationConfig`): Says whether to sample, and what to record.
         streamer (`BaseStreamer`, *optional*): Gets each token once, in order.
 
     Attributes:
-        finished (`bool`): Whether a stopping criterion has ended the text.
-        path (`list[int]`): The nodes of the last draft that have been accepted so far and were
-            followed by another token: what the cache should keep.
+        stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
+        max_length (`int`, *optional*): The most tokens that it may have.
+        seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
+        draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -53,8 +67,7 @@ class TargetText:
     ) -> None:
         config = generation_config
         recorded = config.return_dict_in_generate
-        self.finished = False
-        self.path: list[int] = []
+        self.stopped_at: int | None = None
         self.max_length: int | None = None
         self.scores: tuple[torch.Tensor, ...] | None = None
         self.logits: tuple[torch.Tensor, ...] | None = None
@@ -62,14 +75,17 @@ class TargetText:
             self.scores = ()
         if recorded and config.output_logits:
             self.logits = ()
+        self.logits_processor = logits_processor
+        self.do_sample = bool(config.do_sample)
+        self.seen: TokenSequence = self
         self._ids = input_ids
-        self._not_in_ids: list[int] = []
-        self._logits_processor = logits_processor
-        self._do_sample = config.do_sample
+        self._prompt_length = input_ids.shape[1]
+        self._output: list[int] = []
         self._streamer = streamer
         self._eos_ids: set[int] = set()
         self._other_criteria = StoppingCriteriaList()
         self._split_criteria(stopping_criteria)
+        self.draft_end: int | None = self.max_length
 
     def _split_criteria(self, criteria: StoppingCriteriaList) -> None:
         """Takes out the two that every call has: asked on the host, they cost no wait for a GPU."""
@@ -82,81 +98,107 @@ class TargetText:
                 self._other_criteria.append(criterion)
 
     def __len__(self) -> int:
-        return self._ids.shape[1] + len(self._not_in_ids)
+        return self._prompt_length + len(self._output)
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stopping criterion has ended it."""
+        return self.stopped_at is not None
 
     @property
     def ids(self) -> torch.Tensor:
         """Prompt and output, `(1, length)`, on the prompt's device."""
-        if self._not_in_ids:
+        if (missing := len(self) - self._ids.shape[1]) > 0:
             # Not blocking: a copy to a GPU would otherwise wait for all that is queued there.
-            new_ids = torch.tensor([self._not_in_ids])
+            new_ids = torch.tensor([self._output[-missing:]])
             new_ids = new_ids.to(self._ids.device, non_blocking=True)
             self._ids = torch.cat([self._ids, new_ids], dim=-1)
-            self._not_in_ids = []
         return self._ids
 
-    def accept(self, logits: torch.Tensor, draft: DraftTree) -> list[int]:
-        """Walks down the draft as far as the target model says the same; `path` is the way.
+    @property
+    def output(self) -> list[int]:
+        """The tokens that were chosen."""
+        return self._output
 
-        Args:
-            logits (`torch.Tensor` of shape `(1 + T, vocab_size)`): The target model's, after the
-                text so far and after each draft node.
-            draft ([`DraftTree`]): T nodes.
+    def tail(self, count: int) -> np.ndarray:
+        """The last `count` tokens on the host, int64 of shape `(count,)`."""
+        if count > len(self._output):
+            return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
+        return np.array(self._output[len(self._output) - count :], dtype=np.int64)
 
-        Returns:
-            The new tokens: those of the path and one more.
-        """
-        choices = logits.argmax(dim=-1).tolist() if self._chooses_at_once() else None
-        children = draft.children()
-        tokens: list[int] = []
-        self.path = []
-        node = ROOT
-        while True:
-            token = self.choose(logits[1 + node]) if choices is None else choices[1 + node]
-            tokens.append(token)
-            self.append(token)
-            child = children.get((node, token))
-            if self.finished or child is None:
-                return tokens
-            self.path.append(child)
-            node = child
-
-    def _chooses_at_once(self) -> bool:
-        """Whether the choice depends on the logits alone: then all nodes' come over in one copy."""
+    def chooses_by_logits_alone(self) -> bool:
+        """Whether the next token is the argmax of the raw logits, and nothing is recorded."""
         return (
-            not self._do_sample
-            and len(self._logits_processor) == 0
+            not self.do_sample
+            and len(self.logits_processor) == 0
             and self.scores is None
             and self.logits is None
         )
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, as `GenerationMixin._sample` chooses it.
+        """The next token, as `GenerationMixin._sample` chooses it: one draw from the generator for
+        each token that is sampled.
 
-        At batch size 1 that is one draw from the generator for each token.
+        Args:
+            logits (`torch.Tensor` of shape `(vocab_size,)`): The target model's.
         """
         ids = self.ids
         next_logits = logits[None].to(copy=True, dtype=torch.float32, device=ids.device)
-        next_scores = self._logits_processor(ids, next_logits)
+        next_scores = self.logits_processor(ids, next_logits)
         if self.scores is not None:
             self.scores += (next_scores,)
         if self.logits is not None:
             self.logits += (next_logits,)
-        if self._do_sample:
-            probs = torch.nn.functional.softmax(next_scores, dim=-1)
-            return int(torch.multinomial(probs, num_samples=1))
-        return int(next_scores.argmax(dim=-1))
+        return choose_tokens(next_scores, self.do_sample)[0]
 
-    def append(self, token: int) -> None:
-        """Emits a token, and asks the stopping criteria."""
-        self._not_in_ids.append(token)
-        stopped = False
-        if self._other_criteria:
-            stopped = bool(self._other_criteria(self.ids, self.scores).all())
-        self.finished = (
-            stopped
-            or token in self._eos_ids
-            or (self.max_length is not None and len(self) >= self.max_length)
+    def append(self, token: int) -> bool:
+        """Emits a token, and says whether a stopping criterion holds after it."""
+        self._output.append(token)
+        stopped = token in self._eos_ids or (
+            self.max_length is not None and len(self) >= self.max_length
         )
+        if self._other_criteria:  # always asked: they may keep state
+            stopped = bool(self._other_criteria(self.ids, self.scores).all()) or stopped
+        if stopped and self.stopped_at is None:
+            self.stopped_at = len(self)
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
+        return stopped
+
+    def mark(self) -> RowMark:
+        """The present, to go [`~Row.roll_back`] to."""
+        state = _random_numbers(self._ids.device).get_rng_state() if self.do_sample else None
+        return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
+
+    def roll_back(self, mark: RowMark) -> None:
+        """Goes back to a mark. What was sampled since is sampled again with the same random
+        numbers; logits processors and stopping criteria are asked again, and must go by the ids
+        alone. What was streamed stays so."""
+        self._output = self._output[: mark.length - self._prompt_length]
+        self._ids = self._ids[:, : mark.length]
+        self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits
+        if mark.random_state is not None:
+            _random_numbers(self._ids.device).set_rng_state(mark.random_state)
+
+    def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
+        """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
+        changes."""
+        now, ids, output = self.mark(), self._ids, self._output
+        self.roll_back(mark)
+        token = self.choose(logits)
+        self._ids, self._output = ids, output
+        self.roll_back(now)
+        return token
+
+
+def choose_tokens(scores: torch.Tensor, do_sample: bool) -> list[int]:
+    """A token for each row of processed scores `(R, vocab_size)`."""
+    if do_sample:
+        probs = torch.nn.functional.softmax(scores, dim=-1)
+        return torch.multinomial(probs, num_samples=1)[:, 0].tolist()
+    return scores.argmax(dim=-1).tolist()
+
+
+def _random_numbers(device: torch.device) -> Any:
+    """Where tokens are drawn from: the default generator of the ids' device."""
+    return torch.random if device.type == "cpu" else torch.get_device_module(device)

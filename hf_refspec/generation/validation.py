@@ -1,4 +1,7 @@
-"""What a speculative call cannot do, refused before any forward pass with what to do instead."""
+"""What a call cannot do, refused before any forward pass with what to do instead.
+
+`caller` is what messages call the thing that was asked for: `candidate_generator`, `knn_lm`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 VERIFICATIONS = ("auto", "tree", "chain")
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with.
 
     Raises:
@@ -21,7 +24,7 @@ def check_model(model: PreTrainedModel) -> None:
     """
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"`candidate_generator` needs a decoder-only model, but {type(model).__name__} is an "
+            f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
             "encoder-decoder model. Leave the argument out for it."
         )
 
@@ -34,32 +37,37 @@ def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def check_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
+def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
     """Refuses what `generate` would act on, or drop, before it comes to the decoding loop.
 
     Raises:
         ValueError: If an argument asks for such a thing; the message names it.
     """
-    if kwargs.get("assistant_model") is not None:
-        raise ValueError(
-            "`assistant_model` cannot be combined with `candidate_generator`: both draft. Leave "
-            "one of them out."
-        )
-    if kwargs.get("synced_gpus"):
-        raise ValueError(
-            "`synced_gpus=True` cannot be combined with `candidate_generator`: the processes would "
-            "accept different numbers of tokens and wait for each other. Leave one of them out."
-        )
-    if setting("token_healing", model, kwargs):
-        raise ValueError(
-            "`token_healing=True` cannot be combined with `candidate_generator`: transformers "
-            "drops the tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before."
-        )
-    if setting("cache_implementation", model, kwargs) == "paged":
-        raise ValueError(
-            "`cache_implementation='paged'` cannot be combined with `candidate_generator`: it "
-            "batches continuously with a loop of its own. Leave one of them out."
-        )
+    refusals = [
+        (
+            kwargs.get("assistant_model") is not None,
+            f"`assistant_model` cannot be combined with `{caller}`: both draft. Leave one of them "
+            "out.",
+        ),
+        (
+            bool(kwargs.get("synced_gpus")),
+            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would accept "
+            "different numbers of tokens and wait for each other. Leave one of them out.",
+        ),
+        (
+            bool(setting("token_healing", model, kwargs)),
+            f"`token_healing=True` cannot be combined with `{caller}`: transformers drops the "
+            "tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before.",
+        ),
+        (
+            setting("cache_implementation", model, kwargs) == "paged",
+            f"`cache_implementation='paged'` cannot be combined with `{caller}`: it batches "
+            "continuously with a loop of its own. Leave one of them out.",
+        ),
+    ]
+    for refused, message in refusals:
+        if refused:
+            raise ValueError(message)
 
 
 def check_options(
@@ -103,7 +111,10 @@ def check_options(
 
 
 def check_request(
-    input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    caller: str,
 ) -> None:
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them.
 
@@ -122,7 +133,7 @@ def check_request(
             config.prompt_lookup_num_tokens is not None,
             f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}` drafts as well. Leave "
             "it out (`hf_refspec.ReferenceCopy()` looks up in the prompt), or leave out "
-            "`candidate_generator`",
+            f"`{caller}`",
         ),
         (
             config.get_generation_mode().value not in ("greedy_search", "sample"),
@@ -150,7 +161,7 @@ def check_request(
     ]
     for refused, why in refusals:
         if refused:
-            raise ValueError(f"`candidate_generator` cannot be combined with {why}.")
+            raise ValueError(f"`{caller}` cannot be combined with {why}.")
 
 
 def check_batch(
@@ -159,8 +170,11 @@ def check_batch(
     """Refuses what cannot be lossless with several rows, see [`check_request`].
 
     Raises:
-        ValueError: If an argument asks for such a thing; the message names it.
+        ValueError: If there are several and an argument asks for such a thing; the message names
+            it.
     """
+    if len(input_ids) == 1:
+        return
     recorded = generation_config.return_dict_in_generate
     refusals = [
         (streamer is not None, "`streamer`: rows get their tokens at different times"),

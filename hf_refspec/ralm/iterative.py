@@ -24,27 +24,37 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.drafter import Drafter, check_count
 from ..drafting.tree import DraftTree
+from ..generation.budget import Budget, make_budget
+from ..generation.entry_point import entry_point
+from ..generation.loop import Loop
+from ..generation.row import Row, RowMark
 from ..generation.validation import check_model, check_request
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
+from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
-from ..verification.verifier import find_cache
+from ..verification.probe import Reach
 from .checked_search import RetrievalError, call_with_retry
 from .engine import generate_speculatively
 from .options import Speculation
-from .passage_contexts import FORWARDED, ContextChange, PassageContexts
-from .passage_drafts import PassageDrafts
-from .refusals import refusals_of
-from .revisable_text import RevisableText, TextMark
+from .passage_contexts import Context, ContextChange, PassageContexts
 from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 # What `generate` prepares, and is made anew for each passage.
-_PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache_params")
+_PREPARED = (
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "cache_params",
+    "use_cache",
+    "logits_to_keep",
+)
 
 
+@entry_point("streamer", "tokenizer")
 @torch.no_grad()
 def iterative_ralm(
     model: PreTrainedModel,
@@ -99,44 +109,44 @@ def iterative_ralm(
     speculation = Speculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter, retrieval_stats)
     _check_request(model, input_ids, generation_config, model_kwargs)
-    text = RevisableText(input_ids, logits_processor, stopping_criteria, generation_config)
-    room = _room_for_passages(model, text)
+    row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
+    room = _room_for_passages(model, row)
     prompt = _unpadded(input_ids, model_kwargs.get("attention_mask"))
     bos = generation_config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
     begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
     contexts = PassageContexts(
-        model,
-        generation_config,
-        model_kwargs,
-        prompt[:begin],
-        prompt[begin:],
-        input_ids.device,
+        model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
     )
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     with ExitStack() as call:
-        drafts = None
         if drafter is not None:
             drafter.prepare(model)
             call.enter_context(drafter.session(prompt, vocab_size))
-            drafts = PassageDrafts(drafter, model, contexts)
         if streamer is not None:
             streamer.put(input_ids.cpu())
-        passages = Passages(retriever, room, vocab_size)
-        iterative = IterativeText(
-            text, contexts, passages, prompt, generation_stride, query_length, drafts, streamer
+        text = IterativeText(
+            row,
+            contexts,
+            Passages(retriever, room, vocab_size),
+            PassageLoop(model, contexts, model_kwargs, drafter),
+            prompt,
+            generation_stride,
+            query_length,
+            streamer,
         )
         try:
-            generate_speculatively(iterative, retriever, speculation, k=1, stats=retrieval_stats)
+            generate_speculatively(text, retriever, speculation, k=1, stats=retrieval_stats)
         except RetrievalError as error:
-            error.text_ids = text.ids[0].tolist()
+            error.text_ids = row.ids[0].tolist()
             raise
-        if drafts is not None:
-            drafts.finish(prompt, iterative.output.numpy(force=True)[0].astype(np.int64))
+        if drafter is not None:  # is told what the call has come to before it ends
+            drafter.begin(prompt, vocab_size)
+            drafter.observe(np.array(row.output, dtype=np.int64), DraftTree.empty(), None)
     if streamer is not None:
         streamer.end()
     if not generation_config.return_dict_in_generate:
-        return text.ids
-    return GenerateDecoderOnlyOutput(sequences=text.ids, scores=text.scores, logits=text.logits)
+        return row.ids
+    return GenerateDecoderOnlyOutput(sequences=row.ids, scores=row.scores, logits=row.logits)
 
 
 class Passages:
@@ -182,12 +192,61 @@ class Passages:
             )
 
 
+class PassageLoop:
+    """Decodes a row behind a passage, with drafts from the passage, the prompt and the output.
+
+    Where the text goes on behind another passage, or after something else than what the drafter was
+    told, the drafter begins anew.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        contexts ([`PassageContexts`]): They say how drafts are verified.
+        model_kwargs (`dict`): Keyword arguments of the forward pass.
+        drafter ([`Drafter`], *optional*): What drafts, in a session of this call.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        contexts: PassageContexts,
+        model_kwargs: dict[str, Any],
+        drafter: Drafter | None,
+    ) -> None:
+        kind = contexts.kind
+        self._drafter = Drafter() if drafter is None else drafter
+        self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        self._budget = Budget(0)
+        if drafter is not None and kind.continues:
+            self._budget = make_budget("auto", drafter, model, kind.name)
+        self._reach = Reach(kind, model, 1, model_kwargs)
+        self._chains = not kind.takes_trees
+        # Where the drafter has been told of everything, and how long that was.
+        self._told: tuple[Context, int] | None = None
+
+    def run(self, row: Row, context: Context, end: int) -> None:
+        """Decodes until the row is `end` tokens long, or has ended."""
+        row.seen = context
+        row.draft_end = end if row.max_length is None else min(end, row.max_length)
+        context.prefill()
+        if self._told != (context, len(row)):
+            ids = context.ids[0].numpy(force=True).astype(np.int64)
+            self._drafter.begin(ids, self._vocab_size)
+        loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
+        while not row.finished and len(row) < end:
+            loop.step([row], [self._drafter])
+        self._told = (context, len(row))
+
+    def roll_back(self) -> None:
+        """Is told that the text has gone back."""
+        self._told = None
+
+
 @dataclass(slots=True, eq=False)
 class IterativeStep:
-    """The tokens behind one passage, and the way back to before them."""
+    """The tokens behind one passage, and what it takes to go back to before them."""
 
     passage: np.ndarray
-    before: TextMark
+    before: RowMark
     change: ContextChange
     end: int  # the length of the text after it
 
@@ -196,65 +255,54 @@ class IterativeText:
     """The text of one call, see [`RetrievalAugmentedGeneration`].
 
     Args:
-        text ([`RevisableText`]): Prompt and output.
+        row ([`Row`]): Prompt and output.
         contexts ([`PassageContexts`]): What the model sees of it.
         passages ([`Passages`]): What is retrieved.
+        loop ([`PassageLoop`]): Decodes.
         prompt (`np.ndarray`, int64): The prompt without padding.
         stride (`int`): The tokens of a step.
         query_length (`int`): The tokens of a query.
-        drafts ([`PassageDrafts`], *optional*): Drafts tokens.
         streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
     """
 
     def __init__(
         self,
-        text: RevisableText,
+        row: Row,
         contexts: PassageContexts,
         passages: Passages,
+        loop: PassageLoop,
         prompt: np.ndarray,
         stride: int,
         query_length: int,
-        drafts: PassageDrafts | None,
         streamer: BaseStreamer | None,
     ) -> None:
-        self._text = text
+        self._row = row
         self._contexts = contexts
         self._passages = passages
+        self._loop = loop
         self._prompt = prompt
-        self._prompt_length = len(text)
         self._stride = stride
         self._query_length = query_length
-        self._drafts = drafts
         self._streamer = streamer
         self._unverified: list[IterativeStep] = []
 
     @property
     def finished(self) -> bool:
-        return self._text.finished
-
-    @property
-    def output(self) -> torch.Tensor:
-        """What was generated, `(1, n)`."""
-        return self._text.ids[:, self._prompt_length :]
+        return self._row.finished
 
     def query(self) -> Any:
-        last = self.output[0, -self._query_length :].numpy(force=True).astype(np.int64)
+        last = self._row.tail(min(self._query_length, len(self._row.output)))
         ids = np.concatenate([self._prompt, last])[-self._query_length :]
         return call_with_retry(self._passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
         passage = self._passages[int(found.ids[0])]
-        before = self._text.mark()
+        before = self._row.mark()
         context, change = self._contexts.enter(passage)
-        step = IterativeStep(passage, before, change, end=len(self._text) + self._stride)
+        step = IterativeStep(passage, before, change, end=len(self._row) + self._stride)
         self._unverified.append(step)
-        while not self._text.finished and len(self._text) < step.end:
-            if self._drafts is None:
-                context.extend(self.output, DraftTree.empty(), self._text)
-            else:
-                most = step.end - len(self._text)
-                self._drafts.extend(context, self.output, self._text, most)
-        step.end = len(self._text)
+        self._loop.run(self._row, context, step.end)
+        step.end = len(self._row)
         return step
 
     def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
@@ -265,16 +313,15 @@ class IterativeText:
         while step in self._unverified:
             last = self._unverified.pop()
             self._contexts.undo(last.change)
-            self._text.roll_back(last.before)
-        if self._drafts is not None:
-            self._drafts.roll_back()
+            self._row.roll_back(last.before)
+        self._loop.roll_back()
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
         if not steps:
             return
         del self._unverified[: len(steps)]
         if self._streamer is not None:
-            for token in self._text.ids[0, steps[0].before.length : steps[-1].end].cpu():
+            for token in self._row.ids[0, steps[0].before.length : steps[-1].end].cpu():
                 self._streamer.put(token[None])
 
 
@@ -284,21 +331,21 @@ def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> n
     return ids if attention_mask is None else ids[attention_mask[0].numpy(force=True) != 0]
 
 
-def _room_for_passages(model: PreTrainedModel, text: RevisableText) -> int | None:
+def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
     """The most tokens that a passage may have, `None` where the model sets no limit.
 
     Raises:
         ValueError: If there is no room for one.
     """
     context_length = embedded_positions(model.config.get_text_config(decoder=True))
-    if context_length is None or text.max_length is None:
+    if context_length is None or row.max_length is None:
         return None
-    room = context_length - text.max_length
+    room = context_length - row.max_length
     if room < 1:
         raise ValueError(
             f"There is no room for a passage: {type(model).__name__} takes {context_length} "
-            f"tokens, of which the prompt and its continuation may have {text.max_length} "
-            f"(`max_length`; the prompt has {len(text)}). Lower `max_new_tokens`, or shorten the "
+            f"tokens, of which the prompt and its continuation may have {row.max_length} "
+            f"(`max_length`; the prompt has {len(row)}). Lower `max_new_tokens`, or shorten the "
             "prompt."
         )
     return room
@@ -336,9 +383,8 @@ def _check_request(
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> None:
-    with refusals_of("iterative_ralm"):
-        check_model(model)
-        check_request(input_ids, generation_config, model_kwargs)
+    check_model(model, "iterative_ralm")
+    check_request(input_ids, generation_config, model_kwargs, "iterative_ralm")
     if len(input_ids) != 1:
         raise ValueError(
             f"`iterative_ralm` takes one prompt at a time, but `input_ids` has {len(input_ids)} "
@@ -350,7 +396,7 @@ def _check_request(
             "the prompt, so that each needs a cache of its own. Leave it out."
         )
     for name, value in model_kwargs.items():
-        if value is not None and name not in (*_PREPARED, *FORWARDED):
+        if value is not None and name not in _PREPARED:
             raise ValueError(
                 f"`{name}` cannot be combined with `iterative_ralm`: it describes the prompt "
                 "alone, and passages stand before it. Leave it out."

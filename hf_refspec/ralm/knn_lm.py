@@ -23,21 +23,24 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
+from ..generation.acceptance import accept
+from ..generation.entry_point import entry_point
+from ..generation.row import Row, RowMark
 from ..generation.validation import check_model, check_request
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..store.build.hidden_states import HiddenStates, Layer, watched
 from ..store.build.windows import batches, context_length, padded, tokenized, windows
 from ..store.knn_datastore import KnnDatastore
-from ..verification.verifier import Verification, find_cache, restore, snapshot
+from ..verification.cache import find_cache
+from ..verification.plain import PlainVerifier
+from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
 from .options import Speculation
-from .refusals import refusals_of
 from .stats import RetrievalStats
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ DEFAULT_LAMBDA = 0.25
 _MOST_WITH_NEIGHBOURS = 128
 
 
+@entry_point("streamer")
 @torch.no_grad()
 def knn_lm(
     model: PreTrainedModel,
@@ -103,20 +107,16 @@ def knn_lm(
         )
     _check_request(model, input_ids, logits_processor, generation_config, model_kwargs, speculation)
     mixture.datastore.check_model(model)
+    row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
+    verifier = PlainVerifier(model, generation_config, model_kwargs)
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
     with watched(model, mixture.datastore.config.layer) as hidden:
-        text = KnnText(
-            _StepwiseModel(model, generation_config, model_kwargs, hidden),
-            input_ids,
-            mixture,
-            _Chooser(logits_processor, generation_config.do_sample),
-            stopping_criteria,
-            streamer,
-        )
         # The engine only searches and scores: nothing is put before the text.
         retriever = cast(Retriever, mixture.datastore)
         try:
             generate_speculatively(
-                text,
+                KnnText(row, verifier, hidden, mixture, streamer),
                 retriever,
                 speculation,
                 mixture.k,
@@ -124,13 +124,13 @@ def knn_lm(
                 stats=retrieval_stats,
             )
         except RetrievalError as error:
-            error.text_ids = text.ids[0].tolist()
+            error.text_ids = row.ids[0].tolist()
             raise
     if streamer is not None:
         streamer.end()
     if not generation_config.return_dict_in_generate:
-        return text.ids
-    return GenerateDecoderOnlyOutput(sequences=text.ids, past_key_values=text.cache)
+        return row.ids
+    return GenerateDecoderOnlyOutput(sequences=row.ids, past_key_values=verifier.cache)
 
 
 class Mixture:
@@ -203,191 +203,87 @@ class Mixture:
             return np.logaddexp(log_lm + self._log_lm, np.log(knn) + self._log_knn)
 
 
-class _Chooser:
-    """Chooses tokens as `GenerationMixin._sample` does: one draw for each, if it samples."""
-
-    def __init__(self, logits_processor: LogitsProcessorList, do_sample: bool) -> None:
-        self._logits_processor = logits_processor
-        self._do_sample = do_sample
-
-    def __call__(self, ids: torch.Tensor, log_probs: torch.Tensor) -> int:
-        scores = self._logits_processor(ids, log_probs[None].to(ids.device))
-        if self._do_sample:
-            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
-        return int(scores.argmax(dim=-1))
-
-    def random_state(self, device: torch.device) -> torch.Tensor | None:
-        """From where the next draw is made; `None` if there is none."""
-        return _generator(device).get_state() if self._do_sample else None
-
-    def set_random_state(self, device: torch.device, state: torch.Tensor | None) -> None:
-        """Has the next draw made from there."""
-        if state is not None:
-            _generator(device).set_state(state)
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The one that draws without a generator of their own are made with."""
-    if device.type == "cpu":
-        return torch.default_generator
-    module = getattr(torch, device.type)
-    return module.default_generators[device.index or 0]
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """Where a model was in its text: how much of it the cache held or, where that is not all there
-    is to a cache, the state of its layers."""
-
-    cache: Cache
-    length: int | None
-    layers: list[dict[str, Any]]
-    model_kwargs: dict[str, Any]
-    last_position: int
-
-
-class _StepwiseModel(Verification):
-    """Forward passes over the prompt and then over one token at a time, with a way back."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        hidden: HiddenStates,
-    ) -> None:
-        if find_cache(model_kwargs) is None:
-            raise ValueError(
-                "knn_lm needs a model that keeps its past in a `Cache`, but "
-                f"{type(model).__name__} does not"
-            )
-        super().__init__(model, generation_config, model_kwargs)
-        self._hidden = hidden
-
-    def logits(self, ids: torch.Tensor, prompt_length: int) -> tuple[torch.Tensor, np.ndarray]:
-        """After `ids`: the logits, of shape `(vocab_size,)`, and the hidden state."""
-        if ids.shape[1] == prompt_length:
-            logits = self.prefill(ids)
-        else:
-            logits = self.verify(ids, DraftTree.empty())
-            self.commit(DraftTree.empty(), [])
-        return logits[0], self._hidden.last().float().numpy(force=True).copy()
-
-    def mark(self) -> _Mark:
-        """To go back to here."""
-        plain = all(type(layer) is DynamicLayer for layer in self.cache.layers)
-        return _Mark(
-            self.cache,
-            self.cache.get_seq_length() if plain else None,
-            [] if plain else snapshot(self.cache),
-            self.model_kwargs,
-            self.last_position,
-        )
-
-    def go_back(self, mark: _Mark) -> None:
-        """Forgets what has been read since."""
-        self.cache, self.model_kwargs = mark.cache, mark.model_kwargs
-        self.last_position = mark.last_position
-        if mark.length is not None:
-            self.cache.crop(mark.length - self.cache.get_seq_length())
-        else:
-            restore(self.cache, mark.layers)
-
-    def _keep(self, draft: DraftTree, path: list[int]) -> None:
-        """Nothing is drafted."""
-
-
 @dataclass(frozen=True)
 class _Step:
-    """A token, what it was chosen by, and where it was chosen."""
+    """A token, what it was chosen by, and where."""
 
     token: int
     found: Retrieved
-    ids: torch.Tensor
     logits: torch.Tensor
     query: np.ndarray
-    mark: _Mark
-    random_state: torch.Tensor | None
+    before: RowMark
+    cache: CacheMark
 
 
 class KnnText:
     """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token.
 
-    Attributes:
-        ids (`torch.LongTensor` of shape `(1, length)`): Prompt and output.
-        finished (`bool`): Whether a stopping criterion has ended it.
+    Args:
+        row ([`Row`]): Prompt and output.
+        verifier ([`Verifier`]): Runs the model, one token a pass.
+        hidden ([`HiddenStates`]): Of the last pass: the queries.
+        mixture ([`Mixture`]): What tokens are chosen from.
+        streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
     """
 
     def __init__(
         self,
-        model: _StepwiseModel,
-        input_ids: torch.Tensor,
+        row: Row,
+        verifier: Verifier,
+        hidden: HiddenStates,
         mixture: Mixture,
-        choose: _Chooser,
-        stopping_criteria: StoppingCriteriaList,
         streamer: BaseStreamer | None,
     ) -> None:
-        self.ids = input_ids
-        self.finished = False
-        self._model = model
-        self._prompt_length = input_ids.shape[1]
+        self._row = row
+        self._verifier = verifier
+        self._hidden = hidden
         self._mixture = mixture
-        self._choose = choose
-        self._stopping_criteria = stopping_criteria
         self._streamer = streamer
-        # What the model says after the text; `None` as long as it has not been asked.
-        self._said: tuple[torch.Tensor, np.ndarray] | None = None
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
+        # After the text: the logits `(vocab_size,)` and the hidden state, once the model was run.
+        self._after: tuple[torch.Tensor, np.ndarray] | None = None
 
     @property
-    def cache(self) -> Cache:
-        """The model's, with all tokens but the last."""
-        return self._model.cache
+    def finished(self) -> bool:
+        return self._row.finished
 
     def query(self) -> np.ndarray:
         """The hidden state after the text."""
-        if self._said is None:
-            self._said = self._model.logits(self.ids, self._prompt_length)
-        return self._said[1]
+        return self._run()[1]
 
     def step(self, found: Retrieved) -> _Step:
         """Chooses a token."""
-        query = self.query()
-        assert self._said is not None
-        logits = self._said[0]
-        state = self._choose.random_state(self.ids.device)
-        token = self._choose(self.ids, self._mixture.log_probs(logits, found))
-        step = _Step(token, found, self.ids, logits, query, self._model.mark(), state)
-        new_id = torch.tensor([[token]], device=self.ids.device)
-        self.ids = torch.cat([self.ids, new_id], dim=-1)
-        self._said = None
-        self.finished = bool(self._stopping_criteria(self.ids, None).all())
-        return step
+        logits, query = self._run()
+        before, cache = self._row.mark(), self._verifier.mark()
+        log_probs = self._mixture.log_probs(logits, found)
+        accept([self._row], log_probs[None, None], [DraftTree.empty()])
+        self._after = None
+        return _Step(self._row.output[-1], found, logits, query, before, cache)
 
     def agrees(self, step: _Step, truth: Retrieved) -> bool:
         """Whether these neighbours give the same token, by the same random number."""
         if np.array_equal(step.found.ids, truth.ids):
             return True
-        now = self._choose.random_state(step.ids.device)
-        self._choose.set_random_state(step.ids.device, step.random_state)
-        token = self._choose(step.ids, self._mixture.log_probs(step.logits, truth))
-        self._choose.set_random_state(step.ids.device, now)
-        return token == step.token
+        log_probs = self._mixture.log_probs(step.logits, truth)
+        return self._row.choose_at(step.before, log_probs) == step.token
 
     def roll_back(self, step: _Step) -> None:
         """To before the token was chosen."""
-        self.ids = step.ids
-        self.finished = False
-        self._said = (step.logits, step.query)
-        self._model.go_back(step.mark)
-        self._choose.set_random_state(step.ids.device, step.random_state)
+        self._row.roll_back(step.before)
+        self._verifier.roll_back(step.cache)
+        self._after = (step.logits, step.query)
 
     def commit(self, steps: Sequence[_Step]) -> None:
         """Streams the tokens."""
         if self._streamer is not None:
             for step in steps:
                 self._streamer.put(torch.tensor([step.token]))
+
+    def _run(self) -> tuple[torch.Tensor, np.ndarray]:
+        if self._after is None:
+            logits = self._verifier.forward([self._row], [DraftTree.empty()])
+            self._verifier.keep([[]])
+            self._after = (logits[0, -1], self._hidden.last().float().numpy(force=True).copy())
+        return self._after
 
 
 def _check_request(
@@ -399,9 +295,13 @@ def _check_request(
     speculation: Speculation | None,
 ) -> None:
     """Refuses what this cannot do, from the arguments as `generate` has prepared them."""
-    with refusals_of("knn_lm"):
-        check_model(model)
-        check_request(input_ids, generation_config, model_kwargs)
+    check_model(model, "knn_lm")
+    check_request(input_ids, generation_config, model_kwargs, "knn_lm")
+    if find_cache(model_kwargs) is None:
+        raise ValueError(
+            f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "
+            "does not"
+        )
     if len(input_ids) > 1:
         raise ValueError(
             f"`knn_lm` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "

@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig
+
+_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+# Every probe's text is longer than this.
+_CROSSED = 8
+# Names in a configuration of what limits attention to some of the positions.
+LOCAL_ATTENTION = (
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "attention_chunk_size",
+    "index_topk",
+)
+
+
+def attends_locally(config: PreTrainedConfig) -> bool:
+    """Whether the configuration says that some layer attends to some of the positions only."""
+    return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
+
+
+def boundaries(config: PreTrainedConfig) -> list[int]:
+    """The lengths, ascending, at which attention may become another computation: numbers that the
+    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
+
+    One that is none costs a probe; one that is missed may cost other ids.
+    """
+    named = [value for name, value in vars(config).items() if _LENGTHS.search(name)]
+    windows = [
+        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
+    ]
+    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    """All integers in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _numbers(value)
+    elif isinstance(values, int) and not isinstance(values, bool):
+        yield values
 
 
 def depth_limit(

@@ -20,7 +20,7 @@ class Oracle(Drafter):
     def begin(self, prompt_ids, vocab_size):
         self.place = 0
 
-    def observe(self, tokens, logits=None):
+    def observe(self, tokens, verified, logits):
         self.place += len(tokens)
 
     def draft(self, budget):

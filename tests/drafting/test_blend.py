@@ -36,8 +36,8 @@ class Source(Drafter):
         self.calls.append(("draft", budget))
         return self.tree
 
-    def observe(self, tokens, logits=None):
-        self.calls.append(("observe", tokens.tolist(), logits))
+    def observe(self, tokens, verified, logits):
+        self.calls.append(("observe", tokens.tolist(), verified.tokens.tolist(), logits.shape[0]))
 
     def end(self):
         self.calls.append(("end",))
@@ -53,7 +53,7 @@ def chain(tokens, probs) -> Source:
 def draft(blend: Blend, budget: int) -> DraftTree:
     with blend.session(PROMPT, VOCAB_SIZE):
         tree = blend.draft(budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     return tree
 
 
@@ -188,12 +188,13 @@ def test_all_sources_are_told_all():
     blend = a | b
     with blend.session(PROMPT, VOCAB_SIZE):
         blend.draft(5)
-        blend.observe(np.array([4, 5]), torch.zeros(1, VOCAB_SIZE))
+        verified = DraftTree.chain([4, 9])
+        blend.observe(np.array([4, 5]), verified, torch.zeros(3, VOCAB_SIZE))
     for source in (a, b):
         assert source.calls == [
             ("begin", [1, 2, 3], VOCAB_SIZE),
             ("draft", 5),
-            ("observe", [4, 5], None),  # the logits are not of its own draft
+            ("observe", [4, 5], [4, 9], 3),  # the tree that was verified, not its own
             ("end",),
         ]
 

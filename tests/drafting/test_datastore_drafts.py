@@ -60,9 +60,9 @@ def compact(store, tmp_path_factory) -> Datastore:
 def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
     with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
         if output:
-            drafter.observe(np.array(output))
+            drafter.observe(np.array(output), DraftTree.empty(), None)
         tree = drafter.draft(budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     assert len(tree) <= budget
     return tree
 

@@ -31,7 +31,7 @@ class Recorder(Drafter):
             probs=np.array([0.5, 0.4, 0.3, 0.2], np.float32),
         )
 
-    def observe(self, tokens, logits=None):
+    def observe(self, tokens, verified, logits):
         self.calls.append(("observe", tokens.tolist()))
 
     def end(self):

@@ -27,9 +27,9 @@ class WordLengths:
 def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
     with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
         if output:
-            drafter.observe(np.array(output))
+            drafter.observe(np.array(output), DraftTree.empty(), None)
         tree = drafter.draft(budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     return tree
 
 
@@ -234,7 +234,9 @@ def replayed_mat(prompts, drafter: ReferenceCopy, budget: int, chain: bool = Fal
                 if done:  # the prefill has no draft
                     tree = drafter.draft_chain(budget) if chain else drafter.draft(budget)
                     accepted = count_accepted(tree, answer[done:-1])
-                drafter.observe(np.array(answer[done : done + accepted + 1]))
+                drafter.observe(
+                    np.array(answer[done : done + accepted + 1]), DraftTree.empty(), None
+                )
                 done += accepted + 1
                 passes += 1
         tokens += len(answer)

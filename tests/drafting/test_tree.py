@@ -59,7 +59,7 @@ def test_the_empty_tree_has_no_node_and_is_legal():
     assert tree.depths().shape == (0,)
     assert tree.ancestors().shape == (0, 0)
     assert len(tree.best_chain()) == 0
-    tree.check(vocab_size=1)
+    tree.checked(vocab_size=1)
 
 
 def test_children_finds_a_node_by_parent_and_token():
@@ -89,8 +89,32 @@ def test_it_can_be_pickled():
     assert pickle.loads(pickle.dumps(branching())).parents.tolist() == [-1, 0, -1, 0, 2]
 
 
-def test_check_accepts_a_legal_tree():
-    branching().check(vocab_size=9)
+def test_a_legal_tree_passes():
+    tree = branching()
+    checked = tree.checked(vocab_size=9)
+    assert checked.tokens is tree.tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": [5, 7, 6, 8, 7], "parents": [-1, 0, -1, 0, 2]},
+        {"tokens": np.array([5, 7, 6, 8, 7], np.uint16)},
+        {"tokens": np.repeat(branching().tokens, 2)[::2]},
+        {"parents": np.array([-1, 0, -1, 0, 2], np.int64)},
+        {"probs": [1, 1, 1, 0, 0]},
+    ],
+)
+def test_lists_and_other_numbers_are_converted(changes):
+    tree = branching(**changes).checked(vocab_size=9)
+    assert (tree.tokens.dtype, tree.parents.dtype) == (np.int64, np.int32)
+    assert tree.probs.dtype == np.float32
+    assert tree.children() == branching().children()
+    assert tree.depths().tolist() == branching().depths().tolist()
+
+
+def test_an_empty_list_is_no_node():
+    assert len(DraftTree([], [], []).checked(9)) == 0
 
 
 @pytest.mark.parametrize(
@@ -101,9 +125,9 @@ def test_check_accepts_a_legal_tree():
         ({"tokens": np.array([5, 7, 5, 8, 7])}, "two siblings with the same token"),
         ({"tokens": np.array([5, 7, 6, 7, 7])}, "two siblings with the same token"),
         ({"tokens": np.array([5.0, 7, 6, 8, 7])}, "tokens must be a 1-D int64 array"),
-        ({"tokens": [5, 7, 6, 8, 7]}, "tokens must be a 1-D int64 array"),
-        ({"tokens": np.arange(10)[::2]}, "contiguous and writable"),
-        ({"parents": np.array([-1, 0, -1, 0, 2])}, "parents must be a 1-D int32 array"),
+        ({"tokens": [[5, 7, 6, 8, 7]]}, "tokens must be a 1-D int64 array"),
+        ({"tokens": ["5"] * 5}, "tokens must be a 1-D int64 array"),
+        ({"parents": np.array([-1.0, 0, -1, 0, 2])}, "parents must be a 1-D int32 array"),
         ({"parents": np.array([-1, 0, -1, 3, 2], np.int32)}, "earlier node's index"),
         ({"parents": np.array([-1, 0, -2, 0, 2], np.int32)}, "earlier node's index"),
         ({"parents": np.array([-1, 0], np.int32)}, "parents has 2 entries for 5 tokens"),
@@ -112,6 +136,6 @@ def test_check_accepts_a_legal_tree():
         ({"probs": np.array([0.5, np.nan, 0.4, 0.1, 0.3], np.float32)}, r"must be in \[0, 1\]"),
     ],
 )
-def test_check_names_what_is_wrong(changes, message):
+def test_what_is_wrong_with_a_tree_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        branching(**changes).check(vocab_size=9)
+        branching(**changes).checked(vocab_size=9)

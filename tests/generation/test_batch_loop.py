@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB_SIZE
 from calls import ListStreamer
-from drafters import Noise, Prophet
+from drafters import Noise, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -25,10 +25,9 @@ from transformers import (
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.generation import batch_loop as batch_decoding
-from hf_refspec.verification import batch as batch_verification
-from hf_refspec.verification import probe
-from hf_refspec.verification.batch import BatchVerification
+from hf_refspec.verification import tree as tree_verification
+from hf_refspec.verification.facts import facts_about
+from hf_refspec.verification.tree import TreeVerifier
 
 TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
 OTHERS = [a for a in ARCHITECTURES if a.verification != "tree"]
@@ -44,29 +43,6 @@ def padded_prompts(rows: int, length: int = 12, seed: int = 1) -> dict[str, torc
         ids[row, :padding] = 0
         mask[row, :padding] = 0
     return {"input_ids": ids, "attention_mask": mask}
-
-
-class Prophets(Prophet):
-    """A `Prophet` that knows the target text of every row, each by its prompt.
-
-    Args:
-        inputs: `input_ids` and `attention_mask` of the call.
-        outputs: What plain decoding made of them, `(rows, length)`.
-        accuracies: Chance that a draft is right, one for each row or one for all.
-    """
-
-    def __init__(self, inputs, outputs, accuracies, branches: int = 2, seed: int = 0):
-        super().__init__(np.zeros(1), 0.0, branches, seed)
-        ids, mask = inputs["input_ids"].numpy(), inputs["attention_mask"].numpy().astype(bool)
-        self.prompts = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
-        self.answers = np.asarray(outputs)[:, ids.shape[1] :]
-        self.accuracies = np.broadcast_to(accuracies, len(ids))
-
-    def begin(self, prompt_ids, vocab_size):
-        row = self.prompts.index(prompt_ids.tolist())
-        self.target_ids = np.concatenate([prompt_ids, self.answers[row]])
-        self.accuracy = self.accuracies[row]
-        super().begin(prompt_ids, vocab_size)
 
 
 @pytest.mark.parametrize("architecture", TREES, ids=str)
@@ -87,10 +63,15 @@ def test_greedy_ids_equal_plain_batched_generates(architecture, models_by_type):
 
 
 @pytest.mark.parametrize("architecture", OTHERS, ids=str)
-def test_a_model_without_exact_trees_is_refused(architecture, models_by_type):
+def test_a_model_without_exact_trees_is_decoded_plainly(architecture, models_by_type, caplog):
     model = models_by_type(architecture.model_type)
-    with pytest.raises(ValueError, match=r"`input_ids` with 3 rows.*Pass one prompt at a time"):
-        model.generate(**padded_prompts(3), max_new_tokens=4, candidate_generator=Noise())
+    options = {**padded_prompts(3), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**options)
+    drafter = Noise()
+    drafted = model.generate(**options, candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+    assert "decoding plainly" in caplog.text
+    assert (drafter.stats.tokens, drafter.stats.mat) == (18, 1.0)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -321,7 +302,7 @@ def test_what_rows_cannot_have_is_refused(llama, case):
         llama.generate(**{**GREEDY, **options}, candidate_generator=Noise())
 
 
-def test_dropout_at_work_is_refused():
+def test_dropout_at_work_is_decoded_plainly():
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -332,8 +313,11 @@ def test_dropout_at_work_is_refused():
         attention_dropout=0.3,
         pad_token_id=0,
     )
-    with pytest.raises(ValueError, match="`input_ids` with 4 rows"):
-        LlamaForCausalLM(config).train().generate(**GREEDY, candidate_generator=Noise())
+    model, texts = LlamaForCausalLM(config).train(), []
+    for drafter in (None, Noise()):
+        torch.manual_seed(1)
+        texts.append(model.generate(**GREEDY, candidate_generator=drafter).tolist())
+    assert texts[0] == texts[1]
 
 
 def deviation(counts: np.ndarray, probs: np.ndarray) -> float:
@@ -457,14 +441,14 @@ def test_equal_rows_give_equal_texts(llama, plain_ids):
 def passes(monkeypatch):
     """The rows of each pass after the prefill, and the widths of the cache and its longest row."""
     seen = []
-    verify = BatchVerification.verify
+    run = TreeVerifier._run
 
-    def watched(self, last_tokens, drafts):
-        seen.append((len(drafts), self.cache.get_seq_length(), self.lengths.max()))
+    def recorded(self, rows, drafts):
+        seen.append((len(drafts), self.cache.get_seq_length(), self.cached.max()))
         assert self.cache.layers[0].keys.shape[0] == len(drafts)
-        return verify(self, last_tokens, drafts)
+        return run(self, rows, drafts)
 
-    monkeypatch.setattr(BatchVerification, "verify", watched)
+    monkeypatch.setattr(TreeVerifier, "_run", recorded)
     return seen
 
 
@@ -582,13 +566,6 @@ def test_a_cancelled_call_leaves_the_prompts_in_the_cache(llama, plain_ids):
     assert llama.generate(**GREEDY, past_key_values=cache).tolist() == plain_ids.tolist()
 
 
-def test_one_row_takes_the_loop_for_one_row(llama, plain_ids, monkeypatch):
-    monkeypatch.setattr(batch_decoding, "_decode", None)
-    options = {**GREEDY, "input_ids": INPUTS["input_ids"][:1], "attention_mask": None}
-    drafted = llama.generate(**options, candidate_generator=rs.ReferenceCopy())
-    assert drafted.tolist() == plain_ids[:1].tolist()
-
-
 def test_a_candidate_generator_drafts_for_each_row(llama, plain_ids):
     generator = PromptLookupCandidateGenerator(num_output_tokens=6, max_matching_ngram_size=2)
     drafted = llama.generate(**GREEDY, candidate_generator=generator)
@@ -605,27 +582,30 @@ def test_a_candidate_generator_drafts_for_each_row(llama, plain_ids):
 )
 def test_forks_draft_independently(drafter):
     prompts = [np.array([1, 2, 3, 1]), np.array([9, 5]), np.array([4, 3, 4])]
-    with drafter.batch_session(prompts, vocab_size=50) as rows:
+    with drafter.sessions(prompts, vocab_size=50) as rows:
         assert rows[0] is drafter
         assert len(set(map(id, rows))) == 3
         drafts = [row.draft(2).tokens.tolist() for row in rows]
         assert drafts == [[2, 3], [6, 7], [3, 4]]
-        rows[1].observe(np.array([40, 41, 40]))
+        rows[1].observe(np.array([40, 41, 40]), rs.DraftTree.empty(), None)
         assert rows[1].draft(1).tokens.tolist() == [41]
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
         with pytest.raises(RuntimeError, match="in use"), drafter.session(prompts[0], 50):
             pass
-    with drafter.batch_session(prompts[:1], vocab_size=50) as rows:
+    with drafter.sessions(prompts[:1], vocab_size=50) as rows:
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
 
 
-def test_a_move_to_wrong_places_is_found_out(monkeypatch, models_by_type):
+def test_a_move_to_wrong_places_is_found_out(monkeypatch, models_by_type, caplog):
     model = models_by_type("qwen2")
-    probe._probed.pop(model, None)
-    monkeypatch.setattr(batch_verification, "_move_entries", lambda *_: None)
-    with pytest.raises(ValueError, match="`input_ids` with 4 rows"):
-        model.generate(**GREEDY, candidate_generator=Noise())
-    probe._probed.pop(model, None)
+    facts_about(model).clear()
+    monkeypatch.setattr(tree_verification, "move_entries", lambda *_: None)
+    with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 4 rows"):
+        model.generate(**GREEDY, candidate_generator=Noise(), verification="tree")
+    plain = model.generate(**GREEDY)
+    assert model.generate(**GREEDY, candidate_generator=Noise()).tolist() == plain.tolist()
+    assert "decoding plainly" in caplog.text
+    facts_about(model).clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

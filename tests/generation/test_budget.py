@@ -249,7 +249,7 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
     budget = budget_at(prices.__getitem__)
     kept = budget.trim(tree)
-    kept.check(vocab_size=100)
+    kept.checked(vocab_size=100)
     positions = kept.tokens.tolist()
     # With each node its ancestors, at the places that they had.
     assert [positions.index(p) if p >= 0 else -1 for p in tree.parents[positions].tolist()] == (

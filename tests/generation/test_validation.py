@@ -114,7 +114,7 @@ def test_a_quantized_cache_is_refused():
         num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="quantized"
     )
     with pytest.raises(ValueError, match="a quantized cache"):
-        check_request(PROMPT, config, {})
+        check_request(PROMPT, config, {}, "candidate_generator")
 
 
 def test_inputs_embeds_are_refused(llama, untouched):

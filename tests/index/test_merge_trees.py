@@ -31,7 +31,7 @@ def trees(draw):
     tree = DraftTree(
         np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
     )
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     return tree
 
 
@@ -60,7 +60,7 @@ def merge_slowly(trees: list[DraftTree]) -> dict[tuple[int, ...], float]:
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_trees_are_kept(trees, budget):
     tree = merged(trees, budget)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     expected = merge_slowly(trees)
     best = sorted(expected.values(), reverse=True)[:budget]
     assert tree.probs.tolist() == pytest.approx(best, abs=1e-5)
@@ -103,7 +103,7 @@ def test_no_node_is_more_probable_than_its_parent():
     trees = [DraftTree.chain([1, 1], [0.9, 0.9]) for _ in range(2)]
     trees.append(DraftTree.chain([1, 1, 1], [0.0, 0.0, 0.0]))
     tree = merged(trees, 10)
-    tree.check(VOCAB_SIZE)
+    tree.checked(VOCAB_SIZE)
     assert tree.probs.tolist() == pytest.approx([0.99, 0.99, 0.0], abs=1e-6)
 
 

@@ -146,7 +146,7 @@ class RetrievalCache(Drafter):
             trees.append(_weighted(similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
-    def observe(self, tokens: np.ndarray, logits: torch.Tensor | None = None) -> None:
+    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._output.append(tokens)
         context = np.concatenate((self._context, tokens[-_LONGEST_MATCH:]), dtype=np.int32)
         self._context = context[-_LONGEST_MATCH:]

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 import hf_refspec as rs
+from hf_refspec import DraftTree
 from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.sessions import memory as memory_module
@@ -26,7 +27,7 @@ def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
     """What is drafted after a prompt; the call leaves no trace."""
     cache.begin(np.array(context, dtype=np.int64), 1000)
     tree = cache.draft(budget)
-    tree.check(1000)
+    tree.checked(1000)
     cache.end()
     return tree
 
@@ -36,7 +37,7 @@ def speak(cache: RetrievalCache, prompt, output) -> None:
     with cache.session(np.array(prompt, dtype=np.int64), 1000):
         for token in output:
             cache.draft(4)
-            cache.observe(np.array([token]))
+            cache.observe(np.array([token]), DraftTree.empty(), None)
 
 
 def paths(tree: rs.DraftTree) -> set[tuple[int, ...]]:
@@ -69,7 +70,7 @@ def test_the_present_call_is_not_drafted_from():
     cache = RetrievalCache()
     cache.begin(np.array([1, 2, 3, 1, 2]), 1000)
     assert len(cache.draft(8)) == 0
-    cache.observe(np.array([3, 1, 2]))
+    cache.observe(np.array([3, 1, 2]), DraftTree.empty(), None)
     assert len(cache.draft(8)) == 0
 
 
@@ -231,8 +232,8 @@ def test_forks_share_what_is_remembered():
     cache = RetrievalCache()
     fork = cache.fork()
     with cache.session(np.array([1, 2]), 1000), fork.session(np.array([3, 4]), 1000):
-        cache.observe(np.array([5]))
-        fork.observe(np.array([6]))
+        cache.observe(np.array([5]), DraftTree.empty(), None)
+        fork.observe(np.array([6]), DraftTree.empty(), None)
     assert len(cache) == len(fork) == 2
     assert paths(drafted(cache, [3, 4])) == {(6,)}
     assert paths(drafted(fork, [1, 2])) == {(5,)}
@@ -283,7 +284,7 @@ def test_a_cache_that_is_closed_meanwhile():
     with cache.session(np.array([1, 2]), 1000):
         cache.close()
         assert cache.draft(4).tokens.tolist() == [3]
-        cache.observe(np.array([3]))
+        cache.observe(np.array([3]), DraftTree.empty(), None)
     assert len(cache) == 1  # the call ends as it should, and is not remembered
     with pytest.raises(RuntimeError, match="closed"):
         cache.add([1], [2])

@@ -1,0 +1,95 @@
+"""Acceptance: which draft tokens are what the target model chooses, and what follows from each.
+
+Every row walks down its own draft, and they choose together: where logits processors need not know
+the text (temperature, top-k, top-p), the next tokens of all rows that still walk are chosen in one
+call, and without processors the greedy choice is one call for all nodes. So a GPU is waited for as
+often as the longest walk has steps, or once, and not for each token of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from ..drafting.tree import ROOT, DraftTree
+from .row import Row, choose_tokens
+
+_BLIND_TO_IDS = (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+
+def accept(
+    rows: Sequence[Row], logits: torch.Tensor, drafts: Sequence[DraftTree]
+) -> list[list[int]]:
+    """Each row takes the nodes of its draft that the target model chooses, and one token more.
+
+    Args:
+        rows (sequence of [`Row`]): R rows of one call.
+        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's, after each
+            row so far and after each node of its draft.
+        drafts (sequence of [`DraftTree`]): One for each row, of at most T nodes.
+
+    Returns:
+        The accepted nodes of each row, from the root on.
+    """
+    choices = None
+    if rows[0].chooses_by_logits_alone():
+        choices = logits.argmax(dim=-1).tolist()  # all nodes in one copy
+    children = [draft.children() for draft in drafts]
+    paths: list[list[int]] = [[] for _ in rows]
+    walking = list(range(len(rows)))
+    while walking:
+        nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
+        if choices is None:
+            tokens = _choose([rows[i] for i in walking], _logits_at(logits, walking, nodes))
+        else:
+            tokens = [choices[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
+        still_walking = []
+        for i, node, token in zip(walking, nodes, tokens, strict=True):
+            stopped = rows[i].append(token)
+            child = children[i].get((node, token))
+            if child is not None and not stopped:
+                paths[i].append(child)
+                still_walking.append(i)
+        walking = still_walking
+    return paths
+
+
+def _logits_at(logits: torch.Tensor, rows: list[int], nodes: list[int]) -> torch.Tensor:
+    """The logits of some rows at a node of each, `(len(rows), vocab_size)`."""
+    if len(rows) == 1:
+        return logits[rows[0], 1 + nodes[0]][None]
+    return logits[rows, [1 + node for node in nodes]]
+
+
+def _choose(rows: list[Row], logits: torch.Tensor) -> list[int]:
+    """The next token of each row, from logits `(len(rows), vocab_size)`."""
+    processors = rows[0].logits_processor
+    if len(rows) == 1 or not all(type(each) in _BLIND_TO_IDS for each in processors):
+        return [row.choose(each) for row, each in zip(rows, logits, strict=True)]
+    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
+    scores = processors(no_ids, logits.to(copy=True, dtype=torch.float32))
+    return choose_tokens(scores, rows[0].do_sample)

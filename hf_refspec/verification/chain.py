@@ -1,0 +1,101 @@
+"""The best path of a draft in one forward pass; what was rejected is cropped from the cache.
+
+The path stands under the model's own causal mask, so that it works with sliding windows, ALiBi and
+FlashAttention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..drafting.tree import DraftTree
+from .cache import find_cache, holds_running_state
+from .verifier import TokenSequence, Verifier
+
+
+class SequentialVerifier(Verifier):
+    """One row whose tokens are run in order, as `generate` runs them."""
+
+    name = "chain"
+
+    def _take_up(self, outputs: Mapping[str, Any]) -> None:
+        # For one more token than the prompt, with what the model wants to see again.
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs
+        )
+
+    def _position_offsets(self, rows: int) -> Any:
+        if self.model_kwargs.get("position_ids") is None and not holds_running_state(self.cache):
+            return (
+                super()._position_offsets(rows) + self.cache.get_seq_length() - self._prompt_length
+            )
+        return super()._position_offsets(rows)
+
+    def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+        [row], [draft] = rows, drafts
+        input_ids = row.ids
+        if len(draft):
+            tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
+            input_ids = torch.cat([input_ids, tokens], dim=-1)
+        model_inputs = self.model.prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=int(self._pending[0]) + len(draft),
+            **self._kwargs_for(input_ids.shape[1]),
+        )
+        if "logits_to_keep" in model_inputs:
+            model_inputs["logits_to_keep"] = 1 + len(draft)
+        outputs = self.model(**model_inputs, return_dict=True)
+        self.restarted |= self._adopt_cache(outputs)
+        return outputs.logits[:, -1 - len(draft) :]
+
+    def _kwargs_for(self, length: int) -> dict[str, Any]:
+        """The keyword arguments (attention mask, position ids, token types) of so many tokens."""
+        further = length - self._prompt_length - 1
+        if further == 0:
+            return self.model_kwargs
+        if further < 0:
+            return {**self.model_kwargs, **_shortened(self.model_kwargs, -further)}
+        kwargs = self.model._update_model_kwargs_for_generation(
+            {}, dict(self.model_kwargs), num_new_tokens=further
+        )
+        if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
+            # Plain decoding repeats the last type; the method above would repeat the last k types.
+            repeated = token_types[:, -1:].expand(-1, further)
+            kwargs["token_type_ids"] = torch.cat([token_types, repeated], dim=-1)
+        return kwargs
+
+
+class ChainVerifier(SequentialVerifier):
+    """For caches whose last entries can be cropped."""
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        cache = find_cache(model_kwargs)
+        # A stateful model with a cache of another kind has a state that nobody here knows.
+        return cache is not None and not holds_running_state(cache) and not model._is_stateful
+
+    def _take_up(self, outputs: Mapping[str, Any]) -> None:
+        super()._take_up(outputs)
+        # Only now: a sliding window that records through the prefill would keep all of it.
+        self.cache.activate_past_recording()
+
+    def _keep(self, paths: Sequence[list[int] | None]) -> None:
+        [path], [draft] = paths, self._drafts
+        if path is not None and not self.restarted:  # a new cache does not record how to go back
+            # Also with nothing to drop: it shrinks a recording sliding window back to its size.
+            self.cache.crop(len(path) - len(draft))
+
+    def _settle(self) -> None:
+        for layer in self.cache.layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+
+
+def _shortened(kwargs: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:
+    names = ("attention_mask", "position_ids", "token_type_ids")
+    given = {name: kwargs.get(name) for name in names}
+    return {name: value[..., :-count] for name, value in given.items() if value is not None}
