@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .index.kernels import warmup as warmup
     from .index.retrieved import Retrieved as Retrieved
     from .ralm.checked_search import RetrievalError as RetrievalError
-    from .ralm.options import Speculation as Speculation
     from .ralm.iterative import iterative_ralm as iterative_ralm
     from .ralm.knn_lm import knn_lm as knn_lm
     from .ralm.knn_lm import perplexity as perplexity
+    from .ralm.options import Speculation as Speculation
     from .ralm.stats import RetrievalStats as RetrievalStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever

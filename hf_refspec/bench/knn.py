@@ -19,7 +19,7 @@ from ..demo import corpus
 from ..ralm.knn_lm import knn_lm
 from ..ralm.options import Speculation
 from ..ralm.stats import RetrievalStats
-from ..store.build.hidden_states import watched
+from ..store.build.hidden_states import recorded
 from ..store.knn_datastore import KnnDatastore
 from .measure import Bench
 from .retrieval_ways import (
@@ -143,7 +143,7 @@ def measure_knn(bench: Bench, prompt: KnnPrompt) -> Iterator[dict[str, Any]]:
     store = prompt.stores.hnsw if prompt.index == "hnsw" else prompt.stores.flat
     generate = partial(_generate, bench, prompt.ids, store, prompt.k, prompt.sampled)
     ways = [*main_ways(), *without_retrieval(bench.takes_look_up)]
-    if store.sketch is not None:
+    if store.pq_index is not None:
         ways.append(RetrievalWay(WITHOUT_SKETCH, Speculation(pq_index=False)))
     if prompt.setting not in prompt.stores.warm:  # the first calls compile and load
         prompt.stores.warm.add(prompt.setting)
@@ -191,7 +191,7 @@ def _generate(
 
 def _queries(bench: Bench, ids: list[int], store: KnnDatastore) -> list[Any]:
     """Hidden states of tokens that follow each other."""
-    with torch.no_grad(), watched(bench.model, store.config.layer) as hidden:
+    with torch.no_grad(), recorded(bench.model, store.config.layer) as hidden:
         bench.model(torch.tensor([ids], device=bench.model.device))
     assert hidden.states is not None
     return list(hidden.states[0, -BATCHES[-1] :].float().numpy(force=True))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -18,13 +21,16 @@ from ..index.ngram_table import (
     table_bytes,
 )
 from ..index.suffix_array import IndexedText
-from .folder import StoreConfig
+from .datastore_config import NgramsEntry, StoreConfig
+from .files import DatastoreError, read_arrays, write_arrays
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
 CONTINUATIONS = 1000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
+
+ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
 
 Tree: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -144,3 +150,46 @@ def _frequent(
 def _occurrences(texts: Sequence[IndexedText], ngram: np.ndarray) -> int:
     ranges = [text.find(ngram) for text in texts]
     return sum(high - low for low, high in ranges)
+
+
+def write_ngrams(
+    folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
+) -> None:
+    """Writes the compact form into a datastore's folder, in place of an older one."""
+    arrays = {name: getattr(table, name) for name in ARRAYS}
+    written = write_arrays(folder / "ngrams.safetensors", arrays)
+    # Named after its content, so that an older one stays whole until config.json names this one.
+    file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
+    os.replace(folder / written.name, folder / file.name)
+    nodes = len(table.node_tokens)
+    replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
+    if config.ngrams is not None and config.ngrams.file.name != file.name:
+        (folder / config.ngrams.file.name).unlink(missing_ok=True)
+
+
+def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:
+    """Maps the compact form into memory.
+
+    Raises:
+        DatastoreError: If its file is missing or damaged, as far as its size and header tell.
+    """
+    entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
+    uint8, uint32 = np.dtype(np.uint8), np.dtype(np.uint32)
+    arrays = read_arrays(
+        folder,
+        entry.file,
+        {
+            "keys": (dtype, entries * max_ngram),
+            "slots": (uint32, None),
+            "starts": (uint32, entries + 1),
+            "node_tokens": (dtype, entry.nodes),
+            "node_parents": (uint8, entry.nodes),
+            "node_probs": (uint8, entry.nodes),
+        },
+    )
+    if len(arrays["slots"]).bit_count() != 1:
+        raise DatastoreError(
+            f"{folder / entry.file.name} is damaged: slots has {len(arrays['slots'])} entries, no "
+            "power of two"
+        )
+    return NgramTable(**arrays, max_ngram=max_ngram, vocab_size=config.vocab_size)

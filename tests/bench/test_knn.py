@@ -48,7 +48,7 @@ def test_measures_both_indexes_greedily_and_sampled(
 ):
     monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
     build(byte_llama, tokenizer, 1500, "store")
-    KnnDatastore("store").add_sketch()
+    KnnDatastore("store").add_pq_index()
     assert main([*given, "--knn-datastore", "store", "--limit", "2"]) == 0
     entries = Results.read(Path("out")).entries("knn")
     first, second = entries[:8], entries[8:]
@@ -97,4 +97,4 @@ def test_the_datastore_of_another_tokenizer_is_refused(
     build(byte_llama, tokenizer, 1100, "store")
     bundled = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
     assert main(bundled) == 2
-    assert "was made with another tokenizer" in capsys.readouterr().err
+    assert "was made for another tokenizer" in capsys.readouterr().err

@@ -23,7 +23,8 @@ from hf_refspec.store.compact import (
     common_ngrams,
     compact_form,
 )
-from hf_refspec.store.folder import StoreConfig, write_arrays
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import write_arrays
 
 kernels.warmup()  # here, where it is in no test's time
 
@@ -158,7 +159,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
         for ngram in ngrams_of(table):
             context = np.array(ngram, np.int32)
             tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
-            tree.check(VOCAB_SIZE)
+            tree.checked(VOCAB_SIZE)
             matches = mixed_matches(shards, context, 1)
             tokens, parents, probs = tree_of_mixed(
                 shards, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH

@@ -18,8 +18,8 @@ logger = logging.getLogger("hf_refspec")
 
 # Tokens after which the tail is sealed. To search a longer one takes longer than one segment more.
 SEAL_TOKENS = 1 << 13
-# The oldest segment is rewritten when less than this share of it is still remembered.
-_SHARE_KEPT = 7 / 8
+# The oldest segment is rewritten when less than this fraction of it is still remembered.
+_FRACTION_KEPT = 7 / 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,13 +49,19 @@ class Memory:
         max_tokens (`int`): The most tokens that are remembered.
         folder (`SessionFolder`, *optional*): Where they are kept as well; what is there already
             is remembered.
+        seal_tokens (`int`, *optional*): Tokens after which the tail is sealed.
 
     Attributes:
         view (`View`): What there is now. It is replaced, never changed.
         closed (`bool`): Whether no more is remembered.
     """
 
-    def __init__(self, max_tokens: int, folder: SessionFolder | None = None) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        folder: SessionFolder | None = None,
+        seal_tokens: int | None = None,
+    ) -> None:
         suffix_sorter()  # missing, it should be missed now and not in the background
         self.max_tokens = max_tokens
         self._folder = folder
@@ -70,7 +76,7 @@ class Memory:
         self._oldest = 0
         self._tokens = 0
         self._unsealed = 0
-        self._seal_at = SEAL_TOKENS
+        self._seal_tokens = self._seal_at = seal_tokens or SEAL_TOKENS
         self._largest_id = -1
         if folder is not None:
             self._fill(folder)
@@ -151,10 +157,11 @@ class Memory:
             calls = [self._holder(number).document(number) for number in self.numbers]
             # Copies, and of one type: sorted documents are of as short a type as holds them.
             calls = [(prompt.astype(int), output.astype(int)) for prompt, output in calls]
-            return {"max_tokens": self.max_tokens, "oldest": self._oldest, "calls": calls}
+            options = (self.max_tokens, None, self._seal_tokens)
+            return {"options": options, "oldest": self._oldest, "calls": calls}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Memory.__init__(self, state["max_tokens"])
+        Memory.__init__(self, *state["options"])
         self._oldest = state["oldest"]
         self._tail = Tail(self._oldest)
         for prompt, output in state["calls"]:
@@ -239,7 +246,7 @@ class Memory:
             with self._lock:
                 del self._background[job]
                 if failed:  # it is tried again when the tail has grown as much again
-                    self._seal_at = self._unsealed + SEAL_TOKENS
+                    self._seal_at = self._unsealed + self._seal_tokens
                 else:
                     self._schedule()
 
@@ -253,7 +260,7 @@ class Memory:
         self._replace(segment, first_log)
         with self._lock:
             self._unsealed = max(self._unsealed - sealed, 0)
-            self._seal_at = SEAL_TOKENS
+            self._seal_at = self._seal_tokens
 
     def _due(self) -> slice | None:
         """Which segments should be made one, without what is forgotten."""
@@ -262,7 +269,7 @@ class Memory:
         oldest = self._segments[0]
         if self._oldest > oldest.first:
             kept = len(oldest.text.tokens) - oldest.place(self._oldest)[0]
-            if kept < _SHARE_KEPT * len(oldest.text.tokens):
+            if kept < _FRACTION_KEPT * len(oldest.text.tokens):
                 return slice(0, 1)
         return due_to_join([len(segment.text.tokens) for segment in self._segments])
 

@@ -17,18 +17,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import DatastoreError
-from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.folder import SessionFolder
 from hf_refspec.drafting.sessions.memory import Memory
 
 
-@pytest.fixture(autouse=True)
-def small_tail(monkeypatch):
-    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
-
-
 def opened(path, max_tokens: int = 10**6, tokenizer=None) -> Memory:
-    return Memory(max_tokens, SessionFolder(path, tokenizer))
+    return Memory(max_tokens, SessionFolder(path, tokenizer), seal_tokens=40)
 
 
 def call(number: int) -> tuple[np.ndarray, np.ndarray]:
