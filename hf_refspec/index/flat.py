@@ -1,9 +1,9 @@
 """Exact search: every vector is compared with every query of a batch.
 
 FAISS's flat index takes a batch one query after another, or multiplies matrices whose shape does
-not suit it: eight queries cost four to eight times as much as one. Here all queries are held against
-a vector while it is at hand, and eight cost 1.4 times as much as one, which is what the verification
-of speculated retrievals lives on.
+not suit it: eight queries cost four to eight times as much as one. Here all queries are held
+against a vector while it is at hand, and eight cost 1.4 times as much as one: a verification of
+speculated retrievals is such a batch.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -40,11 +40,11 @@ class FlatIndex(VectorIndex):
     """
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
-        super().__init__(vectors, lengths, metric, exact=True)
+        super().__init__(vectors, lengths, metric, self._scan, exact=True)
         # Half of minus the squared distance is, but for the query's own length, such a sum.
         self._offsets = -lengths / 2 if metric == "l2" else np.zeros(len(vectors), np.float32)
 
-    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         found = []
         for begin in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[begin : begin + _QUERIES_AT_ONCE]

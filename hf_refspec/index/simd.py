@@ -2,8 +2,8 @@
 
 numba leaves to LLVM what becomes a vector instruction, and LLVM vectorises sums along a row: each
 sum ends with a reduction, and a row is waited for. These intrinsics keep sums for 8 or 16 queries
-side by side in registers while the next rows are on their way. They emit LLVM's own vectors, which it
-turns into the instructions that the processor has.
+side by side in registers while the next rows are on their way. They emit LLVM's own vectors, which
+it turns into the instructions that the processor has.
 """
 
 # mypy: disallow-untyped-defs=False

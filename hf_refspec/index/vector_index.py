@@ -10,6 +10,7 @@ request cache give the same scores in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -82,7 +83,7 @@ def squared_lengths(rows: np.ndarray) -> np.ndarray:
 
 
 class VectorIndex:
-    """Vectors of which the best for a query are found; a subclass finds the candidates.
+    """Vectors of which the best for a query are found.
 
     Args:
         vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched. They are not copied:
@@ -90,6 +91,10 @@ class VectorIndex:
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
         metric (`"inner_product"` or `"l2"`): What a score is: the inner product, or minus the
             squared distance.
+        candidates (callable): Finds candidates, given queries (float32 of shape `(q, d)`) and how
+            many for each. It returns, for each query, ids (int64 of shape `(count,)`; more, or
+            fewer, in any order), and how high the score of a vector that is not among them can be,
+            as it computes scores.
         exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
         most_candidates (`int`, *optional*): The most that `candidates` finds for a query.
     """
@@ -99,27 +104,16 @@ class VectorIndex:
         vectors: np.ndarray,
         lengths: np.ndarray,
         metric: Metric,
+        candidates: Callable[[np.ndarray, int], list[tuple[np.ndarray, float]]],
         exact: bool,
         most_candidates: int | None = None,
     ) -> None:
         self.vectors = vectors
         self.metric = metric
-        self.exact = exact
+        self._candidates = candidates
+        self._exact = exact
         self._most_candidates = min(most_candidates or len(vectors), len(vectors))
         self._longest = float(lengths.max()) ** 0.5
-
-    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
-        """Finds candidates.
-
-        Args:
-            queries (`np.ndarray`, float32 of shape `(q, d)`): What is searched for.
-            count (`int`): How many for each query.
-
-        Returns:
-            For each query, ids (int64 of shape `(count,)`; more, or fewer, in any order), and how
-            high the score of a vector that is not among them can be, as the index computes it.
-        """
-        raise NotImplementedError
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores of some vectors (ids, int64 of shape `(m,)`; they are not checked), float32 of
@@ -132,7 +126,7 @@ class VectorIndex:
         """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
         fewer; an approximate index may find fewer."""
         k = min(k, len(self.vectors))
-        if self.exact:
+        if self._exact:
             return self._exact_search(queries, k, k + max(k // 8, _SPARE))
         return [found for found, _ in self._best_candidates(queries, k, max(k, LEAST_WALKED))]
 
@@ -140,7 +134,7 @@ class VectorIndex:
         self, queries: np.ndarray, k: int, count: int
     ) -> list[tuple[Retrieved, float]]:
         """For each query the best of `count` candidates, and what no other vector exceeds."""
-        candidates = self.candidates(queries, min(count, self._most_candidates))
+        candidates = self._candidates(queries, min(count, self._most_candidates))
         return [
             (Retrieved.best(ids, self.score(query, ids), k), bound)
             for query, (ids, bound) in zip(queries, candidates, strict=True)

@@ -22,21 +22,16 @@ from ..index.retrieved import Retrieved
 from ..index.vector_index import LEAST_WALKED
 from ..retrieval.retriever import Retriever
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
-from .guesses import Estimates, GuessSource, History
+from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation
 from .os3 import LONGEST_STRIDE
 from .request_cache import RequestCache, best_of
 from .stats import RetrievalStats
 
-__all__ = [
-    "RetrievalAugmentedGeneration",
-    "RetrievalError",
-    "Speculation",
-    "generate_speculatively",
-]
+__all__ = ["RetrievalAugmentedGeneration", "generate_speculatively"]
 
 # Where a retriever keeps what was learned of it: an entry of its `__dict__`.
-_HISTORY = "_speculation_history"
+_LEARNED = "_learned_by_speculation"
 
 
 class RetrievalAugmentedGeneration(Protocol):
@@ -104,26 +99,21 @@ def generate_speculatively(
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
-    timeout = DEFAULT_TIMEOUT if speculation is None else speculation.timeout
-    if speculation is not None:
-        _check_prefetch(retriever, speculation, k)
-    with CheckedRetriever(retriever, k, timeout, clock) as checked:
-        if speculation is None:
+    if speculation is None:
+        with CheckedRetriever(retriever, k, DEFAULT_TIMEOUT, clock) as checked:
             _Request(text, checked, k, stats, clock).run()
-            return stats
-        # As published, nothing is known of earlier requests.
-        histories = _histories_of(retriever) if speculation.max_gamma is None else {}
-        beside = (neighbours is not None, candidates is not None)
-        setting = (k, speculation.prefetch, speculation.asynchronous, *beside)
-        estimates = Estimates(speculation, 1 + (candidates is not None), histories.get(setting))
-        cache = RequestCache(checked)
-        find = [cache.best]
-        if candidates is not None:
-            find.append(lambda query, k: best_of(checked, query, candidates(query, k), k))
+        return stats
+    _check_prefetch(retriever, speculation, k)
+    # As published, nothing is known of earlier requests.
+    learned = _learned_of(retriever) if speculation.max_gamma is None else {}
+    beside = (neighbours is not None, candidates is not None)
+    setting = (k, speculation.prefetch, speculation.asynchronous, *beside)
+    estimates = Estimates(speculation, 1 + (candidates is not None), learned.get(setting))
+    with CheckedRetriever(retriever, k, speculation.timeout, clock) as checked:
         _SpeculativeRequest(
-            *(text, checked, k, stats, clock), speculation, cache, neighbours, find, estimates
+            *(text, checked, k, stats, clock, speculation, estimates, neighbours, candidates)
         ).run()
-        histories[setting] = estimates.history()
+    learned[setting] = estimates
     return stats
 
 
@@ -137,10 +127,10 @@ def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
         )
 
 
-def _histories_of(retriever: Any) -> dict[tuple, History]:
-    """What earlier requests have left, by the settings that decide about it."""
+def _learned_of(retriever: Any) -> dict[tuple, Estimates]:
+    """What the last requests have left, by the settings that decide about it."""
     try:
-        return vars(retriever).setdefault(_HISTORY, {})
+        return vars(retriever).setdefault(_LEARNED, {})
     except TypeError:  # it has no `__dict__`
         return {}
 
@@ -227,19 +217,18 @@ class _SpeculativeRequest(_Request):
         stats: RetrievalStats,
         clock: Callable[[], float],
         speculation: Speculation,
-        cache: RequestCache,
-        neighbours: Callable[[np.ndarray], np.ndarray] | None,
-        find: Sequence[Callable[[Any, int], Retrieved]],
         estimates: Estimates,
+        neighbours: Callable[[np.ndarray], np.ndarray] | None,
+        candidates: Callable[[Any, int], np.ndarray] | None,
     ) -> None:
         super().__init__(text, retriever, k, stats, clock)
         self._speculation = speculation
         self._count = max(k, int(speculation.prefetch))  # how many passages to search for
-        self._cache = cache
+        self._cache = RequestCache(retriever)
         self._neighbours = neighbours
-        self._find = find  # of each source
+        self._candidates = candidates
         self._estimates = estimates
-        self._source = 0
+        self._source = estimates.sources[0]
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -272,13 +261,18 @@ class _SpeculativeRequest(_Request):
 
     def _next_stride(self) -> int:
         """Chooses how many steps to verify next, and what to speculate them with."""
-        if len(self._find) > 1:
+        if len(self._estimates.sources) > 1:
             self._source = self._estimates.choose(len(self._stats.strides))
         stride = self._speculation.stride
-        if stride != "os3":
-            return int(stride)
-        scheduler = self._estimates.sources[self._source].scheduler
-        return scheduler.stride(len(self._pending))
+        if stride == "os3":
+            return self._source.scheduler.stride(len(self._pending))
+        return int(stride)
+
+    def _guess(self, query: Any) -> Retrieved:
+        """What the request cache would find, or the other source of guesses."""
+        if self._source is self._estimates.sources[0] or self._candidates is None:
+            return self._cache.best(query, self._k)
+        return best_of(self._retriever, query, self._candidates(query, self._k), self._k)
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
         began = self._clock()
@@ -293,14 +287,13 @@ class _SpeculativeRequest(_Request):
         began = self._clock()
         query = self._text.query()
         asked = self._clock()
-        found = self._find[self._source](query, self._k)
+        found = self._guess(query)
         answered = self._clock()
         step = self._text.step(found)
         stepped = self._clock()
-        source = self._estimates.sources[self._source]
         lag = len(self._in_flight) + len(self._pending) + 1
-        self._pending.append(_Speculated(query, step, lag, source))
-        source.scheduler.record_step(stepped - began, beside_search)
+        self._pending.append(_Speculated(query, step, lag, self._source))
+        self._source.scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += asked - began
         self._stats.cache_seconds += answered - asked
@@ -325,17 +318,15 @@ class _SpeculativeRequest(_Request):
         self._fill_cache(truths)
         corrected = self._settle([self._first(truth) for truth in truths])
         overhead = self._clock() - began - max(went_on, search_seconds)
-        scheduler = self._estimates.sources[self._source].scheduler
-        scheduler.record_overhead(max(overhead, 0.0))
+        self._source.scheduler.record_overhead(max(overhead, 0.0))
         return corrected
 
     def _go_on_beside(self, search: RunningSearch) -> None:
         """Speculates while a search runs."""
-        scheduler = self._estimates.sources[self._source].scheduler
         most = self._speculation.steps_ahead or LONGEST_STRIDE
         while len(self._pending) < most and not search.done and not self._text.finished:
             # As published, the one step is taken whatever it may bring.
-            if self._speculation.steps_ahead is None and not scheduler.pays_to_go_on(
+            if self._speculation.steps_ahead is None and not self._source.scheduler.pays_to_go_on(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from .gamma import Gamma, GammaByLag, PublishedGamma
 from .options import Speculation
@@ -36,78 +33,59 @@ class GuessSource:
     scheduler: StrideScheduler
     verified: int = 0
 
-    @property
-    def gamma(self) -> Gamma:
-        return self.scheduler.gamma
-
     def record(self, lags: Sequence[int], right: int) -> None:
-        """Adds those of its steps that a verification got to, see [`Gamma.record`]."""
+        """Adds those of its steps that a verification got to, see [`PublishedGamma.record`]."""
         if lags:
-            self.gamma.record(lags, right)
+            self.scheduler.gamma.record(lags, right)
             self.verified += len(lags)
 
 
-@dataclass(frozen=True)
-class History:
-    """What a request leaves to the next one of the same retriever.
-
-    Attributes:
-        searches (`list[tuple[int, float]]`): See [`SearchSeconds.samples`].
-        sources (`list[tuple]`): Of each source what [`GammaByLag.remembered`] returns, its
-            [`StrideScheduler.step_samples`], and how many of its steps were verified.
-    """
-
-    searches: list[tuple[int, float]]
-    sources: list[tuple[np.ndarray | None, list[float], int]]
-
-
 class Estimates:
-    """What is known of a retriever and of each source of guesses at what it finds.
+    """What is known of a retriever, and of each source of guesses at what it finds.
 
     Args:
         speculation ([`Speculation`]): The options.
         sources (`int`): How many sources there are.
-        history ([`History`], *optional*): What an earlier request has left.
+        earlier ([`Estimates`], *optional*): Of an earlier request of the same retriever with as
+            many sources, to begin with; they stay as they are.
 
     Attributes:
         search_seconds ([`SearchSeconds`]): What searches take.
         sources (`list[GuessSource]`): One or more.
     """
 
-    def __init__(self, speculation: Speculation, sources: int, history: History | None) -> None:
+    def __init__(
+        self, speculation: Speculation, sources: int, earlier: Estimates | None = None
+    ) -> None:
         self._stride = None if speculation.stride == "os3" else int(speculation.stride)
-        history = history or History([], [(None, [], 0)] * sources)
-        self.search_seconds = SearchSeconds(history.searches)
+        steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
+        searches = earlier.search_seconds.samples if earlier else []
+        self.search_seconds: SearchSeconds = SearchSeconds(searches)
         self.sources: list[GuessSource] = []
-        for right, step_samples, verified in history.sources:
-            gamma: Gamma
-            if speculation.max_gamma is None:
-                gamma = GammaByLag(speculation.window, right)
-            else:
-                gamma = PublishedGamma(speculation.window, speculation.max_gamma)
-            steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
-            scheduler = StrideScheduler(gamma, self.search_seconds, steps_ahead, step_samples)
-            self.sources.append(GuessSource(scheduler, verified))
+        for before in earlier.sources if earlier else [None] * sources:
+            scheduler = StrideScheduler(
+                _gamma(speculation, before),
+                self.search_seconds,
+                steps_ahead,
+                before.scheduler.step_samples if before else (),
+            )
+            self.sources.append(GuessSource(scheduler, before.verified if before else 0))
 
-    def choose(self, verifications: int) -> int:
+    def choose(self, verifications: int) -> GuessSource:
         """Which source to speculate with next, after that many verifications."""
-        tried = [source.verified for source in self.sources]
-        if min(tried) < _TRIAL_STEPS:
-            return int(np.argmin(tried))
-        rates = [source.scheduler.rate(self._stride) for source in self.sources]
+        untried = min(self.sources, key=lambda source: source.verified)
+        if untried.verified < _TRIAL_STEPS:
+            return untried
         is_retrial = (verifications + 1) % _RETRIED_EVERY == 0
-        return int(np.argmin(rates) if is_retrial else np.argmax(rates))
-
-    def history(self) -> History:
-        """What to leave to the next request."""
-        return History(
-            self.search_seconds.samples,
-            [
-                (_remembered(source.gamma), source.scheduler.step_samples, source.verified)
-                for source in self.sources
-            ],
+        return (min if is_retrial else max)(
+            self.sources, key=lambda source: source.scheduler.rate(self._stride)
         )
 
 
-def _remembered(gamma: Any) -> np.ndarray | None:
-    return gamma.remembered() if isinstance(gamma, GammaByLag) else None
+def _gamma(speculation: Speculation, before: GuessSource | None) -> Gamma:
+    if speculation.max_gamma is not None:
+        return PublishedGamma(speculation.window, speculation.max_gamma)
+    if before is None:
+        return GammaByLag(speculation.window)
+    assert isinstance(before.scheduler.gamma, GammaByLag)  # nothing else is left to a request
+    return GammaByLag(speculation.window, before.scheduler.gamma.remembered())

@@ -33,7 +33,7 @@ def expected_steps(right: np.ndarray) -> np.ndarray:
     those before the first wrong one, which is made again with the truth and counts as well.
 
     Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
+        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
 
     Returns:
         `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
@@ -54,7 +54,7 @@ def expected_rates(
     saved the synchronous one, with `min(a, b)` saved where all are right the asynchronous one.
 
     Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
+        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
         step_seconds (`float`): a, of one speculated step.
         search_seconds (`np.ndarray`, float64 of shape `(n,)`): b, of a verification of 1 to n
             steps.

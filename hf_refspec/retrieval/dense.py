@@ -7,10 +7,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..index.faiss_index import HnswIndex, gpu_flat_index
 from ..index.flat import FlatIndex
+from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
-from ..index.vector_index import Metric, VectorIndex, squared_lengths
+from ..index.vector_index import VectorIndex, squared_lengths
 from ..store.build.text_encoder import TextEncoder
 from ..store.folder import DatastoreError
 from ..store.knowledge_base import KnowledgeBase
@@ -96,10 +96,9 @@ class EmbeddingRetriever:
 class DenseRetriever(EmbeddingRetriever):
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages: on the GPUs where
-    faiss-gpu finds some (IndexFlatIP), else where they are, mapped into memory and not copied, see
-    [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which is built here and holds a copy of
-    the embeddings; it misses some passages, and is much faster.
+    The query is the text of the last tokens. `"flat"` looks at all passages where they are, mapped
+    into memory and not copied, see [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which
+    is built here and holds a copy of the embeddings; it misses some passages, and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
@@ -114,9 +113,5 @@ class DenseRetriever(EmbeddingRetriever):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        vectors = (self._embeddings, self._lengths)
-        metric: Metric = "inner_product"
-        if index == "hnsw":
-            self._vectors = HnswIndex(*vectors, metric)
-        else:
-            self._vectors = gpu_flat_index(*vectors, metric) or FlatIndex(*vectors, metric)
+        vector_index = FlatIndex if index == "flat" else HnswIndex
+        self._vectors = vector_index(self._embeddings, self._lengths, "inner_product")

@@ -51,8 +51,6 @@ class MilvusRetriever(EmbeddingRetriever):
         ImportError: If pymilvus is not installed (extra `milvus`).
     """
 
-    _vectors: _Collection
-
     def __init__(
         self,
         knowledge_base: KnowledgeBase,
@@ -66,13 +64,16 @@ class MilvusRetriever(EmbeddingRetriever):
     ) -> None:
         super().__init__(knowledge_base, encoder, index)
         self.collection = collection or self._collection_name()
+        self._timeout = timeout
+        self._vectors = VectorIndex(
+            *(self._embeddings, self._lengths, "inner_product", self._candidates),
+            exact=index == "flat",
+            most_candidates=_MOST_RESULTS,
+        )
         pymilvus = _import_pymilvus()
         try:
-            client = pymilvus.MilvusClient(os.fspath(uri), token=token or "", timeout=timeout)
-            self._vectors = _Collection(
-                client, self.collection, self._embeddings, self._lengths, index, timeout
-            )
-            self._vectors.fill(str(knowledge_base.path), progress)
+            self._client = pymilvus.MilvusClient(os.fspath(uri), token=token or "", timeout=timeout)
+            self._fill(progress)
         except pymilvus.MilvusException as error:
             raise OSError(
                 f"Milvus at uri={os.fspath(uri)!r} cannot be used ({error.message}); check the "
@@ -81,54 +82,21 @@ class MilvusRetriever(EmbeddingRetriever):
 
     def close(self) -> None:
         """Closes the file, or the connection."""
-        self._vectors.client.close()
+        self._client.close()
 
     def _collection_name(self) -> str:
         file = self.knowledge_base.config.embeddings_file
         assert file is not None  # or it would not have come so far
         return f"hf_refspec_{file.sha256[:16]}_{self.index}"
 
-
-class _Collection(VectorIndex):
-    """A collection of a Milvus server, which finds the candidates.
-
-    Args:
-        client (`pymilvus.MilvusClient`): Talks to it.
-        name (`str`): The collection's.
-        embeddings, lengths: The vectors that it holds, see [`VectorIndex`].
-        index (`"flat"` or `"hnsw"`): How it is searched.
-        timeout (`float`): The most seconds of a request.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        name: str,
-        embeddings: np.ndarray,
-        lengths: np.ndarray,
-        index: Index,
-        timeout: float,
-    ) -> None:
-        super().__init__(
-            embeddings, lengths, "inner_product", index == "flat", most_candidates=_MOST_RESULTS
-        )
-        self.client = client
-        self.timeout = timeout
-        self._name = name
-        self._index = index
-
-    def fill(self, path: str, progress: bool) -> None:
-        """Makes the collection where it is not there, and fills it where it is not full.
-
-        Raises:
-            ValueError: If it holds something else than the embeddings of `path`.
-        """
-        name, total = self._name, len(self.vectors)
-        if not self.client.has_collection(name, timeout=self.timeout):
+    def _fill(self, progress: bool) -> None:
+        """Makes the collection where it is not there, and fills it where it is not full."""
+        name, total = self.collection, len(self._embeddings)
+        if not self._client.has_collection(name, timeout=self._timeout):
             self._create()
         self._load()
         present = self._count()
-        self._check(present, path)
+        self._check(present)
         with tqdm(
             desc="filling Milvus",
             unit=" passages",
@@ -137,70 +105,70 @@ class _Collection(VectorIndex):
             disable=not progress or present == total,
         ) as bar:
             for begin in range(present, total, _ROWS_AT_ONCE):
-                some = self.vectors[begin : begin + _ROWS_AT_ONCE]
+                some = self._embeddings[begin : begin + _ROWS_AT_ONCE]
                 rows = [{"id": begin + i, _FIELD: row} for i, row in enumerate(some)]
                 # What a request that was cut off has left is written again, not twice.
-                self.client.upsert(name, rows, timeout=self.timeout)
+                self._client.upsert(name, rows, timeout=self._timeout)
                 bar.update(len(rows))
 
     def _create(self) -> None:
         pymilvus = _import_pymilvus()
         schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
-        schema.add_field(_FIELD, pymilvus.DataType.FLOAT_VECTOR, dim=self.vectors.shape[1])
-        index = self.client.prepare_index_params()
+        schema.add_field(_FIELD, pymilvus.DataType.FLOAT_VECTOR, dim=self._embeddings.shape[1])
+        index = self._client.prepare_index_params()
         index.add_index(
             _FIELD,
-            index_type=self._index.upper(),
+            index_type=self.index.upper(),
             metric_type="IP",
-            params=_PARAMETERS[self._index],
+            params=_PARAMETERS[self.index],
         )
-        self.client.create_collection(
-            self._name,
+        self._client.create_collection(
+            self.collection,
             schema=schema,
             index_params=index,
             consistency_level="Strong",
-            timeout=self.timeout,
+            timeout=self._timeout,
         )
 
     def _load(self) -> None:
         """Has the server take the collection into its memory, if it is not there."""
-        self.client.load_collection(self._name, timeout=self.timeout)
+        self._client.load_collection(self.collection, timeout=self._timeout)
 
     def _count(self) -> int:
-        (row,) = self.client.query(
-            self._name, filter="", output_fields=["count(*)"], timeout=self.timeout
+        (row,) = self._client.query(
+            self.collection, filter="", output_fields=["count(*)"], timeout=self._timeout
         )
         return int(row["count(*)"])
 
-    def _check(self, present: int, path: str) -> None:
+    def _check(self, present: int) -> None:
         """Compares what the collection holds with the knowledge base: its size, and samples."""
-        total = len(self.vectors)
+        total = len(self._embeddings)
         samples = sorted({0, present // 2, present - 1}) if 0 < present <= total else []
         rows = []
         if samples:
-            rows = self.client.get(
-                self._name, samples, output_fields=["id", _FIELD], timeout=self.timeout
+            rows = self._client.get(
+                self.collection, samples, output_fields=["id", _FIELD], timeout=self._timeout
             )
-        same = all(np.array_equal(row[_FIELD], self.vectors[row["id"]]) for row in rows)
+        same = all(np.array_equal(row[_FIELD], self._embeddings[row["id"]]) for row in rows)
         if present > total or len(rows) != len(samples) or not same:
             raise ValueError(
-                f"collection {self._name!r} holds {present} other vectors than the {total} of "
-                f"{path}; drop it, or give another name: collection="
+                f"collection {self.collection!r} holds {present} other vectors than the {total} of "
+                f"{self.knowledge_base.path}; drop it, or give another name: collection="
             )
 
-    def candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
-        parameters = {"ef": count} if self._index == "hnsw" else {}
+    def _candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        parameters = {"ef": count} if self.index == "hnsw" else {}
         answers = self._once_reachable(
-            lambda: self.client.search(
-                self._name,
+            lambda: self._client.search(
+                self.collection,
                 data=list(queries),
                 anns_field=_FIELD,
                 limit=count,
                 output_fields=["id"],  # else milvus-lite sends the vectors as well
                 search_params={"metric_type": "IP", "params": parameters},
                 consistency_level="Strong",
-                timeout=self.timeout,
+                timeout=self._timeout,
             )
         )
         return [(np.array(each.ids, dtype=np.int64), each.distances[-1]) for each in answers]
@@ -209,7 +177,7 @@ class _Collection(VectorIndex):
         """Asks a server again that cannot be reached, for as long as a request may take: one that
         restarts is back within seconds, with nothing loaded, but its client refuses at once."""
         exception = _import_pymilvus().MilvusException
-        given_up = monotonic() + self.timeout
+        given_up = monotonic() + self._timeout
         while True:
             try:
                 return ask()

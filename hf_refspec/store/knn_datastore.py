@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..index.faiss_index import HnswIndex
 from ..index.flat import FlatIndex
+from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
 from .build.hidden_states import Layer, recorded
 from .build.keys import probe, read_corpus, squared_lengths

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.faiss_index import FaissIndex, HnswIndex, gpu_flat_index
 from hf_refspec.index.flat import FlatIndex, scan
+from hf_refspec.index.hnsw import HnswIndex
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.index.vector_index import squared_lengths
+from hf_refspec.index.vector_index import VectorIndex, squared_lengths
 
 METRICS = ["l2", "inner_product"]
 
@@ -117,23 +115,19 @@ def test_a_graph_finds_nearly_all(metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_with_the_candidates_of_another_exact_index_the_same_is_found(metric):
-    """As on GPUs: FAISS's products round in another order, and it has a limit of candidates."""
+    """As of a server: its products round in another order, and it has a limit of candidates."""
     faiss = pytest.importorskip("faiss")
     rows = np.random.default_rng(0).standard_normal((1000, 24), dtype=np.float32)
     rows[::3] = rows[0]
     of_faiss = (faiss.IndexFlatL2 if metric == "l2" else faiss.IndexFlatIP)(24)
     of_faiss.add(rows)
-    lengths = squared_lengths(rows)
-    index = FaissIndex(rows, lengths, metric, of_faiss, exact=True, most_candidates=2048)
+
+    def candidates(queries, count):
+        scores, ids = of_faiss.search(queries, count)
+        last = -scores[:, -1] if metric == "l2" else scores[:, -1]
+        return list(zip(ids, last.tolist(), strict=True))
+
+    index = VectorIndex(rows, squared_lengths(rows), metric, candidates, True, most_candidates=2048)
     for k in (1, 5, 100, 2000):
         for query, found in zip(rows[:9], index.search(rows[:9], k), strict=True):
             assert_same(found, ranked(index, query, k))
-
-
-def test_without_faiss_or_without_a_gpu_there_is_no_index_on_gpus(monkeypatch):
-    rows = np.ones((3, 2), dtype=np.float32)
-    faiss = pytest.importorskip("faiss")
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
-    assert gpu_flat_index(rows, squared_lengths(rows), "l2") is None
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert gpu_flat_index(rows, squared_lengths(rows), "l2") is None

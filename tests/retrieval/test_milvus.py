@@ -91,7 +91,7 @@ def test_hnsw_finds_most_of_what_there_is(retrievers, queries):
 def test_all_queries_are_one_request(retrievers, queries, monkeypatch):
     retriever = retrievers["flat"]
     asked = []
-    client = retriever._vectors.client
+    client = retriever._client
     search = client.search
     monkeypatch.setattr(
         client,
@@ -104,7 +104,7 @@ def test_all_queries_are_one_request(retrievers, queries, monkeypatch):
 
 def test_only_ids_and_vectors_are_in_the_collection(retrievers):
     retriever = retrievers["flat"]
-    described = retriever._vectors.client.describe_collection(retriever.collection)
+    described = retriever._client.describe_collection(retriever.collection)
     assert [field["name"] for field in described["fields"]] == ["id", "embedding"]
 
 
@@ -197,7 +197,7 @@ def test_a_server_that_restarts_is_waited_for_and_one_that_is_gone_is_an_error(
         assert [found.ids.tolist() for found in search.result()] == expected
     process.kill()
     process.wait()
-    retriever._vectors.timeout = 0.5
+    retriever._timeout = 0.5
     with pytest.raises(pymilvus.MilvusException):
         retriever.search(queries, 5)
 
@@ -209,7 +209,7 @@ def test_a_server_that_is_not_there_is_one_clear_error(base):
 
 def test_a_collection_that_is_gone_is_an_error(base, file, queries):
     retriever = MilvusRetriever(base, bag_of_words, file, collection="dropped", progress=False)
-    retriever._vectors.client.drop_collection("dropped")
+    retriever._client.drop_collection("dropped")
     with pytest.raises(pymilvus.MilvusException):
         retriever.search(queries, 5)
 
