@@ -117,18 +117,18 @@ def scan(rows, offsets, queries, ids, scores, counts, bounds):
     """
     most = ids.shape[1] // 2
     width = 8 if len(queries) <= 8 else 16
-    lanes = side_by_side(queries, width)
-    block = np.empty((len(lanes), _BLOCK, width), dtype=np.float32)
-    highest = np.empty((len(lanes), 1, width), dtype=np.float32)
+    grouped = side_by_side(queries, width)
+    block = np.empty((len(grouped), _BLOCK, width), dtype=np.float32)
+    highest = np.empty((len(grouped), 1, width), dtype=np.float32)
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
         highest[:] = _LOWEST
-        _score_block(rows, offsets, begin, size, queries, lanes, block, highest)
+        _score_block(rows, offsets, begin, size, queries, grouped, block, highest)
         for s in range(len(queries)):
-            group, lane = s // width, s % width
-            if highest[group, 0, lane] > bounds[s]:
+            group, place = s // width, s % width
+            if highest[group, 0, place] > bounds[s]:
                 bounds[s], counts[s] = _take_better(
-                    block[group, :size, lane], begin, bounds[s], counts[s], ids[s], scores[s]
+                    block[group, :size, place], begin, bounds[s], counts[s], ids[s], scores[s]
                 )
     for s in range(len(queries)):
         if counts[s] > most:
@@ -137,27 +137,31 @@ def scan(rows, offsets, queries, ids, scores, counts, bounds):
 
 
 @njit(nogil=True)
-def _score_block(rows, offsets, begin, size, queries, lanes, block, highest):
+def _score_block(rows, offsets, begin, size, queries, grouped, block, highest):
     """Scores `size` rows from `begin` on for all queries, into `block`, `(groups, size, width)`;
     the highest score of each query goes into `highest`, `(groups, 1, width)`."""
-    width = lanes.shape[2]
+    width = grouped.shape[2]
     # One query has nothing beside it to compute while its rows are loaded.
     whole = size - size % _PART if len(queries) > 1 else 0
     rows_offsets = offsets.reshape(1, -1)
     for part in range(0, whole, _PART):
-        for g in range(len(lanes)):
+        for g in range(len(grouped)):
             for r in range(part, part + _PART, _TILE):
                 at = begin + r
                 if width == 8:
-                    _score_for_8_queries(rows, rows_offsets, at, lanes[g], block[g], r, highest[g])
+                    _score_for_8_queries(
+                        rows, rows_offsets, at, grouped[g], block[g], r, highest[g]
+                    )
                 else:
-                    _score_for_16_queries(rows, rows_offsets, at, lanes[g], block[g], r, highest[g])
+                    _score_for_16_queries(
+                        rows, rows_offsets, at, grouped[g], block[g], r, highest[g]
+                    )
     for r in range(whole, size):
         for s in range(len(queries)):
             score = offsets[begin + r] + inner_product(rows[begin + r], queries[s])
-            g, lane = s // width, s % width
-            block[g, r, lane] = score
-            highest[g, 0, lane] = max(highest[g, 0, lane], score)
+            g, place = s // width, s % width
+            block[g, r, place] = score
+            highest[g, 0, place] = max(highest[g, 0, place], score)
 
 
 @njit(nogil=True)

@@ -30,10 +30,10 @@ def side_by_side(rows, width):
     """Rows, `(n, d)` float32, in groups of `width` that lie side by side, `(groups, d, width)`; the
     last group is filled up with zeros."""
     groups = -(-len(rows) // width)
-    lanes = np.zeros((groups, rows.shape[1], width), dtype=np.float32)
+    grouped = np.zeros((groups, rows.shape[1], width), dtype=np.float32)
     for i in range(len(rows)):
-        lanes[i // width, :, i % width] = rows[i]
-    return lanes
+        grouped[i // width, :, i % width] = rows[i]
+    return grouped
 
 
 @intrinsic
@@ -161,7 +161,7 @@ def _store(builder, vector, pointer):
 
 
 def _spread(builder, number, width):
-    """A number in every lane."""
+    """A number `width` times."""
     undefined = ir.Constant(_vector(width), ir.Undefined)
     first = builder.insert_element(undefined, number, _int32(0))
     everywhere = ir.Constant(ir.VectorType(_int32, width), [0] * width)

@@ -19,7 +19,7 @@ _TRIES = 2
 
 
 class RetrievalError(RuntimeError):
-    """The retriever failed, twice where that can be chance, or gave an answer that none can be.
+    """The retriever failed, twice where that can be chance, or returned what cannot be an answer.
 
     Attributes:
         text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
@@ -158,7 +158,7 @@ class CheckedRetriever:
         scores = np.asarray(call_with_retry(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
             raise RetrievalError(
-                f"{self._name}.score was asked for {len(ids)} passages, but returned an array of "
+                f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
                 f"shape {scores.shape}."
             )
         self._check_finite("score", scores)
@@ -176,15 +176,14 @@ class CheckedRetriever:
         self._thread.start()
 
     def _checked(self, search: RunningSearch, answer: Any) -> list[Retrieved]:
-        asked = len(search.queries)
         try:
             answers = list(answer)
         except TypeError:
             answers = None
-        if answers is None or len(answers) != asked:
+        if answers is None or len(answers) != len(search.queries):
             returned = repr(answer) if answers is None else f"{len(answers)} answers"
             raise RetrievalError(
-                f"{self._name}.search was asked {asked} queries, but returned {returned}. It must "
+                f"{self._name}.search was called with {len(search.queries)} queries, but returned {returned}. It must "
                 "return a list with one Retrieved for each."
             )
         checked = [self._checked_answer(answer, search.count) for answer in answers]

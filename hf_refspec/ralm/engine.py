@@ -95,7 +95,7 @@ def generate_speculatively(
 
     Raises:
         ValueError: If an approximate index would not find the same with so many prefetched.
-        RetrievalError: If the retriever fails twice, or gives an answer that none can be.
+        RetrievalError: If the retriever fails twice, or returns what cannot be an answer.
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
@@ -286,18 +286,18 @@ class _SpeculativeRequest(_Request):
         """One step with a guess at what the retriever would find."""
         began = self._clock()
         query = self._text.query()
-        asked = self._clock()
+        encoded = self._clock()
         found = self._guess(query)
-        answered = self._clock()
+        guessed = self._clock()
         step = self._text.step(found)
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
         self._pending.append(_Speculated(query, step, lag, self._source))
         self._source.scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
-        self._stats.query_seconds += asked - began
-        self._stats.cache_seconds += answered - asked
-        self._stats.model_seconds += stepped - answered
+        self._stats.query_seconds += encoded - began
+        self._stats.cache_seconds += guessed - encoded
+        self._stats.model_seconds += stepped - guessed
 
     def _verify(self) -> Retrieved | None:
         """Searches for what the pending steps guessed at, and keeps those that guessed right.

@@ -1,8 +1,8 @@
 """Gamma: how likely a speculated step is right (RaLMSpec, arXiv 2401.14021, section 4.2).
 
 The paper takes it to be the same for every step. It is not: the further the text has gone since the
-last query whose search the request cache has taken in, the less the cache knows of what is asked
-now. That distance is a step's lag: the first step after a verification has a lag of 1, the next 2;
+last query whose search the request cache has taken in, the less the cache knows of what is searched
+for now. That distance is a step's lag: the first step after a verification has a lag of 1, the next 2;
 beside a verification, the steps that it is about count as well.
 """
 

@@ -15,7 +15,7 @@ class Retriever(Protocol):
     """Finds passages. Anything that has these methods will do.
 
     A query is whatever `encode` returns and `search` and `score` take. The same query must find the
-    same passages with the same scores whatever is asked beside it: the request cache decides by
+    same passages with the same scores whatever else is in the batch: the request cache decides by
     `score` what `search` would have found (RaLMSpec, arXiv 2401.14021, section 3).
 
     What speculation learns of a retriever from one call to the next, how long its searches take and
@@ -33,7 +33,7 @@ class Retriever(Protocol):
         """
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32 of shape `(n,)`) that `search` gives to the passages `ids`."""
+        """The scores (float32 of shape `(n,)`) that the passages `ids` have in `search`."""
 
     def passage(self, passage_id: int) -> np.ndarray:
         """The tokens (int64) of a passage."""

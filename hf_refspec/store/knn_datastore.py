@@ -22,7 +22,7 @@ from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
 from .build.hidden_states import Layer, recorded
-from .build.keys import probe, read_corpus, squared_lengths
+from .build.keys import checked_lengths, probe, read_corpus
 from .files import DatastoreError, read_arrays, write_arrays
 from .fingerprint import tokenizer_fingerprint, tokenizer_name
 from .folder import new_folder, only_writer
@@ -271,7 +271,7 @@ def _write(
     """Writes all of a datastore into a folder."""
     arrays = {
         "keys": keys.reshape(-1),
-        "norms": squared_lengths(keys),
+        "norms": checked_lengths(keys),
         "values": values,
         "probe": probe(model, layer),
     }

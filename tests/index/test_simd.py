@@ -62,9 +62,9 @@ def test_a_tile_of_rows_is_scored_for_queries_side_by_side(tile, width):
 @given(st.integers(0, 20), st.integers(1, 5), st.sampled_from([8, 16]))
 def test_rows_lie_side_by_side_in_groups(n, d, width):
     rows = np.arange(n * d, dtype=np.float32).reshape(n, d) + 1
-    lanes = side_by_side(rows, width)
-    assert lanes.shape == (-(-n // width), d, width)
-    flat = lanes.transpose(0, 2, 1).reshape(-1, d)
+    grouped = side_by_side(rows, width)
+    assert grouped.shape == (-(-n // width), d, width)
+    flat = grouped.transpose(0, 2, 1).reshape(-1, d)
     assert np.array_equal(flat[:n], rows)
     assert not flat[n:].any()
 
