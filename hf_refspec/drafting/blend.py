@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ..index import kernels
 from .calibration import Calibration
@@ -41,10 +40,6 @@ class Blend(Drafter):
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._calibrations = [Calibration() for _ in self.drafters]
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        for drafter in self.drafters:
-            drafter.prepare(model)
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])

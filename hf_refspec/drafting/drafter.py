@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .calibration import DOUBT, Calibration
@@ -63,9 +62,6 @@ class Drafter(CandidateGenerator):
         drafter._in_use = threading.Lock()
         drafter._seen_ids = np.empty(0, dtype=np.int64)
         return drafter
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        """Is told the target model before a call begins."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call.

@@ -95,7 +95,6 @@ def speculate(
         drafter = CandidateChain(drafter)
         verification = "chain" if verification == "auto" else verification
     rows = _rows(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-    drafter.prepare(model)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     with drafter.sessions(_prompts(input_ids, model_kwargs), vocab_size) as drafters:
         verifier, found = select_verifier(

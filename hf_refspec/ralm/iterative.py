@@ -120,7 +120,6 @@ def iterative_ralm(
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     with ExitStack() as call:
         if drafter is not None:
-            drafter.prepare(model)
             call.enter_context(drafter.session(prompt, vocab_size))
         if streamer is not None:
             streamer.put(input_ids.cpu())

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .files import DatastoreError
 from .folder import FolderConfig
@@ -56,11 +56,11 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a tokenizer is called, for people."""
-    name = str(tokenizer.name_or_path or "")
+def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
+    """What a tokenizer or a model is called, for people."""
+    name = str(pretrained.name_or_path or "")
     # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
+    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(pretrained).__name__
 
 
 def check_tokenizer(

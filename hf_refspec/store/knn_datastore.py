@@ -24,7 +24,7 @@ from ..index.retrieved import Retrieved
 from .build.hidden_states import Layer, recorded
 from .build.keys import checked_lengths, probe, read_corpus
 from .files import DatastoreError, read_arrays, write_arrays
-from .fingerprint import tokenizer_fingerprint, tokenizer_name
+from .fingerprint import public_name, tokenizer_fingerprint
 from .folder import new_folder, only_writer
 from .knn_config import KeyDtype, KnnConfig
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
@@ -279,8 +279,8 @@ def _write(
     index = PQIndex.build(keys.astype(np.float32, copy=False)) if with_index else None
     KnnConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=tokenizer_name(tokenizer),
-        model=str(model.config.name_or_path),
+        tokenizer=public_name(tokenizer),
+        model=public_name(model),
         layer=layer,
         vocab_size=model.config.get_text_config(decoder=True).vocab_size,
         entries=len(keys),

@@ -17,7 +17,7 @@ from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
 from .build.tokenizing import encode, load_tokenizer
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays, write_rows
-from .fingerprint import tokenizer_fingerprint, tokenizer_name, vocabulary_size
+from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
 from .folder import new_folder, token_dtype
 from .knowledge_base_config import KnowledgeBaseConfig
 from .stored_folder import StoredFolder
@@ -193,7 +193,7 @@ def _write(
         dimension, embeddings_file = _write_embeddings(folder, encoder, texts, passages, progress)
     KnowledgeBaseConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=tokenizer_name(tokenizer),
+        tokenizer=public_name(tokenizer),
         vocab_size=vocabulary_size(tokenizer),
         chunk_length=chunk_length,
         passages=passages,

@@ -226,7 +226,10 @@ class _Probe:
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
         self.path, self.distractors = ids[:_PATH], ids[_PATH : _PATH + _DISTRACTORS]
-        text = rng.choice(ids, (rows, self.prompt + _PATH))
+        # A long text repeats a few tokens: where keys are selected, equal ones may tie, and which
+        # of them is taken depends on what else is in the pass (Doge).
+        words = ids if boundary is None else ids[-_DISTRACTORS:]
+        text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=model.device)
         self.mask[1:, :_PADDING] = 0
@@ -256,7 +259,7 @@ class _Probe:
             # transformers the exact ones are at 1e-5 at most.
             rounding <= (5e-5 if self.model.dtype == torch.float32 else eps**0.5)
             and leak <= max(3 * rounding, eps)
-            and error <= max(3 * rounding, eps * layers**0.5)
+            and error <= max(3 * rounding, 2 * eps * layers**0.5)
         )
 
     def _kwargs(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from ...index.segments import Segment
 from ...index.suffix_array import IndexedText
 from ...store.files import CONFIG, DatastoreError, FileEntry, check_file, read_arrays, write_arrays
-from ...store.fingerprint import check_tokenizer, tokenizer_fingerprint, tokenizer_name
+from ...store.fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
 from ...store.folder import LOCK, FolderConfig, locked, token_dtype
 from ...store.schema import Named, Range
 from .log import SessionLog, read_log
@@ -185,7 +185,7 @@ class SessionFolder:
         if config.fingerprint is not None:
             check_tokenizer(self.path, config, tokenizer, SessionConfig.REMEDY)
         fingerprint = tokenizer_fingerprint(tokenizer)
-        return replace(config, fingerprint=fingerprint, tokenizer=tokenizer_name(tokenizer))
+        return replace(config, fingerprint=fingerprint, tokenizer=public_name(tokenizer))
 
     def _open_segments(self) -> list[Segment]:
         self._unnamed: dict[str, SegmentEntry] = {}

@@ -1,4 +1,4 @@
-"""The calls that a `RetrievalCache` remembers, for many threads at once."""
+"""The sessions of a `RetrievalCache`, for many threads at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
 from ...index.suffix_array import IndexedText, suffix_sorter
 from .folder import SessionFolder
+from .similar_prompts import SimilarPrompts
 
 logger = logging.getLogger("hf_refspec")
 
@@ -27,7 +28,7 @@ class View:
     """What is remembered at one moment, to draft from without waiting for anybody.
 
     Attributes:
-        segments (`tuple[IndexedText, ...]`): All but the newest calls.
+        segments (`tuple[IndexedText, ...]`): All but the newest sessions.
         tail (`LinkedText`): The newest.
         largest_id (`int`): The largest token id so far; -1 if there is none.
     """
@@ -38,12 +39,12 @@ class View:
 
 
 class Memory:
-    """Finished calls, numbered in the order in which they came; the oldest are forgotten first.
+    """Sessions, numbered in the order they came in; the oldest are forgotten first.
 
-    Calls that are forgotten can still be seen by a draft for a while: a segment is rewritten when
-    an eighth of it is forgotten. Sorting, joining and writing segments goes on in the background,
-    and leaves no trace if the process is killed over it. A copy (or pickle) is another memory with
-    the same calls, without a folder.
+    A session that is forgotten can still be seen by a draft for a while: a segment is rewritten
+    when an eighth of it is forgotten. Sorting, joining and writing segments goes on in the
+    background, and leaves no trace if the process is killed over it. A copy (or pickle) is another
+    memory with the same sessions, without a folder.
 
     Args:
         max_tokens (`int`): The most tokens that are remembered.
@@ -65,14 +66,15 @@ class Memory:
         suffix_sorter()  # missing, it should be missed now and not in the background
         self.max_tokens = max_tokens
         self._folder = folder
-        # The first guards all that is here, for microseconds; the second what is on the disk. Who
-        # needs both takes the second first.
+        # The first guards all that is here, for microseconds (a search of 10,000 prompts: for a
+        # millisecond); the second what is on the disk. Who needs both takes the second first.
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()
         self._background: dict[Callable[[], None], threading.Thread] = {}
         self.closed = False
         self._segments: list[Segment] = []
         self._tail = Tail()
+        self._prompts = SimilarPrompts()
         self._oldest = 0
         self._tokens = 0
         self._unsealed = 0
@@ -87,18 +89,12 @@ class Memory:
             return self._tail.end - self._oldest
 
     @property
-    def numbers(self) -> range:
-        """The numbers of the calls that are remembered."""
-        with self._lock:
-            return range(self._oldest, self._tail.end)
-
-    @property
     def tokens(self) -> int:
-        """Tokens of the calls that are remembered."""
+        """Tokens of the sessions that are remembered."""
         return self._tokens
 
-    def add(self, prompt: np.ndarray, output: np.ndarray) -> int:
-        """Remembers a call and returns its number.
+    def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
+        """Remembers a session.
 
         Args:
             prompt, output (`np.ndarray`, integers of shape `(n,)`): Not both empty.
@@ -110,23 +106,33 @@ class Memory:
             self._append(prompt, output)
             self._publish()
             self._schedule()
-            return self._tail.end - 1
 
-    def call(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The prompt and the output of a call, `None` if it is forgotten."""
+    def sessions(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The prompts and outputs of all sessions, the oldest first."""
         with self._lock:
-            if not self._oldest <= number < self._tail.end:
-                return None
-            return self._holder(number).document(number)
+            numbers = range(self._oldest, self._tail.end)
+            return [self._holder(number).document(number) for number in numbers]
+
+    def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
+        """The outputs of the sessions with the most similar prompts, the most similar one last.
+
+        Args:
+            prompt (`np.ndarray`, integers of shape `(n,)`): A prompt.
+            count (`int`): The most sessions, at least 1.
+        """
+        with self._lock:
+            numbers = self._prompts.search(prompt, self._oldest, count)
+            return [self._holder(number).document(number)[1] for number in numbers]
 
     def clear(self) -> None:
-        """Forgets all calls, at once and on the disk."""
+        """Forgets all sessions, at once and on the disk."""
         with self._disk_lock, self._lock:
             self._check_open()
             self._oldest = self._tail.end
             self._tokens = self._unsealed = 0
             self._segments = []
             self._tail = Tail(self._oldest)
+            self._prompts = SimilarPrompts(self._oldest)
             self._largest_id = -1
             self._publish()
             if self._folder is not None:
@@ -153,18 +159,13 @@ class Memory:
                 self._folder = None
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            calls = [self._holder(number).document(number) for number in self.numbers]
-            # Copies, and of one type: sorted documents are of as short a type as holds them.
-            calls = [(prompt.astype(int), output.astype(int)) for prompt, output in calls]
-            options = (self.max_tokens, None, self._seal_tokens)
-            return {"options": options, "oldest": self._oldest, "calls": calls}
+        # Copies, and of one type: sorted documents are of as short a type as holds them.
+        sessions = [(prompt.astype(int), output.astype(int)) for prompt, output in self.sessions()]
+        return {"options": (self.max_tokens, None, self._seal_tokens), "sessions": sessions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Memory.__init__(self, *state["options"])
-        self._oldest = state["oldest"]
-        self._tail = Tail(self._oldest)
-        for prompt, output in state["calls"]:
+        for prompt, output in state["sessions"]:
             self._append(prompt, output)
         self._publish()
 
@@ -174,12 +175,16 @@ class Memory:
             self._tail = Tail(self._segments[-1].end)
             self._tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
             self._largest_id = max(each.text.vocab_size for each in self._segments) - 1
+            for segment in self._segments:
+                for number in range(segment.first, segment.end):
+                    self._prompts.add(segment.document(number)[0])
         for prompt, output in folder.calls:
             self._append(prompt, output)
         self._forget()
 
     def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         self._tail.add(prompt, output)
+        self._prompts.add(prompt)
         self._tokens += len(prompt) + len(output)
         self._unsealed += len(prompt) + len(output)
         self._largest_id = max(
@@ -191,13 +196,13 @@ class Memory:
         try:
             folder.append(prompt, output)
         except OSError as error:
-            logger.warning("a call is remembered only until this process ends: %s", error)
+            logger.warning("a session is remembered only until this process ends: %s", error)
 
     def _holder(self, number: int) -> Segment | Tail:
         return next((each for each in self._segments if number < each.end), self._tail)
 
     def _forget(self) -> None:
-        """Forgets the oldest calls that are too many."""
+        """Forgets the oldest sessions that are too many."""
         before = self._oldest
         while self._tokens > self.max_tokens:
             begin, end = self._holder(self._oldest).place(self._oldest)
@@ -206,6 +211,7 @@ class Memory:
         if self._oldest > before:
             self._segments = [each for each in self._segments if each.end > self._oldest]
             self._tail = self._tail.since(self._oldest)
+            self._prompts.forget(self._oldest)
 
     def _publish(self) -> None:
         self.view = View(
@@ -238,8 +244,7 @@ class Memory:
         except Exception as error:
             failed = True
             logger.warning(
-                "the remembered calls cannot be put in order: %r; drafts are as good and take "
-                "longer",
+                "the sessions cannot be put in order: %r; drafts are as good and take longer",
                 error,
             )
         finally:

@@ -17,8 +17,8 @@ from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError, FileEntry
 from ..fingerprint import (
     check_tokenizer,
+    public_name,
     tokenizer_fingerprint,
-    tokenizer_name,
     vocabulary_size,
 )
 from ..folder import new_folder, only_writer
@@ -111,7 +111,7 @@ def build_store(
     chosen = BuildOptions(**options)
     config = StoreConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=tokenizer_name(tokenizer),
+        tokenizer=public_name(tokenizer),
         vocab_size=vocabulary_size(tokenizer),
     )
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
@@ -157,7 +157,7 @@ def extend_store(
     """
     folder = Path(folder)
     config = StoreConfig.read(folder)
-    remedy = f"it cannot be extended with {tokenizer_name(tokenizer)}"
+    remedy = f"it cannot be extended with {public_name(tokenizer)}"
     check_tokenizer(folder, config, tokenizer, remedy)
     if options.get("shard_tokens") is None:
         options["shard_tokens"] = config.source.get("shard_tokens", BuildOptions.shard_tokens)

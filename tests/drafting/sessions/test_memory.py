@@ -27,8 +27,7 @@ def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remembered(memory: Memory) -> list[tuple[list[int], list[int]]]:
-    calls = [memory.call(number) for number in memory.numbers]
-    return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.sessions()]
 
 
 def seen(memory: Memory) -> list[int]:
@@ -86,14 +85,18 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
     assert len(text) <= (len(expected) + len(lengths)) * 8 / 7 + 31
 
 
-def test_a_number_that_is_forgotten():
-    memory = small_memory(25)
-    numbers = [memory.add(*call(i)) for i in range(4)]
-    assert numbers == [0, 1, 2, 3]
-    assert memory.call(1) is None
-    assert memory.call(2) is not None
-    assert memory.call(4) is None
-    memory.wait()
+def test_similar_outputs_are_of_what_is_remembered():
+    memory = small_memory(75)
+    for i in range(40):
+        memory.add(*call(i))
+        memory.wait()
+    assert memory.view.segments
+    found = [output.tolist() for output in memory.similar_outputs(np.array([36, 99]), 100)]
+    assert found[-1] == [36] * 5
+    assert sorted(found) == sorted(output for _, output in remembered(memory))
+    assert [output.tolist() for output in memory.similar_outputs(np.array([38]), 1)] == [[38] * 5]
+    memory.clear()
+    assert memory.similar_outputs(np.array([38]), 1) == []
 
 
 def test_clear_while_segments_are_made():
@@ -151,11 +154,10 @@ def test_a_copy_is_another_memory(copied, sorted_first):
         if sorted_first:
             memory.wait()
     other = copied(memory)
-    assert other.numbers == memory.numbers
     assert remembered(other) == remembered(memory)
     other.add(*call(99))
-    assert memory.numbers == range(13, 20)
-    assert other.numbers == range(14, 21)
+    assert remembered(memory) == as_lists(call(i) for i in range(13, 20))
+    assert remembered(other) == as_lists(call(i) for i in [*range(14, 20), 99])
     memory.wait()
     other.wait()
 
