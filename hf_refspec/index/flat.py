@@ -143,19 +143,15 @@ def _score_block(rows, offsets, begin, size, queries, grouped, block, highest):
     width = grouped.shape[2]
     # One query has nothing beside it to compute while its rows are loaded.
     whole = size - size % _PART if len(queries) > 1 else 0
-    rows_offsets = offsets.reshape(1, -1)
+    of_rows = offsets.reshape(1, -1)
     for part in range(0, whole, _PART):
         for g in range(len(grouped)):
+            some, scores, best = grouped[g], block[g], highest[g]
             for r in range(part, part + _PART, _TILE):
-                at = begin + r
                 if width == 8:
-                    _score_for_8_queries(
-                        rows, rows_offsets, at, grouped[g], block[g], r, highest[g]
-                    )
+                    _score_for_8_queries(rows, of_rows, begin + r, some, scores, r, best)
                 else:
-                    _score_for_16_queries(
-                        rows, rows_offsets, at, grouped[g], block[g], r, highest[g]
-                    )
+                    _score_for_16_queries(rows, of_rows, begin + r, some, scores, r, best)
     for r in range(whole, size):
         for s in range(len(queries)):
             score = offsets[begin + r] + inner_product(rows[begin + r], queries[s])

@@ -183,8 +183,8 @@ class CheckedRetriever:
         if answers is None or len(answers) != len(search.queries):
             returned = repr(answer) if answers is None else f"{len(answers)} answers"
             raise RetrievalError(
-                f"{self._name}.search was called with {len(search.queries)} queries, but returned {returned}. It must "
-                "return a list with one Retrieved for each."
+                f"{self._name}.search was called with {len(search.queries)} queries, but returned "
+                f"{returned}. It must return a list with one Retrieved for each."
             )
         checked = [self._checked_answer(answer, search.count) for answer in answers]
         self._most_known = max(self._most_known, *map(len, checked))

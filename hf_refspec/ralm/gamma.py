@@ -2,8 +2,8 @@
 
 The paper takes it to be the same for every step. It is not: the further the text has gone since the
 last query whose search the request cache has taken in, the less the cache knows of what is searched
-for now. That distance is a step's lag: the first step after a verification has a lag of 1, the next 2;
-beside a verification, the steps that it is about count as well.
+for now. That distance is a step's lag: the first step after a verification has a lag of 1, the next
+2; beside a verification, the steps that it is about count as well.
 """
 
 from __future__ import annotations

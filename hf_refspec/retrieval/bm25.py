@@ -135,8 +135,8 @@ class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75).
 
     The words are the tokens of the language model: nothing is split, stemmed or left out, a common
-    token weighs little by itself. A query is the last tokens as they are. bm25s builds the index; it
-    is searched here, a batch of queries at once and with ties broken by id. The queries of a
+    token weighs little by itself. A query is the last tokens as they are. bm25s builds the index,
+    which is searched here, a batch of queries at once and with ties broken by id. The queries of a
     verification have most of their tokens in common, so that it takes little longer than one.
 
     Args:

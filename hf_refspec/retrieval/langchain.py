@@ -45,11 +45,11 @@ class _Passage:
 class LangChainRetriever:
     """A LangChain retriever as one that can be speculated with; made by [`from_langchain`].
 
-    LangChain returns no ids and no scores. A passage's id comes from its text: the same one in every
-    process, whatever was found before. `search` scores by rank, the best with 1, then 1/2, 1/3, ...
-    How the retriever would rank passages that are in the request cache cannot be asked; `score`
-    ranks them by the tokens that they have in common with the query. It is only a guess at what the next
-    search finds: a bad one costs a correction, the output is the same.
+    LangChain returns no ids and no scores. A passage's id comes from its text: the same one in
+    every process, whatever was found before. `search` scores by rank, the best with 1, then 1/2,
+    1/3, ... How the retriever would rank passages that are in the request cache cannot be known;
+    `score` ranks them by the tokens that they have in common with the query. It is only a guess at
+    what the next search finds: a bad one costs a correction, the output is the same.
 
     What was found is kept for as long as this object lives.
     """
