@@ -28,8 +28,8 @@ class MilvusRetriever(EmbeddingRetriever):
 
     The same code runs on an embedded file (milvus-lite) and on a cluster. Milvus holds ids and
     vectors, and gets one request for all queries of a verification; texts stay in the knowledge
-    base. The collection is made and filled where it is not there; if that is interrupted, the next time
-    goes on with it.
+    base. The collection is made and filled where it is not there; if that is interrupted, the next
+    time goes on with it.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
