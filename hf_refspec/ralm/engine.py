@@ -261,8 +261,7 @@ class _SpeculativeRequest(_Request):
 
     def _next_stride(self) -> int:
         """Chooses how many steps to verify next, and what to speculate them with."""
-        if len(self._estimates.sources) > 1:
-            self._source = self._estimates.choose(len(self._stats.strides))
+        self._source = self._estimates.choose()
         stride = self._speculation.stride
         if stride == "os3":
             return self._source.scheduler.stride(len(self._pending))

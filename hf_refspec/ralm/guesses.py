@@ -58,6 +58,7 @@ class Estimates:
         self, speculation: Speculation, sources: int, earlier: Estimates | None = None
     ) -> None:
         self._stride = None if speculation.stride == "os3" else int(speculation.stride)
+        self._choices: int = earlier._choices if earlier else 0
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
         searches = earlier.search_seconds.samples if earlier else []
         self.search_seconds: SearchSeconds = SearchSeconds(searches)
@@ -71,15 +72,16 @@ class Estimates:
             )
             self.sources.append(GuessSource(scheduler, before.verified if before else 0))
 
-    def choose(self, verifications: int) -> GuessSource:
-        """Which source to speculate with next, after that many verifications."""
+    def choose(self) -> GuessSource:
+        """Which source to speculate with until the next verification."""
+        if len(self.sources) == 1:
+            return self.sources[0]
+        self._choices += 1
         untried = min(self.sources, key=lambda source: source.verified)
         if untried.verified < _TRIAL_STEPS:
             return untried
-        is_retrial = (verifications + 1) % _RETRIED_EVERY == 0
-        return (min if is_retrial else max)(
-            self.sources, key=lambda source: source.scheduler.rate(self._stride)
-        )
+        pick = min if self._choices % _RETRIED_EVERY == 0 else max
+        return pick(self.sources, key=lambda source: source.scheduler.rate(self._stride))
 
 
 def _gamma(speculation: Speculation, before: GuessSource | None) -> Gamma:
