@@ -96,6 +96,8 @@ class DraftTree:
 
     def children(self) -> dict[tuple[int, int], int]:
         """Each node's index by its parent (or `ROOT`) and its token."""
+        if len(self) == 0:  # most passes where nothing repeats
+            return {}
         edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {edge: node for node, edge in enumerate(edges)}
 

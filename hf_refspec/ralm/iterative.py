@@ -33,7 +33,7 @@ from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
-from ..verification.probe import Reach
+from ..verification.reach import Reach
 from .checked_search import RetrievalError, call_with_retry
 from .engine import generate_speculatively
 from .options import Speculation

@@ -5,22 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 import hf_refspec as rs
-from hf_refspec.bench.replay import replay, stand_in_model
-from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 
 # What was verified, where that does not matter.
 NOT_DRAFTED = rs.DraftTree.empty()
-DATA = Path(__file__).parents[4] / "shared" / "data"
 
 
 def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
@@ -277,12 +272,3 @@ def test_threads_with_one_cache(byte_llama, monkeypatch):
     assert not wrong
     assert len(cache) == 12
     assert cache._memory.view.segments
-
-
-@pytest.mark.skipif(not (DATA / "llma_rag.jsonl").exists(), reason="needs the LLMA paper's data")
-def test_mat_on_the_retrieval_augmented_prompts():
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    answers, model = llma_rag(DATA / "llma_rag.jsonl", tokenizer), stand_in_model(len(tokenizer))
-    context = rs.ReferenceCopy()
-    for cache in (RetrievalCache(), RetrievalCache(top_k=0)):
-        assert replay(answers, context | cache, model, 64, "tree").mat >= 4.55

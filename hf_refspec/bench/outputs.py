@@ -1,10 +1,10 @@
-"""What a call of `generate` has said, to be compared with plain decoding."""
+"""What a call of `generate` has returned, to be compared with another call's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-# Two logits so near, as a share of their size, are a tie: a pass over several tokens may round it
+# Two logits so near, relative to their size, are a tie: a pass over several tokens may round it
 # either way, transformers' own look-up as well as ours.
 ROUNDING = 1e-5
 
@@ -15,21 +15,23 @@ def tied(one: float, other: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     """The new tokens of a call.
 
-    Where a text was forced these say nothing: then they are those that the model would have said
+    Where a text was forced these say nothing: then they are those that the model would have chosen
     at each place by itself, after the forced text so far.
 
     Attributes:
         tokens (`list[int]`): See above.
         logits (`list[float]`, *optional*): Theirs, where a text was forced.
+        passages (`list[int]`): What was retrieved, step by step.
     """
 
     tokens: list[int]
     logits: list[float] | None = None
+    passages: list[int] = field(default_factory=list)
 
-    def differences(self, plain: Said) -> list[int]:
+    def differences(self, plain: Output) -> list[int]:
         """The places at which these are other tokens than those of plain decoding.
 
         Where a text was forced each place stands for itself; else all after the first differ.
@@ -39,7 +41,7 @@ class Said:
         places = [i for i, (one, other) in pairs if one != other]
         return [*places, *range(shorter, longer)]
 
-    def beyond_rounding(self, plain: Said) -> list[int]:
+    def beyond_rounding(self, plain: Output) -> list[int]:
         """Those of the differences that no tie explains; all where logits are not known."""
         places = self.differences(plain)
         if self.logits is None or plain.logits is None or len(self.tokens) != len(plain.tokens):
