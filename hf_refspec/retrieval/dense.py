@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from ..index.faiss_flat import FaissFlatIndex, finds_gpus
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
@@ -96,9 +97,10 @@ class EmbeddingRetriever:
 class DenseRetriever(EmbeddingRetriever):
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages where they are, mapped
-    into memory and not copied, see [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which
-    is built here and holds a copy of the embeddings; it misses some passages, and is much faster.
+    The query is the text of the last tokens. `"flat"` looks at all passages: on the GPUs where
+    faiss-gpu finds some, else where they are, mapped into memory and not copied, see
+    [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which is built here and holds a copy of
+    the embeddings; it misses some passages, and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
@@ -113,5 +115,6 @@ class DenseRetriever(EmbeddingRetriever):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        vector_index = FlatIndex if index == "flat" else HnswIndex
+        exact = FaissFlatIndex if finds_gpus() else FlatIndex
+        vector_index = exact if index == "flat" else HnswIndex
         self._vectors = vector_index(self._embeddings, self._lengths, "inner_product")

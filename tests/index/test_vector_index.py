@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_refspec.index.faiss_flat import FaissFlatIndex
 from hf_refspec.index.flat import FlatIndex, scan
 from hf_refspec.index.hnsw import HnswIndex
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.index.vector_index import VectorIndex, squared_lengths
+from hf_refspec.index.vector_index import squared_lengths
 
 METRICS = ["l2", "inner_product"]
 
@@ -114,20 +115,12 @@ def test_a_graph_finds_nearly_all(metric):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_with_the_candidates_of_another_exact_index_the_same_is_found(metric):
-    """As of a server: its products round in another order, and it has a limit of candidates."""
-    faiss = pytest.importorskip("faiss")
+def test_the_flat_index_of_faiss_finds_the_same(metric):
+    """Its sums round in another order, and it has a limit of candidates."""
+    pytest.importorskip("faiss")
     rows = np.random.default_rng(0).standard_normal((1000, 24), dtype=np.float32)
     rows[::3] = rows[0]
-    of_faiss = (faiss.IndexFlatL2 if metric == "l2" else faiss.IndexFlatIP)(24)
-    of_faiss.add(rows)
-
-    def candidates(queries, count):
-        scores, ids = of_faiss.search(queries, count)
-        last = -scores[:, -1] if metric == "l2" else scores[:, -1]
-        return list(zip(ids, last.tolist(), strict=True))
-
-    index = VectorIndex(rows, squared_lengths(rows), metric, candidates, True, most_candidates=2048)
+    index = FaissFlatIndex(rows, squared_lengths(rows), metric)
     for k in (1, 5, 100, 2000):
         for query, found in zip(rows[:9], index.search(rows[:9], k), strict=True):
             assert_same(found, ranked(index, query, k))
