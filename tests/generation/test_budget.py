@@ -212,7 +212,7 @@ def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafte
 @given(st.floats(0, 1e9), st.floats(1e-9, 1e9))
 def test_a_pause_is_short_or_as_long_as_drafting_is_dear(drafting_seconds, pass_seconds):
     budget = budget_at(lambda tokens: pass_seconds)
-    for passes in range(100):
+    for _pass in range(100):
         if (nodes := budget.nodes) == 0:
             break
         budget.record(budget.trim(DraftTree.empty(), drafting_seconds), [4], pass_seconds)
