@@ -66,6 +66,29 @@ class Prophet(Drafter):
         return DraftTree.chain(chain)
 
 
+class Prophets(Prophet):
+    """A `Prophet` that knows the target text of every row, each by its prompt.
+
+    Args:
+        inputs: `input_ids` and `attention_mask` of the call.
+        outputs: What plain decoding made of them, `(rows, length)`.
+        accuracies: Chance that a draft is right, one for each row or one for all.
+    """
+
+    def __init__(self, inputs, outputs, accuracies, branches: int = 2, seed: int = 0):
+        super().__init__(np.zeros(1), 0.0, branches, seed)
+        ids, mask = inputs["input_ids"].numpy(), inputs["attention_mask"].numpy().astype(bool)
+        self.prompts = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
+        self.answers = np.asarray(outputs)[:, ids.shape[1] :]
+        self.accuracies = np.broadcast_to(accuracies, len(ids))
+
+    def begin(self, prompt_ids, vocab_size):
+        row = self.prompts.index(prompt_ids.tolist())
+        self.target_ids = np.concatenate([prompt_ids, self.answers[row]])
+        self.accuracy = self.accuracies[row]
+        super().begin(prompt_ids, vocab_size)
+
+
 class Noise(Drafter):
     """Drafts random tokens."""
 

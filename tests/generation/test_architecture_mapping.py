@@ -1,0 +1,112 @@
+"""Ids equal plain decoding's in float32 for every type in transformers' causal-LM mapping."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from architecture_mapping import CHAIN, MODEL_TYPES, ONE_ROW, PLAIN, VOCAB_SIZE, tiny_model
+from drafters import Prophet, Prophets
+from transformers import PreTrainedModel
+
+pytestmark = pytest.mark.slow
+
+RECORDED = transformers.__version__.startswith("5.23.")
+NEW_TOKENS = 40  # the windows are of 16
+OPTIONS = {
+    "max_new_tokens": NEW_TOKENS,
+    "do_sample": False,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+LOGITS = {"return_dict_in_generate": True, "output_logits": True}
+
+
+def prompts(rows: int) -> dict[str, torch.Tensor]:
+    """Of 20 tokens, the second with 5 of padding; no special tokens."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(10, VOCAB_SIZE, (rows, 20), generator=generator)
+    mask = torch.ones_like(ids)
+    ids[1:, :5] = mask[1:, :5] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@cache
+def built(model_type: str) -> PreTrainedModel | Exception:
+    try:
+        return tiny_model(model_type)
+    except Exception as error:
+        return error
+
+
+def generated_plainly(model_type: str, rows: int, **kwargs):
+    """The model and what it makes of the prompts; the test is skipped where transformers cannot."""
+    model = built(model_type)
+    if isinstance(model, Exception):
+        pytest.skip(f"cannot be built: {model!r}")
+    try:
+        return model, model.generate(**prompts(rows), **OPTIONS, **kwargs)
+    except Exception as error:
+        pytest.skip(f"transformers cannot decode it plainly: {error!r}")
+
+
+@pytest.fixture(scope="module")
+def verifications() -> dict[str, str]:
+    """How each type was verified: "tree", "chain" or "plain"."""
+    return {}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_one_row_equals_plain_decoding(model_type, verifications):
+    model, plain = generated_plainly(model_type, 1, **LOGITS)
+    asked = []
+
+    class Recorded(Prophet):
+        def draft(self, budget):
+            asked.append("tree")
+            return super().draft(budget)
+
+        def draft_chain(self, budget):
+            asked.append("chain")
+            return super().draft_chain(budget)
+
+    for accuracy in (1.0, 0.7, 0.0):
+        drafter = Recorded(plain.sequences, accuracy)
+        options = {**prompts(1), **OPTIONS, **LOGITS, "max_draft_tokens": 8}
+        drafted = model.generate(**options, candidate_generator=drafter)
+        assert drafted.sequences.tolist() == plain.sequences.tolist(), accuracy
+        for mine, theirs in zip(drafted.logits, plain.logits, strict=True):
+            assert (mine - theirs).abs().max() < 1e-3 * theirs.std()
+        if accuracy == 1.0:
+            verifications[model_type] = asked[0] if drafter.stats.drafted else "plain"
+            assert drafter.stats.mat > 3 or verifications[model_type] == "plain"
+    if RECORDED:
+        expected = "plain" if model_type in PLAIN else "chain" if model_type in CHAIN else "tree"
+        assert verifications[model_type] == expected
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_two_padded_rows_equal_plain_decoding(model_type):
+    model, plain = generated_plainly(model_type, 2)
+    drafter = Prophets(prompts(2), plain, (0.9, 0.5))
+    options = {**prompts(2), **OPTIONS, "max_draft_tokens": 8}
+    drafted = model.generate(**options, candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+    if RECORDED:
+        plainly = model_type in {*PLAIN, *CHAIN, *ONE_ROW}
+        assert (drafter.stats.drafted == 0) == plainly
+
+
+def test_nearly_all_types_were_compared(request, verifications, capsys):
+    """Prints how each was verified, and with that which ones were not compared."""
+    if request.node.session.testscollected < 2 * len(MODEL_TYPES):
+        pytest.skip("only some of the types were asked for")
+    with capsys.disabled():
+        for verification in ("tree", "chain", "plain"):
+            types = [name for name, its in verifications.items() if its == verification]
+            print(f"\n{verification} ({len(types)}): {' '.join(types)}")
+        missing = sorted(set(MODEL_TYPES) - set(verifications))
+        print(f"\nnot compared ({len(missing)}): {' '.join(missing)}")
+    assert len(missing) <= 8
