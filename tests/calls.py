@@ -9,6 +9,21 @@ from transformers.generation.streamers import BaseStreamer
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
 
 
+def prepared(model, input_ids, **kwargs):
+    """The generation config and the keyword arguments of the forward pass that `generate` prepares
+    for its decoding loop."""
+    taken = []
+
+    def taking(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+    ):
+        taken.extend([generation_config, model_kwargs])
+        return input_ids
+
+    model.generate(input_ids, custom_generate=taking, **kwargs)
+    return taken
+
+
 class Forced(LogitsProcessor):
     """Makes the model say a given text."""
 
