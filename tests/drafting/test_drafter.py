@@ -124,7 +124,7 @@ def test_an_observe_of_before_works_and_warns_where_it_is_defined(llama, takes_l
                     self.told.append((tokens.tolist(), None))
                     Prophet.observe(self, tokens, None, None)
 
-    assert w[0].filename == __file__
+    assert warned[0].filename == __file__
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     ids = torch.from_numpy(PROMPT)[None]
     plain = llama.generate(ids, **options)
