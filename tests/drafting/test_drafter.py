@@ -110,7 +110,7 @@ def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
 def test_an_observe_of_before_works_and_warns_where_it_is_defined(llama, takes_logits):
     with pytest.warns(
         FutureWarning, match=r"Old.observe takes .*\(tokens, verified, logits\)"
-    ) as w:
+    ) as warned:
         if takes_logits:
 
             class Old(Prophet):

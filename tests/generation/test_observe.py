@@ -174,7 +174,7 @@ def test_a_candidate_generator_is_told_the_scores_of_its_candidates(llama):
     class Theirs(PromptLookupCandidateGenerator):
         def get_candidates(self, input_ids):
             ids = call.plain[:, : input_ids.shape[1] + 3].clone()
-            ids[:, -1] ^= 1  # two right ones, one wrong
+            ids[:, -1] = (ids[:, -1] + 1) % 97  # two right ones, one wrong
             self.candidates = ids
             return ids, None
 
