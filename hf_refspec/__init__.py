@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .drafting.drafter import Drafter as Drafter
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
-    from .drafting.sessions.similar_calls import mean_embedding as mean_embedding
     from .drafting.stats import SpeculationStats as SpeculationStats
     from .drafting.tree import DraftTree as DraftTree
     from .generation.loop import speculate as speculate
@@ -50,7 +49,6 @@ _MODULES = {
     "drafting.drafter": ["Drafter"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],
-    "drafting.sessions.similar_calls": ["mean_embedding"],
     "drafting.stats": ["SpeculationStats"],
     "drafting.tree": ["DraftTree"],
     "generation.loop": ["speculate"],

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, build
+from shared_data import whats_missing
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -14,6 +15,12 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 # By default its lock is shared with forked processes, and one that a test kills may hold it.
 tqdm.set_lock(threading.RLock())
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says once what data was missing, and where to get it."""
+    for line in whats_missing():
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import hf_refspec
+from hf_refspec.cli import COMMANDS, main
+
+# The package without its __init__, which wraps `generate` and so imports transformers.
+BARE = """
+import sys, types
+package = types.ModuleType("hf_refspec")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["hf_refspec"] = package
 from hf_refspec.cli import main
+try:
+    main()
+finally:
+    print([name for name in ("torch", "transformers", "numpy") if name in sys.modules])
+"""
 
 
 @pytest.fixture
@@ -78,3 +95,33 @@ def test_demo_of_a_file_and_a_model_of_ones_own(tmp_path, model_folder, capsys):
 def test_demo_names_a_missing_file(capsys):
     assert main(["demo", "--file", "missing.py"]) == 2
     assert "missing.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_wait_for_no_library(argument):
+    package = str(Path(hf_refspec.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, package, argument], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert printed[-1] == "[]"
+    named = COMMANDS if argument == "--help" else [hf_refspec.__version__]
+    assert all(name in done.stdout for name in named)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_help_with_its_options(command, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([command, "--help"])
+    assert exit.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense", "info", "x"]])
+def test_what_is_no_command_is_refused_with_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert "usage: hf-refspec" in capsys.readouterr().err

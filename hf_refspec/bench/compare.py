@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
-from typing import TypeVar
 
-from .report import microseconds, table
+from .report import table
 from .results import Results
-from .retrieval_report import mean, summarised
 from .summary import Entry, Spread, Summary, summaries
 
-Key = TypeVar("Key")
+COLUMNS = [
+    *("method", "nodes", "MAT", "", "tokens/s", ""),
+    *("speed-up in decoding", "", "speed-up in all", ""),
+]
 
 
 def compare(paths: list[str]) -> int:
@@ -38,15 +39,15 @@ def comparison(one: Results, other: Results) -> str:
     Raises:
         ValueError: If there is no prompt that both have measured.
     """
-    parts = [_settings(one, other)]
-    for suite in one.suites:
-        if suite in other.suites:
-            parts += _suite(suite, _decoded(one, suite), _decoded(other, suite))
-            parts += _retrieval(suite, _retrieved(one, suite), _retrieved(other, suite))
-            parts += _latency(suite, _drafted(one, suite), _drafted(other, suite))
-    if len(parts) == 1:
+    suites = [
+        part
+        for suite in one.suites
+        if suite in other.suites
+        for part in _suite(suite, one.entries(suite), other.entries(suite))
+    ]
+    if not suites:
         raise ValueError("the two results have no prompt in common; measure a suite with both")
-    return "\n".join(filter(None, parts))
+    return "\n".join(filter(None, [_settings(one, other), *suites]))
 
 
 def _settings(one: Results, other: Results) -> str:
@@ -60,82 +61,21 @@ def _settings(one: Results, other: Results) -> str:
     return table(["", "A", "B"], rows) if rows else ""
 
 
-def _decoded(results: Results, suite: str) -> dict[str, Entry]:
-    """What was decoded, by the name of the prompt."""
-    return {entry["name"]: entry for entry in results.entries(suite) if "samples" in entry}
+def _suite(suite: str, before: list[Entry], now: list[Entry]) -> Iterator[str]:
+    """A table for each retriever, or one where nothing was retrieved."""
+    old, new = _by_prompt(before), _by_prompt(now)
+    # With the same text; another data file may have another question of that name.
+    both = [key for key in old if key in new and old[key]["asked"] == new[key]["asked"]]
+    for retriever in dict.fromkeys(retriever for retriever, _ in both):
+        keys = [key for key in both if key[0] == retriever]
+        one, other = (summaries([entries[key] for key in keys]) for entries in (old, new))
+        rows = [[*key, *_row(one[key], other[key])] for key in one if key in other]
+        about = f", {retriever}" if retriever else ""
+        yield f"## {suite}{about}, {len(keys)} prompts\n\n{table(COLUMNS, rows)}"
 
 
-def _suite(suite: str, before: dict[str, Entry], now: dict[str, Entry]) -> list[str]:
-    shared = _shared(before, now)
-    if not shared:
-        return []
-    old = summaries([before[name] for name in shared])
-    new = summaries([now[name] for name in shared])
-    rows = [[*key, *_row(old[key], new[key])] for key in old if key in new]
-    columns = ["way", "nodes", "MAT", "", "tokens/s", "", "speed-up in decoding", ""]
-    return [f"## {suite}, {len(shared)} prompts\n", table(columns, rows)]
-
-
-def _shared(before: dict[Key, Entry], now: dict[Key, Entry]) -> list[Key]:
-    """What both have measured, with the same text."""
-    return [key for key in before if key in now and before[key]["asked"] == now[key]["asked"]]
-
-
-def _retrieved(results: Results, suite: str) -> dict[tuple[str, str], Entry]:
-    """What was generated with retrieval, by retriever and prompt."""
-    return {
-        (entry["retriever"], entry["name"]): entry
-        for entry in results.entries(suite)
-        if "retriever" in entry
-    }
-
-
-def _retrieval(
-    suite: str, before: dict[tuple[str, str], Entry], now: dict[tuple[str, str], Entry]
-) -> list[str]:
-    shared = _shared(before, now)
-    rows = []
-    for retriever in dict.fromkeys(retriever for retriever, _ in shared):
-        old = [before[key] for key in shared if key[0] == retriever]
-        new = [now[key] for key in shared if key[0] == retriever]
-        for way in (way for way in _ways(old) if way in _ways(new)):
-            one, other = summarised(old, way), summarised(new, way)
-            seconds = _change_of_means(one.seconds, other.seconds)
-            speed_up = _change_of_means(one.speed_ups, other.speed_ups)
-            rows.append([retriever, way, *seconds, *speed_up])
-    if not rows:
-        return []
-    columns = ["retriever", "way", "seconds a run", "", "speed-up", ""]
-    prompts = len({name for _, name in shared})
-    return [f"## {suite}, {prompts} prompts\n", table(columns, rows)]
-
-
-def _ways(entries: list[Entry]) -> list[str]:
-    """The ways in which all of them were measured."""
-    ways = [dict.fromkeys(run["way"] for run in entry["runs"]) for entry in entries]
-    return [way for way in ways[0] if all(way in others for others in ways)]
-
-
-def _drafted(results: Results, suite: str) -> dict[tuple[str, int], list[float]]:
-    """How long drafts took alone, by drafter and size."""
-    return {
-        (entry["drafter"], entry["tokens"]): entry["seconds"]
-        for entry in results.entries(suite)
-        if "drafter" in entry
-    }
-
-
-def _latency(
-    suite: str, before: dict[tuple[str, int], list[float]], now: dict[tuple[str, int], list[float]]
-) -> list[str]:
-    rows = [
-        [drafter, f"{tokens:,}", *_change(microseconds(seconds), microseconds(others), 0)]
-        for (drafter, tokens), seconds in before.items()
-        if (others := now.get((drafter, tokens)))
-    ]
-    if not rows:
-        return []
-    return [f"## {suite}\n", table(["drafts from", "tokens", "µs a draft", ""], rows)]
+def _by_prompt(entries: list[Entry]) -> dict[tuple[str, str], Entry]:
+    return {(entry.get("retriever", ""), entry["name"]): entry for entry in entries}
 
 
 def _row(old: Summary, new: Summary) -> list[str]:
@@ -144,6 +84,7 @@ def _row(old: Summary, new: Summary) -> list[str]:
         f"{new.mat / old.mat - 1:+.1%}",
         *_change(old.tokens_per_second, new.tokens_per_second, 1),
         *_change(old.decoding_speed_up, new.decoding_speed_up, 2),
+        *_change(old.speed_up, new.speed_up, 2),
     ]
 
 
@@ -151,8 +92,3 @@ def _change(one: Spread, other: Spread, digits: int) -> list[str]:
     """Of medians, with the quartiles: what lies within these may be chance."""
     change = other.median / one.median - 1
     return [f"{one:.{digits}f} → {other:.{digits}f}", f"{change:+.1%}"]
-
-
-def _change_of_means(one: list[float], other: list[float]) -> list[str]:
-    change = fmean(other) / fmean(one) - 1
-    return [f"{mean(one)} → {mean(other)}", f"{change:+.1%}"]

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ..demo.run import BUNDLED_MODEL
+from ..demo.default_model import load_tokenizer
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
@@ -87,7 +87,7 @@ def shipped_cases(text: Path, folder: Path) -> dict[str, Case]:
         text (`Path`): `guard.jsonl`.
         folder (`Path`): An empty one, for datastores.
     """
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    tokenizer = load_tokenizer()
     edits, completions = _answers(text, "edit", tokenizer), _answers(text, "completion", tokenizer)
     again = _answers(text, "edit", tokenizer, AGAIN)
     # What the completions are not from, but is like them.
@@ -115,7 +115,7 @@ def shipped_cases(text: Path, folder: Path) -> dict[str, Case]:
 
 def data_cases(data: Path) -> dict[str, Case]:
     """Cases of the data files, see benchmarks/README.md."""
-    tokenizer = AutoTokenizer.from_pretrained(data / "llama2-tokenizer")
+    tokenizer = load_tokenizer(str(data / "llama2-tokenizer"))
     rag = llma_rag(data / "llma_rag.jsonl", tokenizer)[:ANSWERS]
     problems = humaneval(data / "HumanEval.jsonl.gz", tokenizer)[:ANSWERS]
     questions = spec_bench(data / "spec_bench_questions.jsonl")

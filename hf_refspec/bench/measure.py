@@ -1,4 +1,4 @@
-"""One prompt, decoded in all ways in turn, timed and compared."""
+"""One prompt, decoded by all methods in turn, timed and compared."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from .models import context_length
+from ..ralm.stats import RetrievalStats
+from .methods import LOOK_UP, Method, mixed
+from .models import context_length, vocabulary_size
+from .outputs import Output, tied
 from .replay import ForcedText
-from .said import Said, tied
-from .ways import LOOK_UP, Way, mixed
 
 NEW_TOKENS = 256  # at most, where the model says what it likes
 WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
+# One for each step of the text: where they are the same they say nothing, and else it is an error.
+_NOT_KEPT = ("best_ids", "speculation_was_right")
 
 
 class IdsDifferError(Exception):
-    """A way to decode has not given the ids of plain decoding."""
+    """A method has not given the ids of plain decoding, or of the baseline."""
 
 
 class ContextTooShortError(Exception):
@@ -33,35 +36,39 @@ class Sample:
     """One call of `generate`.
 
     Attributes:
-        way (`str`), nodes (`int` or `str`): How, see [`Way`].
+        method (`str`), nodes (`int` or `str`): How, see [`Method`].
         tokens (`int`): New tokens.
         forward_passes (`int`): Of the model, the prefill among them.
         prefill_seconds (`float`): Up to the end of the first forward pass.
         decoding_seconds (`float`): From there on.
+        run (`int`): The number of the run, where methods are measured repeatedly.
         other_tokens (`int`): How many tokens the model chose otherwise than in plain decoding; in a
             replay, would have chosen.
         drafted, accepted (`int`), accepted_lengths (`list[int]`), drafting_seconds (`float`): Of
-            our own ways, see [`SpeculationStats`].
+            our own drafters, see [`SpeculationStats`].
+        retrieval (`dict`, *optional*): Where it retrieved, [`RetrievalStats`].
     """
 
-    way: str
+    method: str
     nodes: int | str
     tokens: int
     forward_passes: int
     prefill_seconds: float
     decoding_seconds: float
+    run: int = 0
     other_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
     drafting_seconds: float = 0.0
+    retrieval: dict[str, Any] | None = None
 
 
 class PassTimer:
     """Counts a model's forward passes and notes when the first is over.
 
-    A streamer could tell nearly the same, but would cost each token a copy from the GPU, in our
-    ways more than in plain decoding.
+    A streamer could tell nearly the same, but would cost each token a copy from the GPU, with
+    drafts more than in plain decoding.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -93,82 +100,114 @@ class PassTimer:
 
 @dataclass
 class Bench:
-    """A model and the ways to decode with it.
+    """A model and the methods to decode with it.
 
     Attributes:
         model (`PreTrainedModel`): The target model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        make_ways (callable): Makes the ways, with drafters that have seen nothing.
+        make_methods (callable): Makes the methods, with drafters that have seen nothing.
         replay (`bool`): Whether recorded answers are forced.
-        ways (`list[Way]`): Those in use; the first is plain decoding.
+        max_new_tokens (`int`, *optional*): Of an answer; by default 256, of a recorded one all.
+        methods (`list[Method]`): Those in use; the first is plain decoding.
+        warm (`set[str]`): What has been warmed up, by name.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    make_ways: Callable[[], list[Way]]
+    make_methods: Callable[[], list[Method]]
     replay: bool
-    ways: list[Way] = field(default_factory=list)
+    max_new_tokens: int | None = None
+    methods: list[Method] = field(default_factory=list)
+    warm: set[str] = field(default_factory=set)
 
     @property
     def computes_exactly(self) -> bool:
         """Whether other ids are an error: in a shorter type near-ties may fall either way."""
         return self.model.dtype == torch.float32
 
-    @property
-    def takes_look_up(self) -> bool:
-        """Whether transformers drafts by prompt look-up: not where the model's state is no cache
-        that can be cropped."""
-        return not getattr(self.model, "_is_stateful", False)
-
     def begin(self) -> None:
-        """Takes drafters that have seen nothing: what one suite said is nothing to another."""
-        self.ways = self._possible_ways()
+        """Takes drafters that have seen nothing: each suite starts with empty caches."""
+        self.methods = self.possible(self.make_methods())
+
+    def possible(self, methods: list[Method]) -> list[Method]:
+        """Those that the model can be decoded with.
+
+        Transformers has no prompt look-up where the state is no cache that can be cropped; there
+        the probe decides how drafts can be verified.
+        """
+        if not getattr(self.model, "_is_stateful", False):
+            return methods
+        return [
+            replace(method, options={"verification": "auto"}) if method.drafter else method
+            for method in methods
+            if method.name != LOOK_UP
+        ]
 
     def warm_up(self) -> None:
-        """Lets the first call of each way, which compiles, probes and loads, pass uncounted.
+        """Lets the first call of each method, which compiles, probes and loads, pass uncounted.
 
         The model is made to repeat itself, so that drafts of all sizes are verified.
         """
-        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
         length = min(WARM_UP_TEXT, context_length(self.model))
-        repeated = [1 + i % min(100, vocab_size - 1) for i in range(length)]
+        repeated = [1 + i % min(100, vocabulary_size(self.model) - 1) for i in range(length)]
         border = max(length - WARM_UP_TOKENS, 1)
-        prompt_ids, answer_ids = repeated[:border], repeated[border:]
-        for way in self._possible_ways():
-            self.say(prompt_ids, answer_ids, **way.kwargs)
+        self.call_all(self.possible(self.make_methods()), repeated[:border], repeated[border:])
 
-    def ask(
-        self, name: str, prompt_ids: list[int], answer_ids: list[int] | None = None
+    def call_all(
+        self, methods: list[Method], prompt_ids: list[int], answer_ids: list[int] | None
+    ) -> None:
+        """Calls methods without measuring anything."""
+        for method in methods:
+            self._call(method, prompt_ids, answer_ids)
+
+    def measure(
+        self,
+        name: str,
+        prompt_ids: list[int],
+        answer_ids: list[int] | None = None,
+        methods: list[Method] | None = None,
+        runs: int = 1,
+        **kwargs: Any,
     ) -> tuple[dict[str, Any], list[int]]:
-        """Decodes in all ways in turn, in mixed order.
+        """Decodes by all methods in turn, in mixed order.
 
         Args:
             name (`str`): What the prompt is called.
             prompt_ids (`list[int]`): The prompt.
             answer_ids (`list[int]`, *optional*): What the model is made to say; else it says what
                 it likes.
+            methods (`list[Method]`, *optional*): The first is the one whose ids all must have but
+                those that retrieve where it does not, or the other way round.
+            runs (`int`, *optional*, defaults to 1): How often.
+            kwargs: Further keyword arguments of every `generate`.
 
         Returns:
-            What was measured, as plain types, and the ids of plain decoding.
+            What was measured, as plain types, and the ids of the first method.
 
         Raises:
             ContextTooShortError: If the model's context does not hold it.
             IdsDifferError: If ids differ in float32, and not by a tie.
         """
-        self.check_context(name, prompt_ids, NEW_TOKENS if answer_ids is None else len(answer_ids))
+        methods = self.methods if methods is None else methods
+        answer_ids = None if answer_ids is None else answer_ids[: self.max_new_tokens]
+        self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
         samples: list[Sample] = []
-        order = mixed(range(len(self.ways)), name)
-        timed = {i: self._timed(self.ways[i], prompt_ids, answer_ids) for i in order}
-        _, plain_ids, plain = timed[0]
-        for i, way in enumerate(self.ways):
-            sample, ids, said = timed[i]
-            if answer_ids is not None and ids != answer_ids:
-                raise IdsDifferError(f"{name}: {way.name} does not say what it is made to say")
-            if self.computes_exactly:
-                self._check_difference(name, way, prompt_ids, said, plain)
-            samples.append(replace(sample, other_tokens=len(said.differences(plain))))
+        for run in range(runs):
+            order = mixed(range(len(methods)), f"{name}, {run}")
+            calls = {i: self._call(methods[i], prompt_ids, answer_ids, **kwargs) for i in order}
+            if run == 0:
+                _, first_ids, expected = calls[0]
+            for i, method in enumerate(methods):
+                sample, ids, output = calls[i]
+                if answer_ids is not None and ids != answer_ids:
+                    raise IdsDifferError(f"{name}: {method.name} does not say what it is made to")
+                other_tokens = 0
+                if method.retrieves == methods[0].retrieves:
+                    self._check(name, method, methods[0], prompt_ids, output, expected)
+                    other_tokens = len(output.differences(expected))
+                samples.append(replace(sample, run=run, other_tokens=other_tokens))
         entry = {"name": name, "prompt_tokens": len(prompt_ids)}
-        return {**entry, "samples": [asdict(sample) for sample in samples]}, plain_ids
+        return {**entry, "samples": [asdict(sample) for sample in samples]}, first_ids
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
         """What the model says by itself, not timed.
@@ -176,25 +215,17 @@ class Bench:
         Raises:
             ContextTooShortError: If the model's context does not hold it.
         """
-        self.check_context(name, prompt_ids, NEW_TOKENS)
-        return self.generate(prompt_ids, max_new_tokens=NEW_TOKENS)
+        self.check_context(name, prompt_ids, self.new_tokens(None))
+        return self._generate(prompt_ids, max_new_tokens=self.new_tokens(None))
 
     def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
         """Adds a finished call to all caches."""
-        for cache in filter(None, (way.cache for way in self.ways)):
+        for cache in filter(None, (method.cache for method in self.methods)):
             cache.add(prompt_ids, output_ids)
 
-    def _possible_ways(self) -> list[Way]:
-        """All; but where there is no prompt look-up, the probe decides what drafts can be
-        verified."""
-        ways = self.make_ways()
-        if self.takes_look_up:
-            return ways
-        return [
-            replace(way, options={"verification": "auto"}) if way.drafter else way
-            for way in ways
-            if way.name != LOOK_UP
-        ]
+    def new_tokens(self, answer_ids: list[int] | None) -> int:
+        """The most new tokens of a call."""
+        return len(answer_ids) if answer_ids is not None else self.max_new_tokens or NEW_TOKENS
 
     def check_context(self, name: str, prompt_ids: list[int], new_tokens: int) -> None:
         """Refuses a prompt that, with its answer, is longer than the model can read.
@@ -203,11 +234,10 @@ class Bench:
             ContextTooShortError: If it is.
             ValueError: If it is of tokens that the model has not.
         """
-        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
-        if max(prompt_ids) >= vocab_size:
+        if max(prompt_ids) >= vocabulary_size(self.model):
             raise ValueError(
                 f"{name} has the token {max(prompt_ids)}, but the model a vocabulary of "
-                f"{vocab_size}: its tokenizer is another model's"
+                f"{vocabulary_size(self.model)}: its tokenizer is another model's"
             )
         context = context_length(self.model)
         if len(prompt_ids) + new_tokens > context:
@@ -216,28 +246,41 @@ class Bench:
                 f"the model's context of {context}"
             )
 
-    def say(
-        self, prompt_ids: list[int], answer_ids: list[int] | None, **kwargs: Any
-    ) -> tuple[list[int], Callable[[], Said]]:
-        """Makes the model say an answer, or lets it say what it likes.
-
-        Returns:
-            The new ids, and what to call, when time no longer counts, for what to compare.
-        """
-        if answer_ids is None:
-            ids = self.generate(prompt_ids, max_new_tokens=NEW_TOKENS, **kwargs)
-            return ids, lambda: Said(ids)
-        forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
-        ids = self.generate(
-            prompt_ids,
-            max_new_tokens=len(answer_ids),
-            eos_token_id=None,
-            logits_processor=LogitsProcessorList([forced]),
-            **kwargs,
+    def _call(
+        self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, **kwargs: Any
+    ) -> tuple[Sample, list[int], Output]:
+        """One call: what is kept of it, the new ids, and what is compared."""
+        kwargs = {**kwargs, **method.kwargs, "max_new_tokens": self.new_tokens(answer_ids)}
+        retrieval = RetrievalStats()
+        if method.retrieves:
+            kwargs["retrieval_stats"] = retrieval
+        forced = None
+        if answer_ids is not None:
+            forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
+            kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
+        timer = PassTimer(self.model)
+        torch.manual_seed(0)
+        with timer():
+            ids = self._generate(prompt_ids, **kwargs)
+        sample = Sample(
+            method.name,
+            method.nodes,
+            tokens=len(ids),
+            forward_passes=timer.passes,
+            prefill_seconds=timer.prefilled - timer.began,
+            decoding_seconds=timer.ended - timer.prefilled,
         )
-        return ids, forced.unforced
+        if method.drafter is not None:
+            names = ("drafted", "accepted", "accepted_lengths", "drafting_seconds")
+            stats = {name: getattr(method.drafter.stats, name) for name in names}
+            sample = replace(sample, **stats)
+        if method.retrieves:
+            kept = {key: x for key, x in retrieval.to_dict().items() if key not in _NOT_KEPT}
+            sample = replace(sample, retrieval=kept)
+        output = Output(ids) if forced is None else forced.unforced()
+        return sample, ids, replace(output, passages=retrieval.best_ids)
 
-    def generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
+    def _generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
         """The new ids, greedily unless `kwargs` say otherwise."""
         ids = torch.tensor([prompt_ids], device=self.model.device)
         # Said outright: a prompt may hold the token that else is taken for padding.
@@ -246,40 +289,32 @@ class Bench:
         output = self.model.generate(ids, attention_mask=mask, **kwargs)
         return output[0, len(prompt_ids) :].tolist()
 
-    def _timed(
-        self, way: Way, prompt_ids: list[int], answer_ids: list[int] | None
-    ) -> tuple[Sample, list[int], Said]:
-        timer = PassTimer(self.model)
-        with timer():
-            ids, said = self.say(prompt_ids, answer_ids, **way.kwargs)
-        sample = Sample(
-            way.name,
-            way.nodes,
-            tokens=len(ids),
-            forward_passes=timer.passes,
-            prefill_seconds=timer.prefilled - timer.began,
-            decoding_seconds=timer.ended - timer.prefilled,
-        )
-        if way.drafter is None:
-            return sample, ids, said()
-        names = ("drafted", "accepted", "accepted_lengths", "drafting_seconds")
-        stats = {name: getattr(way.drafter.stats, name) for name in names}
-        return replace(sample, **stats), ids, said()
-
-    def _check_difference(
-        self, name: str, way: Way, prompt_ids: list[int], said: Said, plain: Said
+    def _check(
+        self,
+        name: str,
+        method: Method,
+        first: Method,
+        prompt_ids: list[int],
+        output: Output,
+        expected: Output,
     ) -> None:
-        places = said.beyond_rounding(plain)
+        """Refuses other ids than the first method's, or other passages, where it can be exact."""
+        if not self.computes_exactly:
+            return
+        how = f"{name}: {method.name}" + (f" ({method.nodes} nodes)" if method.drafter else "")
+        if output.passages != expected.passages:
+            raise IdsDifferError(f"{how} has retrieved something else than {first.name}")
+        places = output.beyond_rounding(expected)
         if not places:
             return
-        first, length = places[0], min(len(said.tokens), len(plain.tokens))
-        if said.logits is None and first < length:
-            logits = self._plain_logits(prompt_ids, first)
-            if tied(float(logits[plain.tokens[first]]), float(logits[said.tokens[first]])):
+        place, length = places[0], min(len(output.tokens), len(expected.tokens))
+        if output.logits is None and place < length and not method.retrieves:
+            logits = self._plain_logits(prompt_ids, place)
+            if tied(float(logits[expected.tokens[place]]), float(logits[output.tokens[place]])):
                 return
         raise IdsDifferError(
-            f"{name}: {way.name} ({way.nodes} nodes) gives other ids than plain decoding, from new "
-            f"token {first} on; in float32 they must be the same"
+            f"{how} gives other ids than {first.name}, from new token {place} on; in float32 they "
+            "must be the same"
         )
 
     def _plain_logits(self, prompt_ids: list[int], place: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .models import context_length
+from .models import context_length, vocabulary_size
 
 CONTEXT = 512
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -27,11 +27,10 @@ def measure_pass_costs(model: PreTrainedModel) -> dict[str, Any]:
         The length of that text, the model's parameters, and for each number of tokens, as far as
         its context holds them, the seconds of each round.
     """
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
     context = context_length(model)
     length = max(min(CONTEXT, context - TOKENS[-1]), 1)
     sizes = [tokens for tokens in TOKENS if length + tokens <= context]
-    ids = torch.arange(length + TOKENS[-1], device=model.device)[None] % vocab_size
+    ids = torch.arange(length + TOKENS[-1], device=model.device)[None] % vocabulary_size(model)
     prefix = model(ids[:, :length], use_cache=True).past_key_values
     seconds: dict[str, list[float]] = {str(tokens): [] for tokens in sizes}
     for round in range(ROUNDS + 1):

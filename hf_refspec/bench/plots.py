@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .report import microseconds
-from .retrieval_report import summarised
-from .retrieval_ways import OURS, STRIDES, stride_name
-from .summary import Entry, Key, Spread, Summary
-from .ways import BLEND, BUDGETS, LOOK_UP, LOOK_UP_TOKENS, PLAIN
+from .methods import BLEND, BUDGETS, LOOK_UP, LOOK_UP_TOKENS, PLAIN
+from .summary import Key, Summary
 
 LONGEST = 20  # accepted tokens that are told apart
 
@@ -33,38 +29,25 @@ def check_plotting() -> None:
         ) from None
 
 
-def draw_plots(
-    suites: dict[str, dict[Key, Summary]],
-    entries: dict[str, list[Entry]],
-    pass_costs: dict[str, Any],
-    folder: Path,
-) -> list[str]:
+def draw_plots(suites: dict[str, dict[Key, Summary]], folder: Path) -> list[str]:
     """Draws what was measured.
 
     Args:
-        suites (`dict`): Of each suite that decodes, the summary of each way.
-        entries (`dict`): Of each suite, what was measured.
-        pass_costs (`dict`): See [`measure_pass_costs`].
+        suites (`dict`): Of each suite without retrieval, the summary of each method.
         folder (`Path`): Where the files go.
 
     Returns:
         Their names.
     """
-    plots: dict[str, Callable[[Any], None]] = {}
-    if suites:
-        plots["accepted_lengths.png"] = lambda axes: _accepted_lengths(suites, axes)
-        plots["speed_against_budget.png"] = lambda axes: _speed_against_budget(suites, axes)
-    if pass_costs:
-        plots["pass_costs.png"] = lambda axes: _pass_costs(pass_costs, axes)
-    for name, some in entries.items():
-        if any("drafter" in entry for entry in some):
-            plots[f"{name}.png"] = partial(_latency, some)
-        ablated = [entry for entry in some if entry.get("ablated")]
-        if ablated:
-            plots[f"{name}_strides.png"] = partial(_strides, ablated)
+    if not suites:
+        return []
+    plots = {
+        "accepted_lengths.png": _accepted_lengths,
+        "speed_against_budget.png": _speed_against_budget,
+    }
     for name, draw in plots.items():
         with new_plot(folder / name) as axes:
-            draw(axes)
+            draw(suites, axes)
     return list(plots)
 
 
@@ -88,14 +71,14 @@ def new_plot(path: Path) -> Iterator[Any]:
 
 def _accepted_lengths(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
     """How many of the forward passes accepted so many draft tokens or more."""
-    for name, ways in suites.items():
-        counts = np.array(ways[BLEND, BUDGETS[-1]].accepted_lengths)
-        share = counts[::-1].cumsum()[::-1] / counts.sum()
+    for name, methods in suites.items():
+        counts = np.array(methods[BLEND, BUDGETS[-1]].accepted_lengths)
+        fraction = counts[::-1].cumsum()[::-1] / counts.sum()
         none_accepted_more = np.zeros(LONGEST)
-        axes.plot(np.append(share, none_accepted_more)[: LONGEST + 1], marker=".", label=name)
+        axes.plot(np.append(fraction, none_accepted_more)[: LONGEST + 1], marker=".", label=name)
     axes.set(
         xlabel="accepted draft tokens, at least",
-        ylabel="share of forward passes",
+        ylabel="fraction of forward passes",
         title=f"{BLEND}, {BUDGETS[-1]} nodes",
         xticks=range(0, LONGEST + 1, 2),
     )
@@ -103,12 +86,12 @@ def _accepted_lengths(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
 
 def _speed_against_budget(suites: dict[str, dict[Key, Summary]], axes: Any) -> None:
     """Tokens a second of the blend with each budget, with "auto", and of prompt look-up."""
-    for name, ways in suites.items():
+    for name, methods in suites.items():
         keys = [(PLAIN, 0), *((BLEND, nodes) for nodes in BUDGETS)]
-        speeds = [ways[key].tokens_per_second.median for key in keys]
+        speeds = [methods[key].tokens_per_second.median for key in keys]
         [line] = axes.plot([nodes for _, nodes in keys], speeds, marker="o", label=name)
         for key, style in (((BLEND, "auto"), "--"), ((LOOK_UP, LOOK_UP_TOKENS), ":")):
-            level = ways[key].tokens_per_second.median
+            level = methods[key].tokens_per_second.median
             axes.axhline(level, linestyle=style, color=line.get_color(), linewidth=1)
     axes.set(
         xlabel="draft nodes",
@@ -116,41 +99,3 @@ def _speed_against_budget(suites: dict[str, dict[Key, Summary]], axes: Any) -> N
         ylim=(0, None),
         title='dashed: "auto"; dotted: prompt look-up',
     )
-
-
-def _pass_costs(pass_costs: dict[str, Any], axes: Any) -> None:
-    tokens = [int(each) for each in pass_costs["seconds"]]
-    spreads = [Spread.of(each) for each in pass_costs["seconds"].values()]
-    one = spreads[0].median
-    axes.plot(
-        tokens, [each.median / one for each in spreads], marker="o", label="median, quartiles"
-    )
-    low, high = ([getattr(each, end) / one for each in spreads] for end in ("low", "high"))
-    axes.fill_between(tokens, low, high, alpha=0.3)
-    axes.set(
-        xscale="log", xlabel="tokens in a forward pass", ylabel="cost, against one", ylim=(0, None)
-    )
-    axes.set_xticks(tokens, [str(each) for each in tokens])
-
-
-def _latency(entries: list[Entry], axes: Any) -> None:
-    """The time of a draft over the tokens that it is looked for in."""
-    for drafter in dict.fromkeys(entry["drafter"] for entry in entries):
-        points = [entry for entry in entries if entry["drafter"] == drafter]
-        spreads = [microseconds(entry["seconds"]) for entry in points]
-        tokens = [entry["tokens"] for entry in points]
-        [line] = axes.plot(tokens, [each.median for each in spreads], marker="o", label=drafter)
-        low, high = ([getattr(each, end) for each in spreads] for end in ("low", "high"))
-        axes.fill_between(tokens, low, high, alpha=0.2, color=line.get_color())
-    axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel="µs a draft")
-
-
-def _strides(entries: list[Entry], axes: Any) -> None:
-    """The speed-up of each fixed stride with asynchronous verification, and of OS3."""
-    for retriever in dict.fromkeys(entry["retriever"] for entry in entries):
-        some = [entry for entry in entries if entry["retriever"] == retriever]
-        fixed = [summarised(some, stride_name(each, True)).speed_up for each in STRIDES]
-        [line] = axes.plot(STRIDES, fixed, marker="o", label=retriever)
-        chosen = summarised(some, OURS).speed_up
-        axes.axhline(chosen, linestyle="--", color=line.get_color(), linewidth=1)
-    axes.set(xlabel="stride", ylabel="speed-up over waiting", ylim=(0, None), title="dashed: OS3")

@@ -1,63 +1,20 @@
-"""The suites: what each reads, how one of its questions is measured, and how that is reported."""
+"""The suites: what each reads, and how one of its questions is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from . import knn, latency, ralm, report, retrieval_report, suites
+from . import suites
+from .knn import KnnStores, knn_prompts
 from .measure import Bench
-from .retrieval_ways import ABLATED_QUESTIONS
+from .options import BenchOptions
+from .ralm import Retrievers
+from .retrieval import RetrievalQuestion, Searched, measure_retrieval, with_each_setting
 from .suites import Question, RecordedAnswer, answered, chat_prompt, neighbours
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where questions come from.
-
-    Attributes:
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-        replay (`bool`): Whether recorded answers will be forced.
-        data (`Path`, *optional*): The folder with the data files.
-        knowledge_base (`str`, *optional*): What passages are retrieved from.
-        encoder (`str`, *optional*): A sentence-transformers model, for dense retrieval.
-        distractors (`int`): How many the exact index over the knowledge base is padded with.
-        milvus (`str`, *optional*): The address or file of a Milvus to search as well.
-        knn_datastore (`str`, *optional*): What a kNN-LM looks its neighbours up in.
-        repeat (`int`): How often each way to retrieve is measured.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    replay: bool
-    data: Path | None = None
-    knowledge_base: str | None = None
-    encoder: str | None = None
-    distractors: int = 0
-    milvus: str | None = None
-    knn_datastore: str | None = None
-    repeat: int = 1
-
-    def file(self, name: str) -> Path:
-        """A data file.
-
-        Raises:
-            ValueError: If no folder was named.
-        """
-        if self.data is None:
-            raise ValueError(f"{name} is needed; name the folder that it is in with --data")
-        return self.data / name
-
-
-@dataclass(frozen=True)
-class Named:
-    """A recorded answer with a name."""
-
-    id: str
-    answer: RecordedAnswer
 
 
 @dataclass(frozen=True)
@@ -67,63 +24,59 @@ class Suite:
     Attributes:
         read (callable): Reads all questions, before work starts; each has an `id`.
         measure (callable): Measures one question and yields what comes of it, as plain types.
-        tables (callable): The Markdown of all that `measure` has yielded.
-        decodes (`bool`): Whether it decodes with the model, all ways in turn.
         parts (callable): Divides a question into those that are measured, and kept where a run is
             stopped, one by one.
-        options (`tuple[str, ...]`): The options that it reads, of those that not all do.
     """
 
-    read: Callable[[Source], list[Any]]
+    read: Callable[[BenchOptions, PreTrainedTokenizerBase], list[Any]]
     measure: Callable[[Bench, Any], Iterator[dict[str, Any]]]
-    tables: Callable[[list[dict[str, Any]]], str] = report.decoding_table
-    decodes: bool = True
     parts: Callable[[Any], list[Any]] = lambda question: [question]
-    options: tuple[str, ...] = ("datastore",)
 
 
-def _read_rag(source: Source) -> list[Named]:
-    return _named(suites.llma_rag(source.file("llma_rag.jsonl"), source.tokenizer))
+def _read_rag(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    return _numbered(suites.llma_rag(options.file("llma_rag.jsonl"), tokenizer))
 
 
-def _read_humaneval(source: Source) -> list[Named]:
-    return _named(suites.humaneval(source.file("HumanEval.jsonl.gz"), source.tokenizer))
+def _read_humaneval(
+    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
+) -> list[RecordedAnswer]:
+    return _numbered(suites.humaneval(options.file("HumanEval.jsonl.gz"), tokenizer))
 
 
-def _read_random(source: Source) -> list[Named]:
-    if not source.replay:
+def _read_random(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    if not options.replay:
         raise ValueError("no-overlap is random text, which no model says by itself; add --replay")
-    return _named(suites.random_texts(source.tokenizer))
+    return _numbered(suites.random_texts(tokenizer))
 
 
-def _named(answers: list[RecordedAnswer]) -> list[Named]:
-    return [Named(str(number), answer) for number, answer in enumerate(answers, 1)]
+def _numbered(answers: list[RecordedAnswer]) -> list[RecordedAnswer]:
+    return [replace(answer, id=str(number)) for number, answer in enumerate(answers, 1)]
 
 
-def _read_spec_bench(source: Source) -> list[Question]:
-    questions = suites.spec_bench(source.file("spec_bench_questions.jsonl"))
+def _read_spec_bench(options: BenchOptions, _: PreTrainedTokenizerBase) -> list[Question]:
+    questions = suites.spec_bench(options.file("spec_bench_questions.jsonl"))
     # To replay are those that have a recorded answer.
-    return [question for question in questions if question.answers or not source.replay]
+    return [question for question in questions if question.answers or not options.replay]
 
 
-def _read_multi_turn(source: Source) -> list[Question]:
-    return [question for question in _read_spec_bench(source) if len(question.turns) > 1]
+def _read_multi_turn(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
+    return [each for each in _read_spec_bench(options, tokenizer) if len(each.turns) > 1]
 
 
-def _read_cached_sessions(source: Source) -> list[Question]:
-    if source.replay:
+def _read_cached_sessions(
+    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
+) -> list[Question]:
+    if options.replay:
         raise ValueError(
             "cached-sessions needs the model's own answers, to questions of which none is "
             "recorded; run it without --replay"
         )
-    return _read_spec_bench(source)
+    return _read_spec_bench(options, tokenizer)
 
 
-def _ask(bench: Bench, question: Named) -> Iterator[dict[str, Any]]:
-    answer = question.answer
-    entry, _ = bench.ask(
-        question.id, answer.prompt_ids, answer.answer_ids if bench.replay else None
-    )
+def _ask(bench: Bench, question: RecordedAnswer) -> Iterator[dict[str, Any]]:
+    answer_ids = question.answer_ids if bench.replay else None
+    entry, _ = bench.measure(question.id, question.prompt_ids, answer_ids)
     yield entry
 
 
@@ -140,7 +93,7 @@ def _converse(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
         answer_ids = None
         if bench.replay and question.answers is not None:
             answer_ids = answered(question, turn, bench.tokenizer)
-        entry, ids = bench.ask(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
+        entry, ids = bench.measure(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry
 
@@ -153,97 +106,48 @@ def _ask_again(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
     yield from _ask_first_turn(bench, question)
 
 
-def _read_latency(source: Source) -> list[latency.Point]:
-    return latency.latency_points()
-
-
-def _measure_latency(bench: Bench, point: latency.Point) -> Iterator[dict[str, Any]]:
-    yield latency.measure_latency(point, bench.tokenizer)
-
-
-def _read_ralm(source: Source) -> list[ralm.RalmQuestion]:
-    if source.knowledge_base is None:
-        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
-    asked: list[tuple[str, list[int], list[int] | None]]
-    if source.replay:
-        path = source.file("llma_rag.jsonl")
-        asked = [
-            (each.id, each.answer.prompt_ids, each.answer.answer_ids)
-            for each in _named(suites.llma_rag_questions(path, source.tokenizer))
+def _read_ralm(
+    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
+) -> list[RetrievalQuestion]:
+    """In a replay LLMA's questions and then Spec-Bench's; a model by itself is asked the latter."""
+    searched = Retrievers(options, tokenizer)
+    prompts: list[tuple[str, list[int], list[int] | None]] = []
+    if options.replay:
+        path = options.file("llma_rag.jsonl")
+        prompts += [
+            (each.id, each.prompt_ids, each.answer_ids)
+            for each in _numbered(suites.llma_rag_questions(path, tokenizer))
         ]
-        asked += [
-            (
-                each.id,
-                chat_prompt(each.turns[:1], source.tokenizer),
-                answered(each, 0, source.tokenizer),
-            )
-            for each in _read_spec_bench(source)
-        ]
-    else:
-        asked = [
-            (each.id, chat_prompt(each.turns[:1], source.tokenizer), None)
-            for each in _read_spec_bench(source)
-        ]
-    retrievers = ralm.Retrievers(
-        source.knowledge_base, source.tokenizer, source.encoder, source.distractors, source.milvus
-    )
+    for each in _read_spec_bench(options, tokenizer):
+        answer_ids = answered(each, 0, tokenizer) if options.replay else None
+        prompts.append((each.id, chat_prompt(each.turns[:1], tokenizer), answer_ids))
+    return _retrieval_questions(prompts, options, searched)
+
+
+def _read_knn(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RetrievalQuestion]:
+    searched = KnnStores(options, tokenizer)
+    prompts = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
+    return _retrieval_questions(prompts, options, searched)
+
+
+def _retrieval_questions(
+    prompts: Any, options: BenchOptions, searched: Searched
+) -> list[RetrievalQuestion]:
     return [
-        ralm.RalmQuestion(each[0], *each, number < ABLATED_QUESTIONS, retrievers, source.repeat)
-        for number, each in enumerate(asked)
-    ]
-
-
-def _read_knn(source: Source) -> list[knn.KnnPrompt]:
-    if source.knn_datastore is None:
-        raise ValueError(
-            "knn looks up neighbours: name a datastore that KnnDatastore.build has made with the "
-            "model, with --knn-datastore"
+        RetrievalQuestion(
+            name, name, prompt_ids, answer_ids, number < options.ablate, options.repeat, searched
         )
-    if source.replay:
-        raise ValueError("knn needs the model's own text; run it without --replay")
-    stores = knn.KnnStores(source.knn_datastore, source.tokenizer)
-    return [
-        knn.KnnPrompt(each[0], *each, number < ABLATED_QUESTIONS, stores, source.repeat)
-        for number, each in enumerate(knn.knn_prompts(source.tokenizer))
+        for number, (name, prompt_ids, answer_ids) in enumerate(prompts)
     ]
 
 
-SUITES: dict[str, Suite] = {
+REGISTRY: dict[str, Suite] = {
     "rag": Suite(_read_rag, _ask),
     "humaneval": Suite(_read_humaneval, _ask),
     "spec-bench": Suite(_read_spec_bench, _ask_first_turn),
     "multi-turn": Suite(_read_multi_turn, _converse),
     "cached-sessions": Suite(_read_cached_sessions, _ask_again),
     "no-overlap": Suite(_read_random, _ask),
-    "latency": Suite(
-        _read_latency, _measure_latency, report.latency_table, decodes=False, options=()
-    ),
-    "ralm": Suite(
-        _read_ralm,
-        ralm.measure_ralm,
-        retrieval_report.retrieval_tables,
-        decodes=False,
-        parts=ralm.with_each_retriever,
-        options=("knowledge_base", "encoder", "distractors", "milvus", "repeat"),
-    ),
-    "knn": Suite(
-        _read_knn,
-        knn.measure_knn,
-        retrieval_report.retrieval_tables,
-        decodes=False,
-        parts=knn.with_each_setting,
-        options=("knn_datastore", "repeat"),
-    ),
+    "ralm": Suite(_read_ralm, measure_retrieval, with_each_setting),
+    "knn": Suite(_read_knn, measure_retrieval, with_each_setting),
 }
-
-
-def find_suites(names: list[str]) -> dict[str, Suite]:
-    """The suites of these names.
-
-    Raises:
-        ValueError: If there is none of a name.
-    """
-    for name in names:
-        if name not in SUITES:
-            raise ValueError(f"{name!r} is no suite; there are {', '.join(SUITES)}")
-    return {name: SUITES[name] for name in names}

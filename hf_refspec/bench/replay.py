@@ -34,7 +34,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..generation.loop import speculate
 from .models import random_model
-from .said import Said
+from .outputs import Output
 from .suites import RecordedAnswer, llma_rag
 
 
@@ -44,8 +44,8 @@ class ForcedText(LogitsProcessor):
     The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
     processors before it drafts, would be told the text.
 
-    What the model would have said by itself is kept: whether passes over drafts compute the same as
-    plain decoding shows there, and nowhere in the forced text.
+    What the model would have chosen by itself is kept: whether passes over drafts compute the same
+    as plain decoding shows there, and nowhere in the forced text.
 
     Args:
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
@@ -64,10 +64,10 @@ class ForcedText(LogitsProcessor):
         forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
         return forced
 
-    def unforced(self) -> Said:
-        """What the model would have said at each place by itself."""
+    def unforced(self) -> Output:
+        """What the model would have chosen at each place by itself."""
         best = [self._best[position] for position in sorted(self._best)]
-        return Said([int(token) for _, token in best], [float(logit) for logit, _ in best])
+        return Output([int(token) for _, token in best], [float(logit) for logit, _ in best])
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:

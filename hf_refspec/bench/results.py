@@ -11,15 +11,8 @@ from typing import Any
 
 from .measure import Sample
 
-FORMAT = 2
+FORMAT = 3
 FILE = "results.json"
-# What entries of suites have: of those that decode, that retrieve, and of the one that drafts.
-_NAMES = (
-    ("samples", "name", "asked"),
-    ("runs", "name", "asked", "retriever", "passages", "ablated"),
-    ("drafter", "tokens", "seconds"),
-)
-_RUN = ("way", "run", "seconds", "tokens", "other_tokens", "stats")
 
 
 @dataclass
@@ -101,6 +94,8 @@ class Results:
             raise FileNotFoundError(f"{path} is missing: name a results.json, or its folder")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if content.get("format") == 2:
+                content = _from_format_2(content)
             if content.get("format") != FORMAT:
                 raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
             results = cls(**content)
@@ -112,20 +107,22 @@ class Results:
         return results
 
 
+def _from_format_2(content: dict[str, Any]) -> dict[str, Any]:
+    """Methods were called ways; what was measured of retrieval cannot be read any more."""
+    text = json.dumps({**content, "format": FORMAT})
+    return json.loads(text.replace('"way": ', '"method": '))
+
+
 def _check_entry(entry: dict[str, Any]) -> None:
     """Refuses what no suite has measured, as far as names tell."""
-    for names in _NAMES:
-        if names[0] in entry and not all(name in entry for name in names):
-            raise ValueError(f"an entry lacks one of {names}: {entry!r:.200}")
-    for sample in entry.get("samples", ()):
-        Sample(**sample)
+    for name in ("samples", "name", "asked"):
+        if name not in entry:
+            raise ValueError(f"an entry lacks {name}: {entry!r:.200}")
+    for i, sample in enumerate(entry["samples"]):
+        entry["samples"][i] = sample = asdict(Sample(**sample))
         _check_numbers(sample, "tokens", "forward_passes", "prefill_seconds")
         if sample["tokens"] > 1:  # an answer of one token is all prefill
             _check_numbers(sample, "decoding_seconds")
-    for sample in entry.get("runs", ()):
-        if not all(name in sample for name in _RUN):
-            raise ValueError(f"a run lacks one of {_RUN}: {sample!r:.200}")
-        _check_numbers(sample, "seconds", "tokens")
 
 
 def _check_numbers(sample: dict[str, Any], *names: str) -> None:
@@ -135,7 +132,7 @@ def _check_numbers(sample: dict[str, Any], *names: str) -> None:
 
 
 def fingerprint(question: Any) -> str:
-    """Of all that is asked: the texts, numbers and ids of a dataclass, and of those in it."""
+    """Of a question: the texts, numbers and ids of a dataclass, and of those in it."""
 
     def plain(value: Any) -> Any:
         if not is_dataclass(value):

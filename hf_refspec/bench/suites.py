@@ -21,6 +21,7 @@ class RecordedAnswer:
 
     prompt_ids: list[int]
     answer_ids: list[int]
+    id: str = ""  # its number, where it is a question of a suite
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
-"""Samples of one way to decode, summed up; speed-ups are of pairs, prompt by prompt."""
+"""Samples of one method, summed up; speed-ups are of pairs, prompt by prompt and run by run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
 
 Entry: TypeAlias = dict[str, Any]
-Key: TypeAlias = tuple[str, "int | str"]  # a way and its number of nodes
+Key: TypeAlias = tuple[str, "int | str"]  # a method and its number of nodes
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,44 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """All samples of one way.
+class RetrievalSummary:
+    """What a method retrieved.
 
     Attributes:
-        prompts, tokens, forward_passes (`int`): In all.
+        gamma (`float`): The fraction of right steps, of those that a verification got to.
+        mean_stride (`float`): Steps of a verification; 0 where there was none.
+        searches (`float`): Of a prompt.
+        waiting, queries, model (`float`): The fractions of the time that were spent waiting for
+            searches, making queries, and generating.
+    """
+
+    gamma: float
+    mean_stride: float
+    searches: float
+    waiting: float
+    queries: float
+    model: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All samples of one method.
+
+    Attributes:
+        samples, tokens, forward_passes (`int`): In all.
         mat (`float`): New tokens per forward pass.
         prefill_seconds (`Spread`): Up to the end of the first forward pass.
         tokens_per_second (`Spread`): From there on.
-        decoding_speed_up (`Spread`): In decoding, against the first way.
+        decoding_speed_up (`Spread`): In decoding, against the first method.
         speed_up (`Spread`): The same with the prefill.
         drafting_microseconds (`float`): Of a forward pass; 0 where others draft.
         accepted_lengths (`list[int]`): How many passes accepted 0, 1, 2, ... draft tokens.
-        different, other_tokens (`int`): Prompts with other tokens than plain decoding chooses, and
-            how many these are.
+        different, other_tokens (`int`): Samples with other tokens than the first method chooses,
+            and how many these are.
+        retrieval ([`RetrievalSummary`], *optional*): Where it retrieved.
     """
 
-    prompts: int
+    samples: int
     tokens: int
     forward_passes: int
     mat: float
@@ -63,68 +86,89 @@ class Summary:
     accepted_lengths: list[int]
     different: int
     other_tokens: int
+    retrieval: RetrievalSummary | None
 
     @property
     def other_ids(self) -> str:
-        """Whether ids were those of plain decoding, for people."""
-        return described_differences(self.different, self.prompts, self.other_tokens)
-
-
-def described_differences(different: int, of: int, other_tokens: int) -> str:
-    """How many of some texts differ, and in how many tokens if they do."""
-    return f"{different} of {of}" + (f", {other_tokens:,} tokens" if different else "")
+        """How many samples differ, and in how many tokens if they do."""
+        tokens = f", {self.other_tokens:,} tokens" if self.different else ""
+        return f"{self.different} of {self.samples}{tokens}"
 
 
 def summaries(entries: list[Entry]) -> dict[Key, Summary]:
-    """Sums up each way, in the order in which they were measured.
+    """Sums up each method, in the order in which they were measured.
 
     Args:
-        entries (`list[dict]`): Of prompts, as [`Bench.ask`] returns them.
+        entries (`list[dict]`): Of prompts, as [`Bench.measure`] returns them.
     """
     pairs: dict[Key, list[tuple[dict, dict]]] = {}
     for entry in entries:
-        plain = entry["samples"][0]
+        first: dict[int, dict] = {}
         for sample in entry["samples"]:
-            pairs.setdefault((sample["way"], sample["nodes"]), []).append((plain, sample))
-    return {key: _summary(of_way) for key, of_way in pairs.items()}
+            plain = first.setdefault(sample["run"], sample)
+            pairs.setdefault((sample["method"], sample["nodes"]), []).append((plain, sample))
+    return {key: _summary(of_method) for key, of_method in pairs.items()}
 
 
 def _summary(pairs: list[tuple[dict, dict]]) -> Summary:
     samples = [sample for _, sample in pairs]
-    tokens = sum(sample["tokens"] for sample in samples)
-    passes = sum(sample["forward_passes"] for sample in samples)
-    drafting = sum(sample["drafting_seconds"] for sample in samples)
+
+    def total(name: str) -> Any:
+        return sum(sample[name] for sample in samples)
+
     # An answer of one token is all prefill.
-    longer = [(plain, sample) for plain, sample in pairs if min(map(_decoded, (plain, sample))) > 0]
+    longer = [pair for pair in pairs if min(sample["tokens"] for sample in pair) > 1]
+    passes = total("forward_passes")
     return Summary(
-        prompts=len(samples),
-        tokens=tokens,
+        samples=len(samples),
+        tokens=total("tokens"),
         forward_passes=passes,
-        mat=tokens / passes,
+        mat=total("tokens") / passes,
         prefill_seconds=Spread.of([sample["prefill_seconds"] for sample in samples]),
         tokens_per_second=Spread.of([_decoding_speed(sample) for _, sample in longer]),
-        decoding_speed_up=Spread.of(
-            [_decoding_speed(sample) / _decoding_speed(plain) for plain, sample in longer]
-        ),
-        speed_up=Spread.of([_speed(sample) / _speed(plain) for plain, sample in pairs]),
-        drafting_microseconds=1e6 * drafting / passes,
-        accepted_lengths=_added([sample["accepted_lengths"] for sample in samples]),
+        decoding_speed_up=_ratios(_decoding_speed, longer),
+        speed_up=_ratios(_speed, pairs),
+        drafting_microseconds=1e6 * total("drafting_seconds") / passes,
+        accepted_lengths=[
+            sum(each)
+            for each in zip_longest(*(s["accepted_lengths"] for s in samples), fillvalue=0)
+        ],
         different=sum(sample["other_tokens"] > 0 for sample in samples),
-        other_tokens=sum(sample["other_tokens"] for sample in samples),
+        other_tokens=total("other_tokens"),
+        retrieval=_retrieval([sample for sample in samples if sample["retrieval"]]),
     )
 
 
-def _decoded(sample: dict) -> int:
-    return sample["tokens"] - 1
+def _retrieval(samples: list[dict]) -> RetrievalSummary | None:
+    if not samples:
+        return None
+
+    def total(name: str) -> Any:
+        return sum(sample["retrieval"][name] for sample in samples)
+
+    verified, seconds = total("verified"), sum(map(_seconds, samples))
+    strides = [stride for sample in samples for stride in sample["retrieval"]["strides"]]
+    return RetrievalSummary(
+        gamma=verified / max(verified + total("mismatched"), 1),
+        mean_stride=fmean(strides) if strides else 0.0,
+        searches=total("searches") / len(samples),
+        waiting=total("waiting_seconds") / seconds,
+        queries=total("query_seconds") / seconds,
+        model=total("model_seconds") / seconds,
+    )
+
+
+def _ratios(speed: Callable[[dict], float], pairs: list[tuple[dict, dict]]) -> Spread:
+    return Spread.of([speed(sample) / speed(plain) for plain, sample in pairs])
 
 
 def _decoding_speed(sample: dict) -> float:
-    return _decoded(sample) / sample["decoding_seconds"]
+    return (sample["tokens"] - 1) / sample["decoding_seconds"]
+
+
+def _seconds(sample: dict) -> float:
+    return sample["prefill_seconds"] + sample["decoding_seconds"]
 
 
 def _speed(sample: dict) -> float:
-    return sample["tokens"] / (sample["prefill_seconds"] + sample["decoding_seconds"])
-
-
-def _added(counts: list[list[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+    return sample["tokens"] / _seconds(sample)

@@ -1,120 +1,126 @@
-"""The commands about datastores: `hf-refspec build`, `extend`, `compact`, `info` and `search`."""
+"""The commands that make datastores: `hf-refspec build`, `extend`, `compact` and `info`."""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from ..drafting.datastore_drafts import DatastoreDrafts
-from ..drafting.tree import ROOT, DraftTree
-from ..index.continuations import longest_match
+from ..demo.default_model import load_tokenizer
+from ..options import Option
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
-from ..store.folder import DatastoreError
-
-EXAMPLES = 3
-EXAMPLE_TOKENS = 12
+from .source import Source
 
 
-def build(options: argparse.Namespace) -> int:
-    """`hf-refspec build`."""
-    source, corpus, license = _source(options)
-    store = Datastore.build(
-        source,
-        AutoTokenizer.from_pretrained(options.tokenizer),
-        options.out,
-        column=options.column,
-        pattern=options.pattern,
-        shard_tokens=options.shard_tokens,
-        num_proc=options.num_proc,
-        deduplicate=options.deduplicate,
-        resume=options.resume,
-        engine=options.engine,
-        license=options.license or license,
-        corpus=options.corpus or corpus,
-    )
-    _print_info(store)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class _Building(Source):
+    """What `build` and `extend` have in common."""
+
+    preset: Annotated[Literal["python-stdlib"] | None, Option()] = None
+    streaming: Annotated[bool, Option("do not download the dataset first")] = False
+    tokenizer: Annotated[str, Option("a folder or a Hub id")]
+    num_proc: Annotated[int | None, Option()] = None
+    deduplicate: Annotated[bool, Option("drop repeated documents")] = False
+    resume: Annotated[bool, Option("go on with a build that was killed")] = False
+    engine: Annotated[Literal["local", "ray"], Option()] = "local"
+
+    def _documents(self) -> tuple[Any, str | None, str | None]:
+        """What is to be read, what that is called, and its licence."""
+        given = [bool(self.source), self.dataset is not None, self.preset is not None]
+        if sum(given) != 1:
+            raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
+        if self.preset is not None:
+            files, corpus, license = PRESETS[self.preset]
+            return files(), corpus, license
+        if self.dataset is not None:
+            return self.load_dataset(self.streaming), None, None
+        return self.source[0] if len(self.source) == 1 else self.source, None, None
+
+    def _how(self) -> dict[str, Any]:
+        """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
+        names = ("column", "pattern", "num_proc", "deduplicate", "resume", "engine")
+        return {name: getattr(self, name) for name in names}
 
 
-def extend(options: argparse.Namespace) -> int:
-    """`hf-refspec extend`."""
-    source, _, _ = _source(options)
-    store = Datastore(options.store).extend(
-        source,
-        AutoTokenizer.from_pretrained(options.tokenizer),
-        column=options.column,
-        pattern=options.pattern,
-        num_proc=options.num_proc,
-        deduplicate=options.deduplicate,
-        resume=options.resume,
-        engine=options.engine,
-    )
-    _print_info(store)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Build(_Building):
+    """Builds and describes it."""
 
+    out: Annotated[Path, Option("the new folder")]
+    shard_tokens: Annotated[int, Option()] = 32_000_000
+    license: Annotated[str | None, Option("of the corpus, for the card")] = None
+    corpus: Annotated[str | None, Option("what the corpus is called, for the card")] = None
 
-def compact(options: argparse.Namespace) -> int:
-    """`hf-refspec compact`."""
-    store = Datastore(options.store).compact(
-        options.out,
-        max_ngram=options.max_ngram,
-        ngrams_per_order=options.ngrams_per_order,
-        max_bytes=options.max_bytes,
-    )
-    _print_info(store)
-    return 0
-
-
-def info(options: argparse.Namespace) -> int:
-    """`hf-refspec info`."""
-    store = Datastore.from_pretrained(options.store)
-    _print_info(store)
-    if options.verify:
-        store.verify()
-        print("all files are as they were written")
-    return 0
-
-
-def search(options: argparse.Namespace) -> int:
-    """`hf-refspec search`."""
-    store = Datastore.from_pretrained(options.store, options.form)
-    tokenizer = store.load_tokenizer(options.tokenizer)
-    ids = np.array(tokenizer(options.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-    if len(ids) == 0:
-        raise ValueError("text has no tokens; give at least a word")
-    if store.form == "full":
-        _print_matches(store, ids, tokenizer)
-    drafts = DatastoreDrafts(store)
-    drafts.begin(ids, store.config.vocab_size)
-    tree = drafts.draft(options.nodes)
-    print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-    _print_tree(tree, tokenizer)
-    return 0
-
-
-def _source(options: argparse.Namespace) -> tuple[Any, str | None, str | None]:
-    """What a command is to read, what that is called, and its licence."""
-    given = [bool(options.source), options.dataset is not None, options.preset is not None]
-    if sum(given) != 1:
-        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
-    if options.preset is not None:
-        files, corpus, license = PRESETS[options.preset]
-        return files(), corpus, license
-    if options.dataset is not None:
-        from datasets import load_dataset  # part of the extra `datastore`
-
-        return (
-            load_dataset(
-                options.dataset, options.config, split=options.split, streaming=options.streaming
-            ),
-            None,
-            None,
+    def run(self) -> int:
+        documents, corpus, license = self._documents()
+        store = Datastore.build(
+            documents,
+            load_tokenizer(self.tokenizer),
+            self.out,
+            shard_tokens=self.shard_tokens,
+            license=self.license or license,
+            corpus=self.corpus or corpus,
+            **self._how(),
         )
-    return options.source[0] if len(options.source) == 1 else options.source, None, None
+        _print_info(store)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Store:
+    """A datastore that there is."""
+
+    store: Annotated[str, Option("its folder", positional=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extend(
+    _Building, _Store
+):  # in this order its name comes before the files on the command line
+    """Adds documents and describes the whole."""
+
+    def run(self) -> int:
+        documents, _, _ = self._documents()
+        store = Datastore(self.store)
+        _print_info(store.extend(documents, load_tokenizer(self.tokenizer), **self._how()))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact(_Store):
+    """Makes the compact form and describes it."""
+
+    out: Annotated[Path | None, Option("a new folder; else it is added to the store")] = None
+    max_ngram: Annotated[int, Option()] = 3
+    ngrams_per_order: Annotated[int | None, Option()] = None
+    max_bytes: Annotated[int | None, Option()] = None
+
+    def run(self) -> int:
+        store = Datastore(self.store).compact(
+            self.out,
+            max_ngram=self.max_ngram,
+            ngrams_per_order=self.ngrams_per_order,
+            max_bytes=self.max_bytes,
+        )
+        _print_info(store)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """Describes it."""
+
+    store: Annotated[str, Option("a folder or a Hub id", positional=True)]
+    verify: Annotated[bool, Option("read all files, check the checksums")] = False
+
+    def run(self) -> int:
+        store = Datastore.from_pretrained(self.store)
+        _print_info(store)
+        if self.verify:
+            store.verify()
+            print("all files are as they were written")
+        return 0
 
 
 def _print_info(store: Datastore) -> None:
@@ -142,50 +148,3 @@ def _print_info(store: Datastore) -> None:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The longest match, how often it occurs, and what stands around it in some places."""
-    match = longest_match(store.shards, ids.astype(np.int32), 1)
-    if match is None:
-        print("not even the last token occurs")
-        return
-    words = tokenizer.decode(ids[-match.length :])
-    print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
-    examples = [
-        (shard, index)
-        for shard, (low, high) in zip(store.shards, match.ranges, strict=True)
-        for index in range(low, min(high, low + EXAMPLES))
-    ]
-    for shard, index in examples[:EXAMPLES]:
-        position = int(shard.suffixes[index])
-        if position < 0:
-            raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
-        end = position + match.length
-        before = _part(shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position][::-1], shard)
-        after = _part(shard.tokens[end : end + EXAMPLE_TOKENS], shard)
-        texts = (tokenizer.decode(part) for part in (before[::-1], ids[-match.length :], after))
-        print("  …{}⟦{}⟧{}…".format(*map(_line, texts)))
-
-
-def _part(tokens: np.ndarray, shard: Any) -> np.ndarray:
-    """The tokens up to the document's end."""
-    ends = np.flatnonzero(tokens == shard.separator)
-    return tokens[: ends[0]] if len(ends) else tokens
-
-
-def _line(text: str) -> str:
-    return text.replace("\n", "↵")
-
-
-def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
-    """One line a node, each child indented below its parent, the most probable first."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents.tolist()):
-        children.setdefault(parent, []).append(node)
-    waiting = [(node, 1) for node in reversed(children.get(ROOT, []))]
-    while waiting:
-        node, depth = waiting.pop()
-        token = tokenizer.convert_ids_to_tokens(int(tree.tokens[node]))
-        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{token}")
-        waiting += [(child, depth + 1) for child in reversed(children.get(node, []))]

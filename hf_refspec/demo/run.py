@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,12 +11,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
@@ -29,12 +22,12 @@ from ..generation.loop import speculate
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
 from . import corpus
+from .default_model import load_model, load_tokenizer
+from .terminal import DIM, GREEN, styled, takes_color, verdict
 
-BUNDLED_MODEL = Path(__file__).parent / "model"
 PIECE_TOKENS = (200, 450)  # what an edit is about
 CONTEXT_TOKENS = 600  # what a completion reads
 ROUNDS = 2
-GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -134,6 +127,10 @@ class Comparison:
     def identical(self) -> bool:
         return self.plain_ids == self.drafted_ids
 
+    @property
+    def verdict(self) -> str:
+        return verdict(self.plain_ids, self.drafted_ids)
+
 
 @dataclass
 class Demo:
@@ -196,8 +193,8 @@ class Demo:
         return [copy, DatastoreDrafts(self.store)] if self.store else [copy]
 
     def _print(self, comparison: Comparison) -> None:
-        print(self._styled(f"── {comparison.task.title} ", DIM))
-        print(self._styled(_last_lines(comparison.task.prompt, 4), DIM), end="")
+        print(styled(f"── {comparison.task.title} ", DIM, self.color))
+        print(styled(_last_lines(comparison.task.prompt, 4), DIM, self.color), end="")
         print(self._colored_output(comparison))
         tokens = comparison.new_tokens * ROUNDS
         print(
@@ -205,7 +202,7 @@ class Demo:
             f"tokens/s, with {self._drafters()} "
             f"{tokens / comparison.drafted_seconds:.0f} tokens/s, "
             f"{comparison.plain_seconds / comparison.drafted_seconds:.1f}x, "
-            f"MAT {comparison.drafter.stats.mat:.1f}, {_verdict(comparison)}\n",
+            f"MAT {comparison.drafter.stats.mat:.1f}, {comparison.verdict}\n",
             flush=True,
         )
 
@@ -215,12 +212,9 @@ class Demo:
         for length, copied in comparison.drafter.runs():
             end += length
             so_far = self.tokenizer.decode(ids[:end], skip_special_tokens=True)
-            pieces.append(self._styled(so_far[len(text) :], GREEN if copied else ""))
+            pieces.append(styled(so_far[len(text) :], GREEN if copied else "", self.color))
             text = so_far
         return "".join(pieces)
-
-    def _styled(self, text: str, style: str) -> str:
-        return f"{style}{text}{RESET}" if self.color and style and text else text
 
     def _print_summary(self) -> None:
         plain = sum(comparison.plain_seconds for comparison in self.comparisons)
@@ -229,19 +223,11 @@ class Demo:
         mat = sum(each.tokens for each in stats) / sum(each.forward_passes for each in stats)
         same = sum(comparison.identical for comparison in self.comparisons)
         if self.color:
-            print(f"Tokens in {self._styled('green', GREEN)} were drafted by look-up and accepted.")
+            print(f"Tokens in {styled('green', GREEN, True)} were drafted by look-up and accepted.")
         print(
             f"All together: {plain / drafted:.1f}x plain generate, {mat:.1f} tokens a forward pass "
             f"(MAT), ids identical in {same} of {len(self.comparisons)}."
         )
-
-
-def _verdict(comparison: Comparison) -> str:
-    if comparison.identical:
-        return "ids identical"
-    pairs = zip(comparison.plain_ids, comparison.drafted_ids, strict=False)
-    first = next((i for i, (one, other) in enumerate(pairs) if one != other), "the end")
-    return f"IDS DIFFER from position {first}"
 
 
 def _last_lines(text: str, count: int) -> str:
@@ -270,17 +256,13 @@ def run_demo(
         `bool`: Whether all ids were identical.
 
     Raises:
-        OSError: If the file or the model cannot be read.
-        ValueError: If the file is empty.
+        OSError: If the file cannot be read.
+        ValueError: If it is empty, or the model cannot be loaded.
     """
-    if color is None:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    tokenizer = AutoTokenizer.from_pretrained(model or BUNDLED_MODEL)
+    color = takes_color() if color is None else color
+    tokenizer = load_tokenizer(model)
     tasks = file_tasks(file, tokenizer) if file else heldout_tasks(tokenizer)
-    # In float32 ids are equal to the last; in a shorter type near-ties may fall either way.
-    dtype = torch.float32 if model is None else "auto"
-    target = AutoModelForCausalLM.from_pretrained(model or BUNDLED_MODEL, dtype=dtype)
-    target.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    target = load_model(model)
     if not datastore:
         return Demo(target, tokenizer, max_new_tokens, color).run(tasks)
     with TemporaryDirectory() as folder:

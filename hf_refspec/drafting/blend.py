@@ -8,9 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from ..index import kernels
+from ..index.draft_tree import merge_trees
 from .calibration import Calibration
 from .drafter import Drafter
 from .stats import SourceStats
@@ -41,10 +40,6 @@ class Blend(Drafter):
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._calibrations = [Calibration() for _ in self.drafters]
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        for drafter in self.drafters:
-            drafter.prepare(model)
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
@@ -102,25 +97,17 @@ class Blend(Drafter):
 
 
 def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
-    """Merges draft trees by token path, see [`~index.kernels.merge_trees`].
+    """Merges draft trees by token path, see [`~index.draft_tree.merge_trees`].
 
     Args:
         trees (sequence of [`DraftTree`]): At least one.
         budget (`int`): The most nodes that are kept.
     """
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size = kernels.merge_trees(
-        np.array([len(tree) for tree in trees]),
-        np.concatenate([tree.tokens for tree in trees]),
-        np.concatenate([tree.parents for tree in trees]),
-        np.concatenate([tree.probs for tree in trees]),
-        tokens,
-        parents,
-        probs,
-    )
-    return DraftTree(tokens[:size], parents[:size], probs[:size])
+    sizes = np.array([len(tree) for tree in trees])
+    tokens = np.concatenate([tree.tokens for tree in trees])
+    parents = np.concatenate([tree.parents for tree in trees])
+    probs = np.concatenate([tree.probs for tree in trees])
+    return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
 
 
 Drafter._blended = Blend

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..index.kernels import calibrate, record_outcome
+from ..index.calibration import CLASSES, calibrate, record_outcome
 from .tree import DraftTree
 
-# A node is judged among nodes of a similar depth whose parent promised it a similar share.
-DEPTHS, SHARES = 5, 8
-# What it takes to believe a correction: so many expected acceptances halve the trust in a source
-# of which nothing is accepted.
-PRIOR = 2.0
-# Where it costs something to believe, a share s is first taken for s * s**DOUBT: the smaller, the
-# more is promised in vain, and drafts that are not verified show for nothing what they are worth.
-DOUBT = 2.0
-# Older observations count half each time so many acceptances have been expected since.
+# So many expected acceptances of which none came true halve the trust in a source: the more, the
+# steadier; the less, the sooner it is corrected.
+PSEUDO_COUNT = 2.0
+# The prior of a conditional probability p is p * p**PRIOR_EXPONENT where a draft that fails costs a
+# pass: the larger, the fewer small promises are tried, and the fewer of them can show their worth.
+PRIOR_EXPONENT = 2.0
+# Older observations count half each time so many acceptances have been expected since: the less,
+# the sooner a change of the text is noticed, and the noisier is what is known.
 MEMORY = 48.0
-# What they still count when another text begins.
+# What they still count when another text begins, which may be quite another one.
 KEPT = 0.75
 
 
@@ -27,17 +26,17 @@ class Calibration:
     For each class of depth and of conditional probability (of a node, once its parent is accepted)
     it keeps the sum of the estimates and the number of acceptances among the nodes whose fate is
     known. A new estimate is multiplied by their ratio. A class of which little is known leans on
-    all classes of its depth, and these on the source's own estimates.
+    all classes of its depth, and these on the source's own estimates, by a pseudo-count.
 
     Args:
-        doubt (`float`, *optional*, defaults to 0.0): The more, the less of a small estimate is
-            believed before anything is known, see `DOUBT`.
+        prior_exponent (`float`, *optional*, defaults to 0.0): The larger, the less a small estimate
+            counts before anything is known, see `PRIOR_EXPONENT`.
     """
 
-    def __init__(self, doubt: float = 0.0) -> None:
-        self._doubt = doubt
-        self._expected = np.zeros((DEPTHS, SHARES), dtype=np.float64)
-        self._accepted = np.zeros((DEPTHS, SHARES), dtype=np.float64)
+    def __init__(self, prior_exponent: float = 0.0) -> None:
+        self._prior_exponent = prior_exponent
+        self._expected = np.zeros(CLASSES, dtype=np.float64)
+        self._accepted = np.zeros(CLASSES, dtype=np.float64)
 
     def calibrated(self, tree: DraftTree) -> DraftTree:
         """The same tree with corrected probabilities.
@@ -45,11 +44,8 @@ class Calibration:
         Args:
             tree ([`DraftTree`]): With the source's own estimates.
         """
-        probs = np.empty(len(tree), dtype=np.float32)
-        expected, accepted = self._expected.sum(axis=1), self._accepted.sum(axis=1)
-        of_depth = (accepted + PRIOR) / (expected + PRIOR)
-        counts = self._expected, self._accepted
-        calibrate(tree.parents, tree.probs, *counts, of_depth, PRIOR, self._doubt, probs)
+        prior = PSEUDO_COUNT, self._prior_exponent
+        probs = calibrate(tree.parents, tree.probs, self._expected, self._accepted, *prior)
         return DraftTree(tree.tokens, tree.parents, probs)
 
     def record(self, tree: DraftTree, tokens: np.ndarray) -> int:

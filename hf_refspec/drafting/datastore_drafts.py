@@ -7,9 +7,11 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
-from ..index.continuations import longest_match, mixed_matches, tree_of_longest, tree_of_mixed
+from ..index.mixed_trie import mixed_tree
+from ..index.rest_trie import rest_tree
 from ..store.datastore import Datastore
 from .drafter import Drafter, check_count
+from .token_ids import last_tokens
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["mixed", "rest"]
@@ -43,7 +45,7 @@ class DatastoreDrafts(Drafter):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
             2311.08252, section 3): the longest suffix of the text that stands in the datastore,
             the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
-            that are more frequent vote as well, see [`~index.continuations.tree_of_mixed`]: a long
+            that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
             match that is rare makes a poor tree. The compact form has mixed trees only; to look
             them up is the algorithm of CREST.
 
@@ -102,37 +104,24 @@ class DatastoreDrafts(Drafter):
                 f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
                 f"({self.store.config.tokenizer}), see Datastore.retokenize"
             )
-        self._context = prompt_ids[:0].astype(np.int32)
+        self._context = self._context[:0]
         self._follow_text(prompt_ids)
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
-        return self._look_up(budget) if self.store.form == "compact" else self._search(budget)
+        if self.store.ngrams is not None:
+            return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
+        tree = rest_tree if self.mode == "rest" else mixed_tree
+        limits = (budget, self.max_continuations, self.continuation_length)
+        return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
     def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._follow_text(tokens)
 
     def _follow_text(self, tokens: np.ndarray) -> None:
-        context = np.concatenate((self._context, tokens[-self.max_match :]), dtype=np.int32)
+        context = last_tokens(self._context, tokens, self.max_match)
         # No match reaches across a token that the datastore cannot have: one that the model has
         # beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
-        start = max(len(context) - self.max_match, foreign[-1] + 1 if len(foreign) else 0)
-        self._context = context[start:]
-
-    def _look_up(self, budget: int) -> DraftTree:
-        """The tree that is stored for the longest known n-gram (CREST)."""
-        assert self.store.ngrams is not None
-        return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
-
-    def _search(self, budget: int) -> DraftTree:
-        """A tree of all that follows the last tokens in the datastore."""
-        shards, limits = self.store.shards, (self.max_continuations, self.continuation_length)
-        if self.mode == "rest":
-            match = longest_match(shards, self._context, self.min_match)
-            if match is None:
-                return DraftTree.empty()
-            return DraftTree(*tree_of_longest(shards, match, budget, *limits))
-        matches = mixed_matches(shards, self._context, self.min_match)
-        return DraftTree(*tree_of_mixed(shards, matches, budget, *limits))
+        self._context = context[foreign[-1] + 1 :] if len(foreign) else context

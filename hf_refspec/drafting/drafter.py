@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from .calibration import DOUBT, Calibration
+from .calibration import PRIOR_EXPONENT, Calibration
 from .stats import SpeculationStats
 from .tree import DraftTree
 
@@ -59,13 +58,10 @@ class Drafter(CandidateGenerator):
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
         drafter.stats = SpeculationStats()
-        drafter.calibration = Calibration(DOUBT)
+        drafter.calibration = Calibration(PRIOR_EXPONENT)
         drafter._in_use = threading.Lock()
         drafter._seen_ids = np.empty(0, dtype=np.int64)
         return drafter
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        """Is told the target model before a call begins."""
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call.

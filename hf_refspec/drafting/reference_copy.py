@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..index import kernels
+from ..index import llma_match
+from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
 from .drafter import Drafter, check_count
-from .token_ids import Reference, references_to_ids
+from .token_ids import Reference, check_tokenizer, last_tokens, references_to_ids
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["tree", "llma"]
 
-# A longer match says no more than one of this length; the paper's are at most 5 tokens long.
-_LONGEST_MATCH = 16
-_LONGEST_MATCH_LLMA = 5
 _BOUNDARY = np.array([-1])
 
 
@@ -39,7 +37,7 @@ class ReferenceCopy(Drafter):
         copy_length (`int`, *optional*):
             k, the longest path of a draft. By default only the budget of draft nodes limits it.
         mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
-            `"tree"` drafts a tree from all matches, see [`~index.kernels.grow_tree`]. `"llma"` is
+            `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
             the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): of the
             longest suffix of the output that stands in the references, from 5 tokens down to n, the
             k tokens that follow its first occurrence. The output is not copied from there, and the
@@ -70,17 +68,14 @@ class ReferenceCopy(Drafter):
             raise ValueError(
                 "include_prompt=False leaves nothing to copy from without references; give some"
             )
-        if tokenizer is not None and not callable(tokenizer):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
+        check_tokenizer(tokenizer)
         self.match_length = match_length
         self.copy_length = copy_length
         self.mode = mode
         self._copies_prompt = include_prompt if mode == "tree" else references is None
         self._copies_output = include_prompt and mode == "tree"
 
-        longest_match = _LONGEST_MATCH if mode == "tree" else _LONGEST_MATCH_LLMA
+        longest_match = LONGEST_MATCH if mode == "tree" else llma_match.LONGEST_MATCH
         self._context_length = max(longest_match, match_length)
         self._context = np.empty(0, dtype=np.int32)
         self._anchor = -1
@@ -104,7 +99,7 @@ class ReferenceCopy(Drafter):
             self._text.extend(prompt_ids)
         # The paper matches the end of the output; what the prompt ends with does not count.
         context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
-        self._context = context[-self._context_length :].astype(np.int32)
+        self._context = last_tokens(context[:0], context, self._context_length)
         self._anchor = -1
 
     def draft(self, budget: int) -> DraftTree:
@@ -122,10 +117,14 @@ class ReferenceCopy(Drafter):
 
     def _draft(self, budget: int, chain: bool) -> DraftTree:
         self._read()
-        length = budget if self.copy_length is None else min(budget, self.copy_length)
-        if length == 0 or len(self._context) == 0:
+        if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
-        return self._grow(budget, length, chain) if self.mode == "tree" else self._span(length)
+        length = budget if self.copy_length is None else min(budget, self.copy_length)
+        text, context, n = self._text.text, self._context, self.match_length
+        if self.mode == "llma":
+            return DraftTree.chain(llma_match.llma_span(*text, context, n, length))
+        tree, self._anchor = copy_tree(*text, context, budget, n, length, chain, self._anchor)
+        return DraftTree(*tree)
 
     def _read(self) -> None:
         """Takes in what was observed since the last draft; where none is made it costs nothing."""
@@ -135,37 +134,4 @@ class ReferenceCopy(Drafter):
         self._unread = []
         if self._copies_output:
             self._text.extend(tokens)
-        context = np.concatenate((self._context, tokens[-self._context_length :]), dtype=np.int32)
-        self._context = context[-self._context_length :]
-
-    def _grow(self, budget: int, length: int, chain: bool) -> DraftTree:
-        """A tree (or chain) of at most `budget` nodes, none deeper than `length`."""
-        tokens = np.empty(budget, dtype=np.int64)
-        parents = np.empty(budget, dtype=np.int32)
-        probs = np.empty(budget, dtype=np.float32)
-        size, self._anchor = kernels.grow_tree(
-            self._text.tokens,
-            self._text.previous,
-            self._text.latest,
-            self._context,
-            self._anchor,
-            self.match_length,
-            length,
-            chain,
-            tokens,
-            parents,
-            probs,
-        )
-        return DraftTree(tokens[:size], parents[:size], probs[:size])
-
-    def _span(self, length: int) -> DraftTree:
-        """The paper's draft: the (at most) `length` tokens after the first longest match."""
-        text = self._text.tokens
-        start = kernels.longest_match(
-            text, self._text.previous, self._text.latest, self._context, self.match_length
-        )
-        if start < 0:
-            return DraftTree.empty()
-        span = text[start : start + length]
-        boundaries = np.flatnonzero(span < 0)
-        return DraftTree.chain(span[: boundaries[0]] if len(boundaries) else span)
+        self._context = last_tokens(self._context, tokens, self._context_length)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 
-# No vocabulary comes near it; an array as long as the largest id is kept.
+# No vocabulary comes near it. An array as long as the largest id is kept: the limit is its memory.
 _LARGEST_ID = 2**24
 
 
@@ -83,6 +83,23 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
     return ids
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuses what is no tokenizer (its name, say).
+
+    Raises:
+        TypeError: If it is neither callable nor `None`.
+    """
+    if tokenizer is not None and not callable(tokenizer):
+        raise TypeError(
+            f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
+        )
+
+
+def last_tokens(before: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
+    """The last `count` tokens, or as many as there are, of a text that goes on, as int32."""
+    return np.concatenate((before, tokens[-count:]), dtype=np.int32)[-count:]
 
 
 def _is_ids(reference: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index import kernels
+from ..index.draft_tree import best_path, tree_ancestors, tree_depths
 
 # The parent of the first nodes: the last accepted token, which is not a node itself.
 ROOT = -1
@@ -71,9 +71,7 @@ class DraftTree:
 
     def depths(self) -> np.ndarray:
         """The depth of each node, int32 of shape `(T,)`; a child of the root has depth 1."""
-        depths = np.empty(len(self), dtype=np.int32)
-        kernels.tree_depths(self.parents, depths)
-        return depths
+        return tree_depths(self.parents)
 
     def ancestors(self) -> np.ndarray:
         """Which nodes each node sees, bool of shape `(T, T)`.
@@ -81,21 +79,20 @@ class DraftTree:
         `ancestors()[i, j]` is true where `j` is `i` itself or an ancestor of it: the lower right
         corner of the attention mask.
         """
-        ancestors = np.zeros((len(self), len(self)), dtype=np.bool_)
-        kernels.tree_ancestors(self.parents, ancestors)
-        return ancestors
+        return tree_ancestors(self.parents)
 
     def best_chain(self) -> DraftTree:
         """The path with the largest expected number of accepted tokens, as a tree of its own.
 
         That number is the sum of `probs` along the path, by the linearity of expectation.
         """
-        path = np.empty(len(self), dtype=np.int32)
-        path = path[: kernels.best_path(self.parents, self.probs, path)]
+        path = best_path(self.parents, self.probs)
         return DraftTree.chain(self.tokens[path], self.probs[path])
 
     def children(self) -> dict[tuple[int, int], int]:
         """Each node's index by its parent (or `ROOT`) and its token."""
+        if len(self) == 0:  # most passes where nothing repeats
+            return {}
         edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {edge: node for node, edge in enumerate(edges)}
 

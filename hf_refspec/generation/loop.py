@@ -30,8 +30,8 @@ from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
-from ..verification.positions import depth_limit
-from ..verification.probe import Reach, select_verifier
+from ..verification.probe import select_verifier
+from ..verification.reach import Reach
 from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget, make_budget
@@ -95,7 +95,6 @@ def speculate(
         drafter = CandidateChain(drafter)
         verification = "chain" if verification == "auto" else verification
     rows = _rows(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-    drafter.prepare(model)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     with drafter.sessions(_prompts(input_ids, model_kwargs), vocab_size) as drafters:
         verifier, found = select_verifier(
@@ -244,14 +243,14 @@ class Loop:
         nodes = self.budget.nodes
         if nodes == 0 or not goes_on or self.verifier.restarted:
             return DraftTree.empty()
-        config = self.verifier.model.config.get_text_config(decoder=True)
         position = self.verifier.last_position(index, row.seen)
-        deepest = depth_limit(config, position, len(row), row.draft_end)
-        if (reach := self.reach.depth(len(row.seen))) is not None:
-            deepest = min(deepest, reach)
+        deepest = self.reach.depth(len(row.seen), position)
+        if row.draft_end is not None:
+            deepest = min(deepest, row.draft_end - len(row) - 1)  # one token is the target's own
         if deepest <= 0:
             return DraftTree.empty()
-        return checked_draft(drafter, nodes, config.vocab_size, self.chains).truncated(deepest)
+        draft = checked_draft(drafter, nodes, self.verifier.vocab_size, self.chains)
+        return draft.truncated(deepest)
 
     def _observe(
         self,
@@ -263,11 +262,10 @@ class Loop:
     ) -> None:
         """Tells the drafters what was verified, and counts it."""
         counts = []
-        for drafter, draft, path, tokens, row_logits in zip(
-            drafters, drafts, paths, new_tokens, logits, strict=True
-        ):
+        for i, (drafter, draft) in enumerate(zip(drafters, drafts, strict=True)):
+            path, tokens = paths[i], new_tokens[i]
             if path is not None and tokens is not None:
-                drafter.observe(tokens, draft, row_logits[: 1 + len(draft)])
+                drafter.observe(tokens, draft, logits[i, : 1 + len(draft)])
                 counts.append((len(draft), len(path)))
         self.stats.record_rows(counts)
 

@@ -13,25 +13,59 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .suffix_array import IndexedText, build_suffix_array
-from .token_buffer import TokenBuffer
+from .token_buffer import LinkedText, TokenBuffer
 
-# A segment is joined with the newer ones if it is not so many times as large as all of them.
+# A segment is joined with the newer ones unless it is more than so many times as large as all of
+# them: a larger factor leaves fewer segments to search and sorts each token more often.
 GROWTH = 4
 # More tokens are not joined: to sort them takes minutes and 8 bytes of memory a token.
 LARGEST_SEGMENT = 1 << 26
 _BOUNDARY = np.array([-1])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Documents that are sorted, numbered from `first` on.
+class Documents:
+    """Documents one behind the other, numbered from `first` on, each a prompt and its output.
 
     Attributes:
-        first (`int`): The number of its first document.
+        first (`int`): The number of the first one.
+        tokens (`np.ndarray`, integers of shape `(n,)`): The documents, a boundary behind each.
+        ends (sequence of `int`): Where the boundary behind each document is.
+        prompt_lengths (sequence of `int`): How many of the first tokens of each are its prompt.
+    """
+
+    __slots__ = ()
+    first: int
+    ends: Sequence[int] | np.ndarray
+    prompt_lengths: Sequence[int] | np.ndarray
+
+    @property
+    def tokens(self) -> np.ndarray:
+        raise NotImplementedError
+
+    @property
+    def end(self) -> int:
+        """The number of the document after the last one."""
+        return self.first + len(self.ends)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends among the tokens."""
+        index = number - self.first
+        return int(self.ends[index - 1]) + 1 if index else 0, int(self.ends[index])
+
+    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompt and the output of a document."""
+        begin, end = self.place(number)
+        split = begin + int(self.prompt_lengths[number - self.first])
+        return self.tokens[begin:split], self.tokens[split:end]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment(Documents):
+    """Documents that are sorted, see [`Documents`].
+
+    Attributes:
         text (`IndexedText`): The documents.
-        ends (`np.ndarray`, int32 of shape `(d,)`): Where the separator behind each document is.
-        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of the first tokens of each
-            are its prompt; the others are its output.
+        ends, prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): See [`Documents`].
         name (`str`): Of the file that it is stored in, if it is.
     """
 
@@ -59,20 +93,8 @@ class Segment:
         return cls(first, text, ends, prompt_lengths)
 
     @property
-    def end(self) -> int:
-        """The number of the document after its last one."""
-        return self.first + len(self.ends)
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Where a document begins and ends in the text."""
-        index = number - self.first
-        return int(self.ends[index - 1]) + 1 if index else 0, int(self.ends[index])
-
-    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The prompt and the output of a document."""
-        begin, end = self.place(number)
-        split = begin + int(self.prompt_lengths[number - self.first])
-        return self.text.tokens[begin:split], self.text.tokens[split:end]
+    def tokens(self) -> np.ndarray:
+        return self.text.tokens
 
     def since(self, number: int) -> Segment:
         """Those of its documents that have this number or a greater one, at least one."""
@@ -89,38 +111,24 @@ class Segment:
 
 
 def joined(segments: Sequence[Segment], oldest: int) -> Segment:
-    """Makes one segment of several that follow each other, without the documents before `oldest`.
+    """Joins segments that follow each other into one, without the documents before `oldest`.
 
     Args:
         segments (sequence of [`Segment`]): At least one.
         oldest (`int`): A number below the end of the last one.
     """
-    segments = [segment for segment in segments if segment.end > oldest]
-    if len(segments) == 1:
-        return segments[0].since(oldest)
-    first = max(segments[0].first, oldest)
-    begins = [segments[0].place(first)[0]] + [0] * (len(segments) - 1)
-    skipped = [first - segments[0].first] + [0] * (len(segments) - 1)
-    size = sum(len(segment.text.tokens) for segment in segments) - begins[0]
-    dtype = max((segment.text.tokens.dtype for segment in segments), key=lambda each: each.itemsize)
-    tokens = np.empty(size, dtype)
-    ends, filled = [], 0
-    for segment, begin, skip in zip(segments, begins, skipped, strict=True):
-        part = segment.text.tokens[begin:]
-        written = tokens[filled : filled + len(part)]
-        written[:] = part
-        ends.append(segment.ends[skip:] + np.int32(filled - begin))
-        written[segment.ends[skip:] - begin] = np.iinfo(dtype).max
-        filled += len(part)
-    vocab_size = max(segment.text.vocab_size for segment in segments)
-    return Segment(
-        first,
-        IndexedText(tokens, build_suffix_array(tokens), vocab_size),
-        np.concatenate(ends),
-        np.concatenate(
-            [each.prompt_lengths[skip:] for each, skip in zip(segments, skipped, strict=True)]
-        ),
+    parts = [segment.since(oldest) for segment in segments if segment.end > oldest]
+    if len(parts) == 1:
+        return parts[0]
+    sizes = np.cumsum([0] + [len(part.tokens) for part in parts], dtype=np.int32)
+    ends = np.concatenate([part.ends + size for part, size in zip(parts, sizes, strict=False)])
+    tokens = np.concatenate([part.tokens for part in parts])
+    tokens[ends] = np.iinfo(tokens.dtype).max  # the separator of a type may have become a wider one
+    text = IndexedText(
+        tokens, build_suffix_array(tokens), max(part.text.vocab_size for part in parts)
     )
+    prompt_lengths = np.concatenate([part.prompt_lengths for part in parts])
+    return Segment(parts[0].first, text, ends, prompt_lengths)
 
 
 def due_to_join(sizes: Sequence[int]) -> slice | None:
@@ -146,21 +154,8 @@ def due_to_join(sizes: Sequence[int]) -> slice | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinkedText:
-    """A `TokenBuffer` as it was at one moment; it stays as it is while that grows.
-
-    Attributes:
-        tokens, previous, latest (`np.ndarray`, int32): See [`TokenBuffer`].
-    """
-
-    tokens: np.ndarray
-    previous: np.ndarray
-    latest: np.ndarray
-
-
-class Tail:
-    """The newest documents, not sorted yet.
+class Tail(Documents):
+    """The newest documents, not sorted yet, see [`Documents`].
 
     Args:
         first (`int`): The number of the first document that will be added.
@@ -168,33 +163,21 @@ class Tail:
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
+        self.ends: list[int] = []
+        self.prompt_lengths: list[int] = []
         self._text = TokenBuffer()
-        self._ends: list[int] = []
-        self._prompt_lengths: list[int] = []
 
     @property
-    def end(self) -> int:
-        """The number that the next document will have."""
-        return self.first + len(self._ends)
+    def tokens(self) -> np.ndarray:
+        return self._text.tokens
 
     def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """Adds a document: integer arrays of shape `(n,)`, not both empty."""
         self._text.extend(prompt)
         self._text.extend(output)
-        self._ends.append(len(self._text))
-        self._prompt_lengths.append(len(prompt))
+        self.ends.append(len(self._text))
+        self.prompt_lengths.append(len(prompt))
         self._text.extend(_BOUNDARY)
-
-    def place(self, number: int) -> tuple[int, int]:
-        """Where a document begins and ends in the text."""
-        index = number - self.first
-        return self._ends[index - 1] + 1 if index else 0, self._ends[index]
-
-    def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The prompt and the output of a document."""
-        begin, end = self.place(number)
-        split = begin + self._prompt_lengths[number - self.first]
-        return self._text.tokens[begin:split], self._text.tokens[split:end]
 
     def since(self, number: int) -> Tail:
         """Those of its documents that have this number or a greater one."""
@@ -203,18 +186,16 @@ class Tail:
         tail = Tail(number)
         if number < self.end:
             begin, _ = self.place(number)
-            index = number - self.first
-            tail._text.extend(self._text.tokens[begin:])
-            tail._ends = [end - begin for end in self._ends[index:]]
-            tail._prompt_lengths = self._prompt_lengths[index:]
+            tail._text.extend(self.tokens[begin:])
+            tail.ends = [end - begin for end in self.ends[number - self.first :]]
+            tail.prompt_lengths = self.prompt_lengths[number - self.first :]
         return tail
 
     def arrays(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """What [`Segment.build`] takes; it stays as it is while the tail grows."""
-        ends = np.array(self._ends, dtype=np.int32)
-        return self.first, self._text.tokens, ends, np.array(self._prompt_lengths, dtype=np.int32)
+        ends, prompt_lengths = np.array([self.ends, self.prompt_lengths], dtype=np.int32)
+        return self.first, self.tokens, ends, prompt_lengths
 
     def linked(self) -> LinkedText:
         """The text as it is now."""
-        # What is written of the first two is never changed; `extend` changes the last one.
-        return LinkedText(self._text.tokens, self._text.previous, self._text.latest.copy())
+        return self._text.snapshot()

@@ -1,15 +1,14 @@
 """Suffix arrays: all places in a long, fixed text where given tokens stand, by binary search."""
 
 # mypy: disallow-untyped-defs=False
-# The types of a kernel's arguments are those of its numba signatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
+from pydivsufsort import divsufsort
 
 from .kernels import kernel
 
@@ -22,11 +21,7 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
 
     Returns:
         `np.ndarray`: int32 of shape `(n,)`, where each suffix begins.
-
-    Raises:
-        ImportError: If pydivsufsort is not installed.
     """
-    divsufsort = suffix_sorter()
     # It sorts bytes. Only with the highest byte first are these in the order of the tokens; three
     # bytes hold every token that is not the separator, which stays the largest.
     width = 2 if tokens.dtype == np.uint16 else 3 if _fits_three_bytes(tokens) else 4
@@ -43,21 +38,6 @@ def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
         suffixes[end : end + len(part)] = part
         end += len(part)
     return suffixes
-
-
-def suffix_sorter() -> Callable[[np.ndarray], np.ndarray]:
-    """The function of pydivsufsort that sorts the suffixes of bytes.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        from pydivsufsort import divsufsort  # part of the extras `datastore` and `retrieval`
-    except ImportError:
-        raise ImportError(
-            "suffix arrays need pydivsufsort: pip install hf_refspec[datastore]"
-        ) from None
-    return divsufsort
 
 
 def _fits_three_bytes(tokens: np.ndarray) -> bool:
@@ -82,7 +62,7 @@ class IndexedText:
 
     @property
     def separator(self) -> int:
-        """What stands between documents."""
+        """What stands behind each document."""
         return int(np.iinfo(self.tokens.dtype).max)
 
     def find(self, pattern: np.ndarray) -> tuple[int, int]:
@@ -97,62 +77,16 @@ class IndexedText:
         Raises:
             ValueError: If the suffix array points outside of the text.
         """
-        ranges = np.empty((1, 2), dtype=np.int64)
-        self.find_suffixes(pattern, len(pattern), ranges)
-        return int(ranges[0, 0]), int(ranges[0, 1])
-
-    def find_suffixes(self, context: np.ndarray, min_match: int, ranges: np.ndarray) -> int:
-        """Finds all places of the suffixes of a context, see [`find_suffixes`].
-
-        Raises:
-            ValueError: If the suffix array points outside of the text.
-        """
-        found = find_suffixes(self.tokens, self.suffixes, context, min_match, ranges)
-        if found < 0:
-            raise ValueError(_DAMAGED)
-        return found
-
-    def sample(
-        self,
-        column: int,
-        ranges: np.ndarray,
-        begins: np.ndarray,
-        counts: np.ndarray,
-        match_lengths: np.ndarray,
-        limits: np.ndarray,
-        rows: np.ndarray,
-        lengths: np.ndarray,
-    ) -> None:
-        """Copies what follows matches into `rows`, see [`sample_continuations`].
-
-        Raises:
-            ValueError: If the suffix array points outside of the text, or the text has a token
-                outside of the vocabulary.
-        """
-        if not sample_continuations(
-            self.tokens,
-            self.suffixes,
-            self.vocab_size,
-            self.separator,
-            column,
-            ranges,
-            begins,
-            counts,
-            match_lengths,
-            limits,
-            rows,
-            lengths,
-        ):
-            raise ValueError(_DAMAGED)
+        ranges = find_suffixes(self.tokens, self.suffixes, pattern, len(pattern))
+        return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
 
 
 _DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
     "Datastore.verify() tells which file it is"
 )
-
-
-# So many lengths of a pattern are searched for together.
+# So many lengths of a pattern are searched for together: more wait for memory at the same time,
+# fewer are searched in vain.
 TOGETHER = 4
 
 
@@ -170,10 +104,10 @@ def _compare(tokens, position, context, begin):
 
 
 @kernel(
-    "int64(uint16[::1], int32[::1], int32[::1], int64, int64[:, :])",
-    "int64(uint32[::1], int32[::1], int32[::1], int64, int64[:, :])",
+    "int64[:, ::1](uint16[::1], int32[::1], int32[::1], int64)",
+    "int64[:, ::1](uint32[::1], int32[::1], int32[::1], int64)",
 )
-def find_suffixes(tokens, suffixes, context, min_match, ranges):
+def find_suffixes(tokens, suffixes, context, min_match):
     """Finds all places where the last tokens of a context stand in a text, for all lengths.
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
@@ -183,20 +117,21 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
         tokens, suffixes: The text and its suffix array.
         context: The longest pattern; the others are its suffixes.
         min_match: The length of the shortest one, at least 1.
-        ranges: int64 of shape (len(context) - min_match + 1, 2), written here: row i is the range
-            in `suffixes`, its end exclusive, of the last min_match + i tokens; (0, 0) if they do
-            not stand in the text.
 
     Returns:
-        How many lengths stand in the text; -1 if the suffix array is damaged.
+        Of each length that stands in the text, the range in `suffixes`, its end exclusive, the
+        shortest first: int64 of shape (lengths, 2).
+
+    Raises:
+        ValueError: If the suffix array points outside of the text.
     """
-    for i in range(len(ranges)):
-        ranges[i, 0] = ranges[i, 1] = 0
+    total = max(len(context) - min_match + 1, 0)
+    ranges = np.empty((total, 2), dtype=np.int64)
     # Of each length, the first suffix that begins with the pattern and the first one after these.
     lows = np.empty(2 * TOGETHER, dtype=np.int64)
     highs = np.empty(2 * TOGETHER, dtype=np.int64)
     positions = np.empty(2 * TOGETHER, dtype=np.int64)
-    found, total = 0, len(ranges)
+    found = 0
     while found < total:
         searches = 2 * min(TOGETHER, total - found)
         for i in range(searches):
@@ -211,7 +146,7 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
                 if lows[i] == highs[i]:
                     continue
                 if positions[i] < 0 or positions[i] >= len(tokens):
-                    return -1
+                    raise ValueError(_DAMAGED)
                 middle = (lows[i] + highs[i]) // 2
                 begin = len(context) - (min_match + found + i // 2)
                 order = _compare(tokens, positions[i], context, begin)
@@ -223,78 +158,77 @@ def find_suffixes(tokens, suffixes, context, min_match, ranges):
         for i in range(0, searches, 2):
             # In a damaged array the one search may end before the other.
             if lows[i] >= lows[i + 1]:
-                return found
-            ranges[found, 0] = lows[i]
-            ranges[found, 1] = lows[i + 1]
+                return ranges[:found]
+            ranges[found, 0], ranges[found, 1] = lows[i], lows[i + 1]
             found += 1
-    return found
+    return ranges
 
 
 @kernel(
-    "boolean(uint16[::1], int32[::1], int64, int64, int64, int64[:, :, ::1], int64[:, ::1],"
-    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
-    "boolean(uint32[::1], int32[::1], int64, int64, int64, int64[:, :, ::1], int64[:, ::1],"
-    "int64[:, ::1], int64[::1], int64[::1], int32[:, ::1], int32[::1])",
+    "int64(uint16[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
+    "int32[::1], int32[::1], float64[::1])",
+    "int64(uint32[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
+    "int32[::1], int32[::1], float64[::1])",
 )
 def sample_continuations(
-    tokens,
-    suffixes,
-    vocab_size,
-    separator,
-    column,
-    ranges,
-    begins,
-    counts,
-    match_lengths,
-    limits,
-    rows,
-    lengths,
+    tokens, suffixes, vocab_size, ranges, plan, end, rows, lengths, orders, occurrences
 ):
     """Copies what follows the matches of several lengths in one of several texts.
 
-    Of more matches than are asked for it takes evenly spaced ones. A range is sorted by what
-    follows, so that each continuation is taken as often as is its due, to within one.
+    A text is read in proportion to its matches, but once at least: what only a small one has is
+    worth a row. Of more matches than are read it takes evenly spaced ones. A range is sorted by
+    what follows, so that each continuation is taken in proportion to its occurrences, to within
+    one.
 
     Args:
         tokens, suffixes: The text and its suffix array.
-        vocab_size, separator: Tokens are below the one, the other ends a document.
-        column: Which text it is.
-        ranges: int64 of shape (m, texts, 2): where in the suffix arrays the matches are.
-        begins, counts: int64 of shape (m, texts): they go into `counts` rows from `begins` on; no
-            count is more than its range has.
-        match_lengths: int64 of shape (m,), the length of each pattern.
-        limits: int64 of shape (m,), how many tokens are read at most.
-        rows: int32 of shape (rows, longest continuation), written here.
-        lengths: How many tokens of each row there are, written here; fewer than the limit where
-            the document (or the text) ends.
+        vocab_size: Tokens are below it, but for separators.
+        ranges: int64 of shape (m, 2): where in the suffix array the matches of each length are.
+        plan: int64 of shape (m, 4): of each length, how many tokens match, in how many places of
+            all texts, about how many of these are read, and how many tokens of each, at least 1.
+        end: How many rows there are already.
+        rows: int32 of shape (rows, longest continuation), written from `end` on.
+        lengths: How many tokens of each row there are, written; fewer than are to be read where the
+            document (or the text) ends.
+        orders: Of each row, the index of its match length, written.
+        occurrences: How many places in the text each row stands for, written.
 
     Returns:
-        Whether all was well; otherwise the arrays are damaged.
+        How many rows there are now.
+
+    Raises:
+        ValueError: If the suffix array points outside of the text, or the text has a token outside
+            of the vocabulary.
     """
-    # Nearly every place read is far from the others. Loops that do nothing else let the processor
-    # wait for many of them at a time.
+    separator = np.iinfo(tokens.dtype).max
     positions = np.empty(len(rows), dtype=np.int64)
+    # Nearly every place read is far from the others, and the processor waits for memory. In loops
+    # that do little else it waits for many places at a time: so first all positions are read, then
+    # the first token of each, and only then whole rows. (Without the second loop a sample of a
+    # datastore that is in memory, but not in the cache, takes an eighth to a half longer.)
     for i in range(len(ranges)):
-        low, high = ranges[i, column, 0], ranges[i, column, 1]
-        begin, count = begins[i, column], counts[i, column]
-        for row in range(count):
-            positions[row] = suffixes[low + (2 * row + 1) * (high - low) // (2 * count)]
-        for row in range(count):
+        low, high = ranges[i]
+        matched, all_places, quota, limit = plan[i]
+        count = min(high - low, max((high - low) * quota // max(all_places, 1), 1))
+        for row in range(end, end + count):
+            suffix = low + (2 * (row - end) + 1) * (high - low) // (2 * count)
+            positions[row] = suffixes[suffix]
+            orders[row], occurrences[row] = i, (high - low) / count
+        for row in range(end, end + count):
             if positions[row] < 0 or positions[row] >= len(tokens):
-                return False
-            positions[row] += match_lengths[i]
-            lengths[begin + row] = tokens[min(positions[row], len(tokens) - 1)] & 1
-        for row in range(count):
-            position = positions[row]
-            end = min(limits[i], len(tokens) - position)
-            length = 0
-            while length < end:
+                raise ValueError(_DAMAGED)
+            positions[row] += matched
+            rows[row, 0] = tokens[min(positions[row], len(tokens) - 1)]
+        for row in range(end, end + count):
+            position, length = positions[row], 0
+            while length < min(limit, len(tokens) - position):
                 token = tokens[position + length]
                 if token >= vocab_size:
                     if token == separator:
                         break
-                    return False
-                rows[begin + row, length] = token
+                    raise ValueError(_DAMAGED)
+                rows[row, length] = token
                 length += 1
-            lengths[begin + row] = length
-    return True
+            lengths[row] = length
+        end += count
+    return end

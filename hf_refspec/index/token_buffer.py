@@ -1,21 +1,39 @@
 """A growing text of tokens that knows, for every token, where it stood before."""
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numba import njit
 
-from . import kernels
+from .kernels import kernel
 
 
-class TokenBuffer:
-    """Tokens to which more are appended, each linked to the previous place of the same token.
+class LinkedText(NamedTuple):
+    """Tokens, each linked to the previous place of the same token.
 
     `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
     of the token at `position`; -1 says that there is none. To visit a token's occurrences, latest
-    first, takes time proportional to their number, whatever the length of the text. Appending
-    takes amortised constant time per token, and so does taking tokens off the end.
+    first, takes time proportional to their number, whatever the length of the text. A negative
+    token is a boundary: it is linked to nothing.
 
-    A negative token is a boundary: it is linked to nothing.
+    Attributes:
+        tokens, previous (`np.ndarray`, int32 of shape `(n,)`): The tokens and their links.
+        latest (`np.ndarray`, int32, longer than the largest token): Where the links begin.
+    """
+
+    tokens: np.ndarray
+    previous: np.ndarray
+    latest: np.ndarray
+
+
+class TokenBuffer:
+    """A [`LinkedText`] that grows.
+
+    Appending takes amortised constant time per token, and so does taking tokens off the end.
     """
 
     def __init__(self) -> None:
@@ -29,18 +47,19 @@ class TokenBuffer:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32 of shape `(len(self),)`; as the other two, a view that `extend` makes stale."""
+        """int32 of shape `(len(self),)`, a view that `extend` makes stale."""
         return self._tokens[: self._length]
 
     @property
-    def previous(self) -> np.ndarray:
-        """int32 of shape `(len(self),)`."""
-        return self._previous[: self._length]
+    def text(self) -> LinkedText:
+        """All of it, views that `extend` makes stale."""
+        end = self._length
+        return LinkedText(self._tokens[:end], self._previous[:end], self._latest)
 
-    @property
-    def latest(self) -> np.ndarray:
-        """int32 of shape `(largest token so far + 1,)`."""
-        return self._latest
+    def snapshot(self) -> LinkedText:
+        """The text as it is now; it stays as it is while the buffer grows."""
+        # What is written of the first two is never changed; `extend` changes the last one.
+        return self.text._replace(latest=self._latest.copy())
 
     def extend(self, tokens: np.ndarray) -> None:
         """Appends `tokens` (integers below 2**31, shape `(n,)`)."""
@@ -57,17 +76,17 @@ class TokenBuffer:
         if vocabulary > len(self._latest):
             self._latest = _resized(self._latest, max(vocabulary, 2 * len(self._latest)))
         self._length = length
-        kernels.link_tokens(self.tokens, start, self._previous, self._latest)
+        link_tokens(self.tokens, start, self._previous, self._latest)
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens and forgets the rest.
+        """Keeps the first `length` tokens and forgets the others.
 
         Raises:
             ValueError: if `length` is negative or more than there is.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"length must be from 0 to {self._length}, but is {length}")
-        kernels.unlink_tokens(self.tokens, length, self._previous, self._latest)
+        unlink_tokens(self.tokens, length, self._previous, self._latest)
         self._length = length
 
 
@@ -75,3 +94,39 @@ def _resized(array: np.ndarray, length: int) -> np.ndarray:
     resized = np.full(length, -1, dtype=np.int32)
     resized[: len(array)] = array
     return resized
+
+
+@kernel("void(int32[::1], int64, int32[::1], int32[::1])")
+def link_tokens(tokens, start, previous, latest):
+    """Links the tokens from `start` on."""
+    for position in range(start, len(tokens)):
+        token = tokens[position]
+        if token < 0:
+            previous[position] = -1
+        else:
+            previous[position] = latest[token]
+            latest[token] = position
+
+
+@kernel("void(int32[::1], int64, int32[::1], int32[::1])")
+def unlink_tokens(tokens, length, previous, latest):
+    """Takes the links of the tokens from `length` on out again, the last one first."""
+    for position in range(len(tokens) - 1, length - 1, -1):
+        if tokens[position] >= 0:
+            latest[tokens[position]] = previous[position]
+
+
+@njit
+def latest_of(latest, token):
+    """The last position of `token`, -1 if there is none."""
+    return latest[token] if 0 <= token < len(latest) else -1
+
+
+@njit
+def common_suffix(text, position, context, skipped):
+    """How many tokens up to `text[position]` equal those of `context` before its last `skipped`."""
+    last = len(context) - 1 - skipped
+    length = 0
+    while length <= min(position, last) and text[position - length] == context[last - length]:
+        length += 1
+    return length

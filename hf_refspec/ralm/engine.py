@@ -62,7 +62,7 @@ class Speculation:
             default as many as pay.
         sketch (`bool`, *optional*, defaults to `True`):
             Whether guesses are also looked for in a sketch of the datastore, where there is one
-            (see [`KnnDatastore.add_sketch`]); not in the paper.
+            (see [`KnnDatastore.add_pq_index`]); not in the paper.
         window (`int`, *optional*, defaults to 5):
             The verifications from which OS3 estimates the chance of a right step; without
             `max_gamma` those before them count as well, less and less.

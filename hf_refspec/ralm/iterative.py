@@ -33,7 +33,7 @@ from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
-from ..verification.probe import Reach
+from ..verification.reach import Reach
 from .checked_search import RetrievalError, attempt
 from .engine import Speculation, generate_speculatively
 from .passage_contexts import Context, ContextChange, PassageContexts
@@ -119,7 +119,6 @@ def iterative_ralm(
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     with ExitStack() as call:
         if drafter is not None:
-            drafter.prepare(model)
             call.enter_context(drafter.session(prompt, vocab_size))
         if streamer is not None:
             streamer.put(input_ids.cpu())

@@ -33,7 +33,7 @@ from ..generation.validation import check_model, check_request
 from ..index.nearest_rows import LEAST_WALKED
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
-from ..store.build.hidden_states import HiddenStates, Layer, watched
+from ..store.build.hidden_states import HiddenStates, Layer, recorded
 from ..store.build.windows import batches, context_length, padded, tokenized, windows
 from ..store.knn_datastore import KnnDatastore
 from ..verification.cache import find_cache
@@ -111,7 +111,7 @@ def knn_lm(
     verifier = PlainVerifier(model, generation_config, model_kwargs)
     if streamer is not None:
         streamer.put(input_ids.cpu())
-    with watched(model, mixture.datastore.config.layer) as hidden:
+    with recorded(model, mixture.datastore.config.layer) as hidden:
         # The engine only searches and scores: nothing is put before the text.
         retriever = cast(Retriever, mixture.datastore)
         try:
@@ -325,8 +325,8 @@ def _beside_cache(mixture: Mixture, speculation: Speculation | None) -> dict[str
     store = mixture.datastore
     if speculation is None:
         return {}
-    if speculation.sketch and store.sketch is not None:
-        return {"candidates": store.sketch.candidates}
+    if speculation.sketch and store.pq_index is not None:
+        return {"candidates": store.pq_index.candidates}
     return {"neighbours": store.neighbours} if mixture.k <= _MOST_WITH_NEIGHBOURS else {}
 
 
@@ -375,7 +375,7 @@ def perplexity(
         knn_datastore.check_model(model)
     layer: Layer = "last_hidden" if knn_datastore is None else knn_datastore.config.layer
     length, total, count = context_length(model), 0.0, 0
-    with watched(model, layer) as hidden:
+    with recorded(model, layer) as hidden:
         for batch in batches(windows(tokenized(text, tokenizer), length), length):
             ids = padded(batch, model.device)
             logits = model(ids, use_cache=False).logits

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import TypeAlias
+from pathlib import Path
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.continuations import mixed_matches, tree_of_mixed
-from ..index.ngram_table import (
-    NgramTable,
-    build_table,
-    common_prefixes,
-    frequent_runs,
-    table_bytes,
-)
+from ..index.crest_table import NgramTable, build_table, table_bytes
+from ..index.draft_tree import TreeArrays
+from ..index.mixed_trie import mixed_tree
+from ..index.ngram_counts import common_prefixes, frequent_runs
 from ..index.suffix_array import IndexedText
-from .folder import StoreConfig
+from .datastore_config import NgramsEntry, StoreConfig
+from .files import DatastoreError, read_arrays, write_arrays
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -26,7 +25,7 @@ CONTINUATIONS = 1000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
-Tree: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
 
 
 def compact_form(
@@ -56,7 +55,7 @@ def compact_form(
         if max_bytes is not None:  # more than fit, even if most of their trees are small
             ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
     orders = common_ngrams(texts, max_ngram, ngrams_per_order)
-    trees: list[list[Tree]] = [[] for _ in orders]
+    trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
     # The commonest first. Where the room is short, each order gets half of what the one before it
     # has: on other text than the corpus the short ones are of more use.
@@ -77,9 +76,8 @@ def compact_form(
     return [len(ngrams) for ngrams in kept], table
 
 
-def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> Tree:
-    matches = mixed_matches(texts, ngram, 1)
-    return tree_of_mixed(texts, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> TreeArrays:
+    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
 
 
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
@@ -111,9 +109,7 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
 
 def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.ndarray]:
     """The commonest n-grams of each order in one text."""
-    shared = np.empty(len(text.suffixes), dtype=np.uint8)
-    whole = np.full(len(text.suffixes), max_ngram, dtype=np.uint8)
-    common_prefixes(text.tokens, text.suffixes, text.vocab_size, shared, whole)
+    shared, whole = common_prefixes(text.tokens, text.suffixes, text.vocab_size, max_ngram)
     found = []
     for length in range(1, max_ngram + 1):
         firsts, counts = _frequent(shared, whole, length, per_order)
@@ -144,3 +140,46 @@ def _frequent(
 def _occurrences(texts: Sequence[IndexedText], ngram: np.ndarray) -> int:
     ranges = [text.find(ngram) for text in texts]
     return sum(high - low for low, high in ranges)
+
+
+def write_ngrams(
+    folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
+) -> None:
+    """Writes the compact form into a datastore's folder, in place of an older one."""
+    arrays = {name: getattr(table, name) for name in ARRAYS}
+    written = write_arrays(folder / "ngrams.safetensors", arrays)
+    # Named after its content, so that an older one stays whole until config.json names this one.
+    file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
+    os.replace(folder / written.name, folder / file.name)
+    nodes = len(table.node_tokens)
+    replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
+    if config.ngrams is not None and config.ngrams.file.name != file.name:
+        (folder / config.ngrams.file.name).unlink(missing_ok=True)
+
+
+def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:
+    """Maps the compact form into memory.
+
+    Raises:
+        DatastoreError: If its file is missing or damaged, as far as its size and header tell.
+    """
+    entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
+    uint8, uint32 = np.dtype(np.uint8), np.dtype(np.uint32)
+    arrays = read_arrays(
+        folder,
+        entry.file,
+        {
+            "keys": (dtype, entries * max_ngram),
+            "slots": (uint32, None),
+            "starts": (uint32, entries + 1),
+            "node_tokens": (dtype, entry.nodes),
+            "node_parents": (uint8, entry.nodes),
+            "node_probs": (uint8, entry.nodes),
+        },
+    )
+    if len(arrays["slots"]).bit_count() != 1:
+        raise DatastoreError(
+            f"{folder / entry.file.name} is damaged: slots has {len(arrays['slots'])} entries, no "
+            "power of two"
+        )
+    return NgramTable(**arrays, max_ngram=max_ngram, vocab_size=config.vocab_size)

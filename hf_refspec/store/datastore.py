@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
-from huggingface_hub import CommitInfo
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..index.ngram_table import NgramTable
+from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store
-from .compact import compact_form
-from .fingerprint import tokenizer_fingerprint
-from .folder import (
-    LONGEST_NGRAM,
-    DatastoreError,
-    NgramsEntry,
-    StoreConfig,
-    check_file,
-    find_file,
-    new_folder,
-    only_writer,
-    read_arrays,
-    write_arrays,
-)
-from .hub import fetch, push
-
-Form: TypeAlias = Literal["full", "compact"]
-
-# Tokens that are searched for the ends of documents at a time.
-_BLOCK = 1 << 20
+from .compact import compact_form, open_ngrams, write_ngrams
+from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
+from .files import DatastoreError, find_file
+from .folder import new_folder, only_writer
+from .shards import map_shard, split_documents
+from .stored_folder import Part, StoredFolder
 
 
-class Datastore:
+class Datastore(StoredFolder[StoreConfig]):
     """A corpus that drafts are looked up in, see [`DatastoreDrafts`].
 
     It has one or both of two forms. The full form is the corpus's tokens with suffix arrays, 6
@@ -66,26 +50,32 @@ class Datastore:
             [`~Datastore.verify`] reads all) or it was made for another tokenizer.
     """
 
+    config_type = StoreConfig
+    remedy = "make one with retokenize()"
+
     def __init__(
         self,
         path: str | os.PathLike,
         form: Form | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        if form is not None and form not in get_args(Form):
-            raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
+        check_form(form)
         self.path = Path(path)
-        self.config = StoreConfig.read(self.path)
-        if form is None:
-            form = "full" if self.config.shards else "compact"
-        self.form: Form = form
+        self.config = config = StoreConfig.read(self.path)
+        self.form: Form = form or ("full" if config.shards else "compact")
+        try:
+            part = config.in_form(self.form)
+        except DatastoreError as error:
+            raise DatastoreError(f"{self.path} cannot be opened: {error}") from None
         self.ngrams: NgramTable | None = None
-        if form == "full":
-            self._check_shards()
-        else:
-            self.ngrams = self._open_ngrams()
+        if self.form == "compact":
+            assert part.ngrams is not None
+            self.ngrams = open_ngrams(self.path, config, part.ngrams)
+        for shard in part.shards:
+            find_file(self.path, shard.tokens_file)
+            find_file(self.path, shard.suffixes_file)
         if tokenizer is not None:
-            self._check_tokenizer(tokenizer)
+            self.check_tokenizer(tokenizer)
 
     def __repr__(self) -> str:
         return f"Datastore({str(self.path)!r}, form={self.form!r}, tokens={self.tokens:,})"
@@ -142,7 +132,7 @@ class Datastore:
             raise ValueError("retokenize() needs the full form, but only the compact one is open")
         if old_tokenizer is None:
             old_tokenizer = self.load_tokenizer()
-        self._check_tokenizer(old_tokenizer)
+        self.check_tokenizer(old_tokenizer)
         documents = (
             old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
             for ids in self.iter_documents()
@@ -151,93 +141,12 @@ class Datastore:
         return Datastore.build(documents, tokenizer, path, **about | options)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_path: str | os.PathLike,
-        form: Form | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
-    ) -> Datastore:
-        """Opens a datastore from a folder or from the Hub, where it is a dataset repo.
+    def _part(cls, form: Form | None = None, *_: Any, **__: Any) -> Part[StoreConfig]:
+        check_form(form)
+        return lambda config: config.in_form(form)
 
-        Args:
-            repo_or_path (`str` or `Path`): A folder, or a repo id such as `"org/store"`.
-            form (`"full"` or `"compact"`, *optional*): Which form to open; of a repo, only the
-                files of that form are downloaded.
-            tokenizer (`PreTrainedTokenizerBase`, *optional*): See [`Datastore`].
-            revision (`str`, *optional*): A branch, tag or commit.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
-            local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
-                downloaded before.
-
-        Raises:
-            OSError: If there is no such folder or repo, or it cannot be reached.
-            DatastoreError: See [`Datastore`].
-        """
-        folder = fetch(
-            repo_or_path,
-            form=form,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-        )
-        return cls(folder, form, tokenizer)
-
-    def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies the datastore, all of it that is open, into a new folder.
-
-        Raises:
-            FileExistsError: If there is something at `path`.
-        """
-        with new_folder(Path(path)) as folder:
-            config = self.config if self.form == "full" else replace(self.config, shards=[])
-            for entry in config.files():
-                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
-            config.write(folder)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        commit_message: str = "Upload the datastore",
-        revision: str | None = None,
-        create_pr: bool = False,
-    ) -> CommitInfo:
-        """Publishes the datastore as a dataset repo, with a card.
-
-        Args:
-            repo_id (`str`): Such as `"org/store"`; the repo is made if there is none.
-            private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
-                the account has set it.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            commit_message (`str`, *optional*): Of the one commit.
-            revision (`str`, *optional*): A branch; it is made if there is none.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to propose it only.
-
-        Returns:
-            `huggingface_hub.CommitInfo`: The commit.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-            OSError: If the repo cannot be written.
-        """
-        return push(
-            self.path,
-            repo_id,
-            private=private,
-            token=token,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
-        )
+    def _open_part(self) -> StoreConfig:
+        return self.config.in_form(self.form)
 
     @property
     def tokens(self) -> int:
@@ -251,28 +160,10 @@ class Datastore:
 
     def iter_documents(self) -> Iterator[np.ndarray]:
         """Reads the documents of the full form in order, each an array of token ids."""
-        separator = self.config.separator
-        begun: list[np.ndarray] = []  # a document can go on in the next shard
-        for shard in self.shards:
-            for begin in range(0, len(shard.tokens), _BLOCK):
-                tokens = shard.tokens[begin : begin + _BLOCK]
-                start = 0
-                for end in np.flatnonzero(tokens == separator):
-                    yield np.concatenate([*begun, tokens[start:end]])
-                    begun, start = [], int(end) + 1
-                begun.append(tokens[start:])
-        if any(map(len, begun)):
-            yield np.concatenate(begun)
-
-    def verify(self) -> None:
-        """Reads all files and compares them with their checksums.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-        """
-        for entry in self.config.files():
-            if self.form == "full" or entry == getattr(self.config.ngrams, "file", None):
-                check_file(self.path, entry)
+        texts = (shard.tokens for shard in self.shards)
+        unfinished = yield from split_documents(texts, self.config.separator)
+        if len(unfinished):
+            yield unfinished
 
     def compact(
         self,
@@ -313,24 +204,26 @@ class Datastore:
         ):
             if number is not None and number < least:
                 raise ValueError(f"{name} must be at least {least}, but is {number}")
-        if path is not None:
-            with new_folder(Path(path)) as folder:
-                counts, table = compact_form(
-                    self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
-                )
-                alone = replace(self.config, shards=[], ngrams=None)
-                _add_ngrams(folder, alone, table, counts, self.tokens)
-            return Datastore(path, form="compact")
-        counts, table = compact_form(
-            self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
-        )
+        if path is None:
+            self._add_compact(max_ngram, ngrams_per_order, max_bytes, progress)
+            return Datastore(self.path, form="compact")
+        with new_folder(Path(path)) as folder:
+            counts, table = compact_form(
+                self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
+            )
+            alone = replace(self.config, shards=[], ngrams=None)
+            write_ngrams(folder, alone, table, counts, self.tokens)
+        return Datastore(path, form="compact")
+
+    def _add_compact(self, *options: Any) -> None:
+        """Makes the compact form, as [`compact_form`], and writes it into this folder."""
+        counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):
             # As it is by now: it may have been compacted or extended since this one was opened.
             config = StoreConfig.read(self.path)
             if config.shards[: len(self.config.shards)] != self.config.shards:
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
-            _add_ngrams(self.path, config, table, counts, self.tokens)
-        return Datastore(self.path, form="compact")
+            write_ngrams(self.path, config, table, counts, self.tokens)
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.
@@ -354,82 +247,12 @@ class Datastore:
                 f"the tokenizer that {self.path} names, {self.config.tokenizer!r}, cannot be "
                 "loaded; give its folder or Hub id, or the tokenizer itself"
             ) from error
-        self._check_tokenizer(tokenizer)
+        self.check_tokenizer(tokenizer)
         return tokenizer
-
-    def _check_shards(self) -> None:
-        if not self.config.shards:
-            raise DatastoreError(
-                f'{self.path} has only the compact form; open it with form="compact"'
-            )
-        for shard in self.config.shards:
-            find_file(self.path, shard.tokens_file)
-            find_file(self.path, shard.suffixes_file)
 
     @cached_property
     def shards(self) -> list[IndexedText]:
         """The full form, mapped into memory when it is first needed; empty if the other is open."""
         if self.form == "compact":
             return []
-        dtype, vocab_size = self.config.token_dtype, self.config.vocab_size
-        shards = []
-        for shard in self.config.shards:
-            length = shard.tokens
-            tokens = read_arrays(self.path, shard.tokens_file, {"tokens": (dtype, length)})
-            suffixes = read_arrays(
-                self.path, shard.suffixes_file, {"suffixes": (np.dtype(np.int32), length)}
-            )
-            shards.append(IndexedText(tokens["tokens"], suffixes["suffixes"], vocab_size))
-        return shards
-
-    def _open_ngrams(self) -> NgramTable:
-        entry = self.config.ngrams
-        if entry is None:
-            raise DatastoreError(f"{self.path} has no compact form; make it with compact()")
-        entries, dtype = sum(entry.ngrams), self.config.token_dtype
-        max_ngram = len(entry.ngrams)
-        arrays = read_arrays(
-            self.path,
-            entry.file,
-            {
-                "keys": (dtype, entries * max_ngram),
-                "slots": (np.dtype(np.uint32), None),
-                "starts": (np.dtype(np.uint32), entries + 1),
-                "node_tokens": (dtype, entry.nodes),
-                "node_parents": (np.dtype(np.uint8), entry.nodes),
-                "node_probs": (np.dtype(np.uint8), entry.nodes),
-            },
-        )
-        if len(arrays["slots"]).bit_count() != 1:
-            raise DatastoreError(
-                f"{self.path / entry.file.name} is damaged: slots has {len(arrays['slots'])} "
-                "entries, no power of two"
-            )
-        return NgramTable(**arrays, max_ngram=max_ngram, vocab_size=self.config.vocab_size)
-
-    def _check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        fingerprint = tokenizer_fingerprint(tokenizer)
-        if fingerprint != self.config.fingerprint:
-            raise DatastoreError(
-                f"{self.path} was made for another tokenizer: {self.config.tokenizer} with the "
-                f"fingerprint {self.config.fingerprint}, not {tokenizer.name_or_path} with "
-                f"{fingerprint}; make one for this tokenizer with retokenize()"
-            )
-
-
-def _add_ngrams(
-    folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
-) -> None:
-    """Writes the compact form into a datastore's folder and has its config.json name it."""
-    arrays = {
-        name: getattr(table, name)
-        for name in ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
-    }
-    written = write_arrays(folder / "ngrams.safetensors", arrays)
-    # Named after its content, so that an older one stays whole until config.json names this one.
-    file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
-    os.replace(folder / written.name, folder / file.name)
-    nodes = len(table.node_tokens)
-    replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
-    if config.ngrams is not None and config.ngrams.file.name != file.name:
-        (folder / config.ngrams.file.name).unlink(missing_ok=True)
+        return [map_shard(self.path, self.config, shard) for shard in self.config.shards]

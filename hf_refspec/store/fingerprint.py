@@ -1,12 +1,17 @@
-"""Which tokenizer a datastore's tokens are from."""
+"""Which tokenizer the tokens of a stored folder are from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .files import DatastoreError
+from .folder import FolderConfig
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -49,3 +54,32 @@ def fast_backend(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """The smallest number that all of a tokenizer's ids are below."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
+    """What a tokenizer or a model is called, for people."""
+    name = str(pretrained.name_or_path or "")
+    # Where it lies on this machine is of no use to others.
+    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(pretrained).__name__
+
+
+def check_tokenizer(
+    path: Path, config: FolderConfig, tokenizer: PreTrainedTokenizerBase, remedy: str
+) -> None:
+    """Refuses a tokenizer that a stored folder was not made for.
+
+    Args:
+        path (`Path`): The folder.
+        config (`FolderConfig`): What its config.json says.
+        tokenizer (`PreTrainedTokenizerBase`): The one to be used.
+        remedy (`str`): What to do if it is another one.
+
+    Raises:
+        DatastoreError: If it is another one.
+    """
+    found = tokenizer_fingerprint(tokenizer)
+    if found != config.fingerprint:
+        raise DatastoreError(
+            f"{path} was made for another tokenizer: {config.tokenizer} with the fingerprint "
+            f"{config.fingerprint}, not {tokenizer.name_or_path} with {found}; {remedy}"
+        )

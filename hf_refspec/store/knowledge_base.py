@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import CommitInfo
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -18,28 +16,17 @@ from ..version import __version__
 from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
 from .build.tokenizing import encode, load_tokenizer
-from .fingerprint import tokenizer_fingerprint, vocabulary_size
-from .folder import (
-    DatastoreError,
-    FileEntry,
-    check_file,
-    find_file,
-    new_folder,
-    read_arrays,
-    write_arrays,
-    write_rows,
-)
-from .hub import Kind, fetch, push
-from .knowledge_base_card import knowledge_base_card
-from .knowledge_base_config import FILE_NAME, NOUN, KnowledgeBaseConfig, token_dtype
+from .files import DatastoreError, FileEntry, read_arrays, write_arrays, write_rows
+from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
+from .folder import new_folder, token_dtype
+from .knowledge_base_config import KnowledgeBaseConfig
+from .stored_folder import StoredFolder
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
 
-HUB_KIND = Kind(NOUN, FILE_NAME, KnowledgeBaseConfig.read, knowledge_base_card)
 
-
-class KnowledgeBase:
+class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     """Passages that a language model can be given, see [`DenseRetriever`] and its like.
 
     It stays on disk, mapped into memory: to open one takes milliseconds, and several processes
@@ -63,11 +50,13 @@ class KnowledgeBase:
             tokenizer.
     """
 
+    config_type = KnowledgeBaseConfig
+
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
         self.path = Path(path)
         self.tokenizer = tokenizer
         self.config = config = KnowledgeBaseConfig.read(self.path)
-        self._check_tokenizer()
+        self.check_tokenizer(tokenizer)
         arrays = read_arrays(
             self.path,
             config.passages_file,
@@ -136,133 +125,16 @@ class KnowledgeBase:
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
-        if not isinstance(chunk_length, int) or isinstance(chunk_length, bool) or chunk_length < 1:
+        if type(chunk_length) is not int or chunk_length < 1:
             raise ValueError(
                 f"chunk_length must be a number of tokens, at least 1, but is {chunk_length!r}"
             )
         texts = None if encoder is None else TextEncoder(encoder)
-        fingerprint, vocab_size = tokenizer_fingerprint(tokenizer), vocabulary_size(tokenizer)
-        opened = open_source(documents, tokenizer, vocab_size, column, pattern)
+        opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
+        opened.name, opened.license = corpus or opened.name, license or opened.license
         with new_folder(Path(path)) as folder:
-            tokens, bounds = _passages(opened, tokenizer, chunk_length, progress)
-            arrays = {"tokens": tokens, "bounds": bounds}
-            passages_file = write_arrays(folder / "passages.safetensors", arrays)
-            dimension, embeddings_file = 0, None
-            if texts is not None:
-                decoded = _decoded(tokenizer, tokens, bounds)
-                dimension, embeddings_file = _write_embeddings(
-                    folder, texts, decoded, len(bounds) - 1, progress
-                )
-            KnowledgeBaseConfig(
-                fingerprint=fingerprint,
-                tokenizer=_tokenizer_name(tokenizer),
-                vocab_size=vocab_size,
-                chunk_length=chunk_length,
-                passages=len(bounds) - 1,
-                tokens=len(tokens),
-                dimension=dimension,
-                passages_file=passages_file,
-                embeddings_file=embeddings_file,
-                source={
-                    "corpus": corpus or opened.name,
-                    "license": license or opened.license,
-                    "encoder": texts and texts.name,
-                    "hf_refspec": __version__,
-                },
-            ).write(folder)
+            _write(folder, opened, tokenizer, texts, chunk_length, progress)
         return cls(path, tokenizer)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        repo_or_path: str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
-    ) -> KnowledgeBase:
-        """Opens a knowledge base from a folder or from the Hub, where it is a dataset repo.
-
-        Args:
-            repo_or_path (`str` or `Path`): A folder, or a repo id such as `"org/passages"`.
-            tokenizer (`PreTrainedTokenizerBase`): The language model's.
-            revision (`str`, *optional*): A branch, tag or commit.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
-            local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
-                downloaded before.
-
-        Raises:
-            OSError: If there is no such folder or repo, or it cannot be reached.
-            DatastoreError: See [`KnowledgeBase`].
-        """
-        folder = fetch(
-            repo_or_path,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            kind=HUB_KIND,
-        )
-        return cls(folder, tokenizer)
-
-    def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies the knowledge base into a new folder.
-
-        Raises:
-            FileExistsError: If there is something at `path`.
-        """
-        with new_folder(Path(path)) as folder:
-            for entry in self.config.files():
-                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
-            self.config.write(folder)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        commit_message: str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-    ) -> CommitInfo:
-        """Publishes the knowledge base as a dataset repo, with a card.
-
-        Args:
-            repo_id (`str`): Such as `"org/passages"`; the repo is made if there is none.
-            private (`bool`, *optional*): Whether a new repo is private; by default as the owner of
-                the account has set it.
-            token (`str` or `bool`, *optional*): As in `huggingface_hub`.
-            commit_message (`str`, *optional*): Of the one commit.
-            revision (`str`, *optional*): A branch; it is made if there is none.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to propose it only.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-            OSError: If the repo cannot be written.
-        """
-        return push(
-            self.path,
-            repo_id,
-            private=private,
-            token=token,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
-            kind=HUB_KIND,
-        )
-
-    def verify(self) -> None:
-        """Reads all files and compares them with their checksums.
-
-        Raises:
-            DatastoreError: If a file is not as it was written.
-        """
-        for entry in self.config.files():
-            check_file(self.path, entry)
 
     def passage(self, passage_id: int) -> np.ndarray:
         """The tokens of a passage, int64 of shape `(n,)`.
@@ -292,15 +164,6 @@ class KnowledgeBase:
         """
         return _decode(self.tokenizer, self.passage(passage_id))
 
-    def _check_tokenizer(self) -> None:
-        fingerprint = tokenizer_fingerprint(self.tokenizer)
-        if fingerprint != self.config.fingerprint:
-            raise DatastoreError(
-                f"{self.path} was made for another tokenizer: {self.config.tokenizer} with the "
-                f"fingerprint {self.config.fingerprint}, not {self.tokenizer.name_or_path} with "
-                f"{fingerprint}; build one for this tokenizer"
-            )
-
     def _check_bounds(self) -> None:
         lengths = np.diff(self._bounds)
         whole = self._bounds[0] == 0 and self._bounds[-1] == self.config.tokens
@@ -311,11 +174,47 @@ class KnowledgeBase:
             )
 
 
+def _write(
+    folder: Path,
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase,
+    encoder: TextEncoder | None,
+    chunk_length: int,
+    progress: bool,
+) -> None:
+    """Writes all of a knowledge base into a folder."""
+    tokens, bounds = _passages(source, tokenizer, chunk_length, progress)
+    passages = len(bounds) - 1
+    arrays = {"tokens": tokens, "bounds": bounds}
+    passages_file = write_arrays(folder / "passages.safetensors", arrays)
+    dimension, embeddings_file = 0, None
+    if encoder is not None:
+        texts = _decoded(tokenizer, tokens, bounds)
+        dimension, embeddings_file = _write_embeddings(folder, encoder, texts, passages, progress)
+    KnowledgeBaseConfig(
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        tokenizer=public_name(tokenizer),
+        vocab_size=vocabulary_size(tokenizer),
+        chunk_length=chunk_length,
+        passages=passages,
+        tokens=len(tokens),
+        dimension=dimension,
+        passages_file=passages_file,
+        embeddings_file=embeddings_file,
+        source={
+            "corpus": source.name,
+            "license": source.license,
+            "encoder": encoder and encoder.name,
+            "hf_refspec": __version__,
+        },
+    ).write(folder)
+
+
 def _passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokenises documents and cuts them: all tokens in a row, and where each passage begins."""
-    dtype = token_dtype(vocabulary_size(tokenizer))
+    dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
@@ -358,30 +257,21 @@ def _write_embeddings(
 ) -> tuple[int, FileEntry]:
     """Encodes the passages and writes what comes of it; returns its dimension, and the file."""
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
-
-        def embedded() -> Iterator[np.ndarray]:
-            dimension = None
-            for some in texts:
-                vectors = encoder.passages(some)
-                dimension = dimension or vectors.shape[1]
-                if vectors.shape[1] != dimension:
-                    raise ValueError(
-                        f"encoder returned vectors of dimension {dimension}, and then of "
-                        f"{vectors.shape[1]}; all must have the same"
-                    )
-                yield vectors
-                bar.update(len(some))
-
-        rows = embedded()
+        rows = _embedded(encoder, texts, bar)
         first = next(rows)
-        shape = (count, first.shape[1])
-        entry = write_rows(
-            folder / "embeddings.safetensors", "embeddings", chain([first], rows), shape
-        )
-    return shape[1], entry
+        path, shape = folder / "embeddings.safetensors", (count, first.shape[1])
+        return shape[1], write_rows(path, "embeddings", chain([first], rows), shape)
 
 
-def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
-    name = str(tokenizer.name_or_path or "")
-    # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
+def _embedded(encoder: TextEncoder, texts: Iterator[list[str]], bar: Any) -> Iterator[np.ndarray]:
+    dimension = None
+    for some in texts:
+        vectors = encoder.passages(some)
+        dimension = dimension or vectors.shape[1]
+        if vectors.shape[1] != dimension:
+            raise ValueError(
+                f"encoder returned vectors of dimension {dimension}, and then of "
+                f"{vectors.shape[1]}; all must have the same"
+            )
+        yield vectors
+        bar.update(len(some))

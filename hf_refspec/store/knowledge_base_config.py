@@ -1,44 +1,32 @@
 """What the config.json of a knowledge base says.
 
-config.json             all else is named in it, with sizes and checksums
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
                         bounds      int64, where each begins, and the end
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
-README.md               the card, on the Hub
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from .folder import (
-    FileEntry,
-    check_nesting,
-    expected_count,
-    expected_entry,
-    parse_file,
-    read_config,
-    write_config,
-)
+from .card import cell
+from .files import FileEntry
+from .folder import FolderConfig, token_dtype
+from .schema import Named, Range
 
-FORMAT_VERSION = 1
-FILE_NAME = re.compile(r"(passages|embeddings)\.safetensors")
-NOUN = "knowledge base"
+PASSAGES = Named("a file of passages", r"passages\.safetensors")
+EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
 _LARGEST = 2**62
 
 
 @dataclass(frozen=True)
-class KnowledgeBaseConfig:
-    """What config.json says.
+class KnowledgeBaseConfig(FolderConfig):
+    """What the config.json of a knowledge base says.
 
     Attributes:
-        fingerprint (`str`): Of the tokenizer, see [`tokenizer_fingerprint`].
-        tokenizer (`str`): Its name, for people.
         vocab_size (`int`): All token ids are below it.
         chunk_length (`int`): The most tokens of a passage.
         passages (`int`): How many.
@@ -49,64 +37,34 @@ class KnowledgeBaseConfig:
         source (`dict`): How it was built, for people and for the card.
     """
 
-    fingerprint: str
-    tokenizer: str
-    vocab_size: int
-    chunk_length: int
-    passages: int
-    tokens: int
-    dimension: int
-    passages_file: FileEntry
-    embeddings_file: FileEntry | None
+    NOUN = "knowledge base"
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
+    FILES = (PASSAGES, EMBEDDINGS)
+    TEMPLATE = "knowledge_base.md"
+
+    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
+    chunk_length: Annotated[int, Range(1, 2**31 - 1)]
+    passages: Annotated[int, Range(1, _LARGEST)]
+    tokens: Annotated[int, Range(1, _LARGEST)]
+    dimension: Annotated[int, Range(0, 2**31 - 1)]
+    passages_file: Annotated[FileEntry, PASSAGES]
+    embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
     source: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if (self.dimension == 0) != (self.embeddings_file is None):
+            raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
 
     @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens, else uint32."""
-        return token_dtype(self.vocab_size)
+        return token_dtype(self.vocab_size, separator=False)
 
-    def files(self) -> list[FileEntry]:
-        """All files that the knowledge base consists of, beside config.json."""
-        return [file for file in (self.passages_file, self.embeddings_file) if file is not None]
-
-    def write(self, folder: Path) -> None:
-        """Replaces the folder's config.json in one go."""
-        about = {"kind": NOUN, "format_version": FORMAT_VERSION}
-        write_config(folder, about | asdict(self))
-
-    @classmethod
-    def read(cls, folder: Path) -> KnowledgeBaseConfig:
-        """Reads a folder's config.json and checks all that it says by itself.
-
-        Raises:
-            DatastoreError: If there is none, or it is not one that this version can read.
-        """
-        return read_config(folder, NOUN, FORMAT_VERSION, _parse_config)
-
-
-def _parse_config(content: dict[str, Any]) -> KnowledgeBaseConfig:
-    if content.get("kind") != NOUN:
-        raise ValueError("it is not a knowledge base's; a datastore is opened with Datastore")
-    config = KnowledgeBaseConfig(
-        fingerprint=expected_entry(content, "fingerprint", str),
-        tokenizer=expected_entry(content, "tokenizer", str),
-        vocab_size=expected_count(content, "vocab_size", 1, 2**31 - 1),
-        chunk_length=expected_count(content, "chunk_length", 1, 2**31 - 1),
-        passages=expected_count(content, "passages", 1, _LARGEST),
-        tokens=expected_count(content, "tokens", 1, _LARGEST),
-        dimension=expected_count(content, "dimension", 0, 2**31 - 1),
-        passages_file=parse_file(content["passages_file"], "passages", FILE_NAME),
-        embeddings_file=None
-        if content["embeddings_file"] is None
-        else parse_file(content["embeddings_file"], "embeddings", FILE_NAME),
-        source=expected_entry(content, "source", dict),
-    )
-    if (config.dimension == 0) != (config.embeddings_file is None):
-        raise ValueError(f"dimension is {config.dimension}, which its embeddings_file belies")
-    check_nesting(config.source)
-    return config
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 where it holds all tokens of a vocabulary, else uint32."""
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+    def card_texts(self) -> dict[str, str]:
+        if self.embeddings_file is None:
+            return {"embeddings": "none: for BM25 only", "retriever": "SparseRetriever(passages)"}
+        encoder = cell(self.source.get("encoder") or "not stated")
+        return {
+            "embeddings": f"of {self.dimension} numbers, by the encoder {encoder}",
+            "retriever": "DenseRetriever(passages, encoder)",
+        }

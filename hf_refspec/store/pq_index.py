@@ -1,11 +1,12 @@
-"""A sketch of a matrix: a few bits of each row, so that every step can look at all rows.
+"""A product-quantised index: a few bits of each row, so that every step can look at all rows.
 
 The request cache only knows what searches have brought before, and a kNN-LM often needs an entry
-that none has. A look at the sketch takes about a thirtieth of the time of an exact search, and
+that none has. A search of the PQ index takes about a thirtieth of the time of an exact search, and
 finds candidates among which the nearest nearly always are. Only guesses come from it, and every
 guess is verified.
 
-A row is told by its first principal components, each in four bits (FAISS's `IndexPQFastScan`):
+A row is approximated by its first principal components, each in four bits (FAISS's
+`IndexPQFastScan`):
 
     mean    float32, of the rows
     axes    float32, the principal axes, one after the other
@@ -21,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ..index.nearest_rows import import_faiss
-from .folder import DatastoreError, FileEntry, read_arrays, write_arrays
+from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 
-FILE = "sketch.safetensors"
+FILE = "pq_index.safetensors"
 # A search through fewer rows is so fast that there is nothing to gain.
 LEAST_ROWS = 1 << 16
 MOST_AXES = 64
@@ -34,8 +35,8 @@ _SAMPLE = 50_000
 _ROWS_AT_ONCE = 1 << 16
 
 
-class Sketch:
-    """The sketch of some rows.
+class PQIndex:
+    """The PQ index of some rows.
 
     Args:
         mean (`np.ndarray`, float32 of shape `(d,)`): See above, as all of these.
@@ -51,7 +52,7 @@ class Sketch:
         self, mean: np.ndarray, axes: np.ndarray, levels: np.ndarray, codes: np.ndarray
     ) -> None:
         self.mean, self.axes, self.levels, self.codes = mean, axes, levels, codes
-        faiss = import_faiss("the sketch of a datastore")
+        faiss = import_faiss("the PQ index of a datastore")
         quantizer = faiss.IndexPQ(len(axes), len(axes), _BITS)
         faiss.copy_array_to_vector(levels.reshape(-1), quantizer.pq.centroids)
         faiss.copy_array_to_vector(codes.reshape(-1), quantizer.codes)
@@ -62,8 +63,8 @@ class Sketch:
         return len(self.codes)
 
     @classmethod
-    def of(cls, rows: np.ndarray) -> Sketch:
-        """Makes the sketch of rows, float32 of shape `(n, d)`.
+    def build(cls, rows: np.ndarray) -> PQIndex:
+        """Builds the index of rows, float32 of shape `(n, d)`.
 
         Raises:
             ImportError: If FAISS is not installed (extra `retrieval`).
@@ -71,10 +72,10 @@ class Sketch:
         """
         if len(rows) < 1 << _BITS or axes_of(rows.shape[1]) == 0:
             raise ValueError(
-                f"a sketch needs at least {1 << _BITS} rows of at least 2 numbers, but they are of "
-                f"shape {rows.shape}"
+                f"a PQ index needs at least {1 << _BITS} rows of at least 2 numbers, but they are "
+                f"of shape {rows.shape}"
             )
-        faiss = import_faiss("the sketch of a datastore")
+        faiss = import_faiss("the PQ index of a datastore")
         count = min(_SAMPLE, len(rows))
         chosen = np.random.default_rng(0).choice(len(rows), count, replace=False, shuffle=False)
         sample = rows[np.sort(chosen)]
@@ -100,8 +101,8 @@ class Sketch:
         return write_arrays(folder / FILE, {name: getattr(self, name).ravel() for name in names})
 
     @classmethod
-    def read(cls, folder: Path, entry: FileEntry, shape: tuple[int, int]) -> Sketch:
-        """Reads the file of a sketch.
+    def read(cls, folder: Path, entry: FileEntry, shape: tuple[int, int]) -> PQIndex:
+        """Reads the file of a PQ index.
 
         Args:
             folder (`Path`): Where it is.
@@ -137,7 +138,7 @@ class Sketch:
 
 
 def axes_of(dimension: int) -> int:
-    """How many principal axes a sketch of such rows has; 0 where there can be none."""
+    """How many principal axes the index of such rows has; 0 where there can be none."""
     return min(MOST_AXES, dimension) // 2 * 2
 
 

@@ -28,11 +28,9 @@ class SequentialVerifier(Verifier):
             outputs, self.model_kwargs
         )
 
-    def _position_offsets(self, rows: int) -> Any:
+    def _position_offsets(self, rows: int) -> list[int]:
         if self.model_kwargs.get("position_ids") is None and not holds_running_state(self.cache):
-            return (
-                super()._position_offsets(rows) + self.cache.get_seq_length() - self._prompt_length
-            )
+            return [self.cache.get_seq_length() - self._prompt_length]
         return super()._position_offsets(rows)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
@@ -43,7 +41,7 @@ class SequentialVerifier(Verifier):
             input_ids = torch.cat([input_ids, tokens], dim=-1)
         model_inputs = self.model.prepare_inputs_for_generation(
             input_ids,
-            next_sequence_length=int(self._pending[0]) + len(draft),
+            next_sequence_length=self._pending[0] + len(draft),
             **self._kwargs_for(input_ids.shape[1]),
         )
         if "logits_to_keep" in model_inputs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -34,10 +33,10 @@ class PlainVerifier(SequentialVerifier):
         if self.cache is None:  # the state is in no cache that could be kept
             outputs = self.model(input_ids=row.ids, use_cache=False, return_dict=True)
             return outputs.logits[:, -1:]
-        if len(self.cached) and len(row) - self.cached[0] > 1:
+        if self.cached and len(row) - self.cached[0] > 1:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
-            self.cache, self.cached = find_cache(self.model_kwargs), np.empty(0, dtype=np.int64)
+            self.cache, self.cached = find_cache(self.model_kwargs), []
         return super().forward(rows, drafts)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:

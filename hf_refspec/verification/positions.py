@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from transformers import DynamicCache, PreTrainedConfig
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
@@ -51,56 +51,52 @@ def _numbers(values: Any) -> Iterator[int]:
         yield values
 
 
-def depth_limit(
-    config: PreTrainedConfig, last_position: int, length: int, max_length: int | None
-) -> int:
-    """How deep a draft may go: not past `max_length`, where one token is the target's own, nor to
-    positions where plain decoding would be another computation.
+@dataclass(frozen=True)
+class PositionLimits:
+    """How far positions go in one model.
 
-    Args:
-        config (`PreTrainedConfig`): The target model's, of its decoder.
-        last_position (`int`): That of the last token of the text.
-        length (`int`): The length of the text.
-        max_length (`int`, *optional*): The most that it may have.
+    Attributes:
+        table (`int`, *optional*): The length of its table of position embeddings.
+        unscaled (`int`, *optional*): The length at which its rotary frequencies change.
+        dynamic (`bool`): Whether they change at every step from there on ("dynamic" scaling), or
+            once ("longrope").
     """
-    limits = [np.iinfo(np.int32).max]
-    if max_length is not None:
-        limits.append(max_length - length - 1)
-    furthest = furthest_position(config, last_position)
-    if furthest is not None:
-        limits.append(furthest - last_position)
-    return min(limits)
 
+    table: int | None
+    unscaled: int | None
+    dynamic: bool
 
-def furthest_position(config: PreTrainedConfig, last_position: int) -> int | None:
-    """The last position that a draft may have.
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> PositionLimits:
+        """Those that the configuration of a decoder names."""
+        table, rope = embedded_positions(config), length_dependent_rope(config)
+        unscaled = None
+        if rope:
+            unscaled = (
+                rope.get("original_max_position_embeddings")
+                or getattr(config, "original_max_position_embeddings", None)
+                or table
+            )
+        return cls(table, unscaled, rope.get("rope_type") == "dynamic")
 
-    Args:
-        config (`PreTrainedConfig`): The target model's, of its decoder.
-        last_position (`int`): That of the last token of the text.
+    def furthest(self, last_position: int) -> int | None:
+        """The last position that a draft may have behind a text whose last token has this one.
 
-    Returns:
-        `int` or `None`: Not past the end of a table of position embeddings, unless the text is past
-        it already, which plain decoding will have to answer for. And not to where a rotary
-        embedding changes its frequencies: one pass has one set of them, so that a draft which
-        reaches there would change those of the tokens that are accepted. "longrope" changes them
-        once; "dynamic" at every step from there on, where nothing can be drafted any more.
-    """
-    table = embedded_positions(config)
-    limits = [] if table is None or last_position >= table else [table - 1]
-    rope = length_dependent_rope(config)
-    if rope:
-        unscaled = (
-            rope.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", None)
-            or table
-        )
-        if unscaled is not None and last_position <= unscaled:
+        Returns:
+            `int` or `None`: Not past the end of the table, unless the text is past it already,
+            which plain decoding will have to answer for. And not to where rotary frequencies
+            change: one pass has one set of them, so that a draft which reaches there would change
+            those of the tokens that are accepted.
+        """
+        limits = []
+        if self.table is not None and last_position < self.table:
+            limits.append(self.table - 1)
+        if self.unscaled is not None and last_position <= self.unscaled:
             # The step at the border is plain: some models begin a new cache there (Phi-3).
-            limits.append(max(unscaled - 1, last_position))
-        elif rope["rope_type"] == "dynamic":
+            limits.append(max(self.unscaled - 1, last_position))
+        elif self.dynamic:
             limits.append(last_position)
-    return min(limits, default=None)
+        return min(limits, default=None)
 
 
 def embedded_positions(config: PreTrainedConfig) -> int | None:

@@ -37,7 +37,7 @@ class RecurrentVerifier(SequentialVerifier):
             return
         [path], [draft] = paths, self._drafts
         if path is not None and len(path) == len(draft):
-            self.cached = self.cached + self._pending + len(path)
+            self.cached = [self.cached[0] + self._pending[0] + len(path)]
         elif len(draft):
             restore(self.cache, self._before)  # nothing of the pass is left, nothing is cached
         self._drafts = ()

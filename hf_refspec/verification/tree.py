@@ -71,7 +71,8 @@ class TreeVerifier(Verifier):
     def select(self, rows: list[int]) -> None:
         index, count = torch.tensor(rows), len(self.cached)
         self.cache.batch_select_indices(index)
-        self.cached, self._offsets = self.cached[rows], self._offsets[rows]
+        self.cached = [self.cached[i] for i in rows]
+        self._offsets = [self._offsets[i] for i in rows]
         self._prompt_mask = self._prompt_mask[index]
         self._padded = not bool(self._prompt_mask.all())
         self._first_positions = self._first_positions[..., index, :]
@@ -88,7 +89,7 @@ class TreeVerifier(Verifier):
         """Rows of different lengths have no prefix in common but their prompts."""
         super().abandon()
         if len(self.cached) > 1:
-            self.cached = np.full(len(self.cached), self._prompt_length)
+            self.cached = [self._prompt_length] * len(self.cached)
             self._crop()
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
@@ -115,24 +116,28 @@ class TreeVerifier(Verifier):
         self._cache_name = next(name for name in CACHE_NAMES if kwargs.get(name) is self.cache)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        pending = self._pending
-        size = int(max(p + len(draft) for p, draft in zip(pending, drafts, strict=True)))
-        no_draft = not any(map(len, drafts))
-        in_step = (pending == size).all() and (self.cached == self.cached[0]).all()
-        if no_draft and in_step and not self._padded:
-            # The very step of plain decoding, or several tokens of it at once.
+        pending, cached = self._pending, self.cached
+        size = self._size
+        if min(pending) == size and min(cached) == max(cached) and not self._padded:
+            # No draft: the very step of plain decoding, or several tokens of it at once.
             tokens = np.stack([row.tail(size) for row in rows])
-            places = self.cached[:, None] + np.arange(size)
+            places = np.arange(cached[0], cached[0] + size)[None]
             return self._logits(tokens, places, None, kept=1)
-        tokens, places, visible = _laid_out(rows, drafts, self.cached, pending, size)
+        tokens, places, visible = _laid_out(rows, drafts, cached, pending, size)
         mask = self._attention_mask(torch.from_numpy(visible))
-        if (pending == pending[0]).all():
-            return self._logits(tokens, places, mask, kept=size - int(pending[0]) + 1)
+        if min(pending) == max(pending):
+            return self._logits(tokens, places, mask, kept=size - pending[0] + 1)
         logits = self._logits(tokens, places, mask, kept=size)
         # Row by row from its last pending token on, (R, 1 + T).
-        wanted = pending[:, None] - 1 + np.arange(1 + max(map(len, drafts)))
+        wanted = np.array(pending)[:, None] - 1 + np.arange(1 + max(map(len, drafts)))
         index = torch.from_numpy(np.clip(wanted, 0, size - 1)).to(logits.device)
         return logits[torch.arange(len(rows), device=logits.device)[:, None], index]
+
+    @property
+    def _size(self) -> int:
+        """The tokens of a row in the last pass, S."""
+        sizes = zip(self._pending, self._drafts, strict=True)
+        return max(pending + len(draft) for pending, draft in sizes)
 
     def _logits(
         self, tokens: np.ndarray, places: np.ndarray, mask: torch.Tensor | None, kept: int
@@ -166,7 +171,7 @@ class TreeVerifier(Verifier):
         visible = visible.to(device, non_blocking=True)
         rows, size, _ = visible.shape
         width, prefilled = self.cache.get_seq_length(), self._prompt_mask.shape[1]
-        ends = torch.from_numpy(self.cached + self._given).to(device, non_blocking=True)
+        ends = torch.tensor(self.cached).to(device, non_blocking=True) + self._given
         past = torch.arange(width, device=device) < ends[:, None]  # (R, cached)
         past[:, :prefilled] &= self._prompt_mask[:, :width]
         mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)[:, None]
@@ -176,27 +181,28 @@ class TreeVerifier(Verifier):
         return bias.masked_fill_(~mask, torch.finfo(self.model.dtype).min)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
-        pending, drafts, ends = self._pending, self._drafts, self.cached + self._given
-        size = int(max(p + len(draft) for p, draft in zip(pending, drafts, strict=True)))
+        size, cached = self._size, self.cached
+        if size == 1 and None not in paths and min(cached) == max(cached):
+            return  # all tokens stand where they belong
+        pending, ends = self._pending, np.array(cached) + self._given
         start = self.cache.get_seq_length() - size
         kept = [
             [] if path is None else [*range(p), *(p + node for node in path)]
-            for p, path in zip(pending.tolist(), paths, strict=True)
+            for p, path in zip(pending, paths, strict=True)
         ]
-        most = max(map(len, kept))
-        sources = np.full((len(paths), most), start)
-        for row, nodes in enumerate(kept):
-            sources[row, : len(nodes)] = start + np.array(nodes, dtype=np.int64)
-        targets = ends[:, None] + np.arange(most)
-        # A row that keeps fewer moves something into its holes, which changes nothing.
-        counts = np.array([len(nodes) for nodes in kept])
-        if (sources != targets)[np.arange(most) < counts[:, None]].any():
-            move_entries(self.cache, sources, targets)
-        self._crop(int((ends + counts).max()))
+        longest = max(kept, key=len)
+        in_place = (ends == start).all() and all(nodes == longest[: len(nodes)] for nodes in kept)
+        if not (in_place and longest == list(range(len(longest)))):
+            sources = np.full((len(paths), len(longest)), start)
+            for row, nodes in enumerate(kept):
+                sources[row, : len(nodes)] += np.array(nodes, dtype=np.int64)
+            # A row that keeps fewer moves something into its holes, which changes nothing.
+            move_entries(self.cache, sources, ends[:, None] + np.arange(len(longest)))
+        self._crop(int(max(end + len(nodes) for end, nodes in zip(ends, kept, strict=True))))
 
     def _crop(self, width: int | None = None) -> None:
         """Cuts the cache to the width of its longest row."""
-        width = int(self.cached.max()) + self._given if width is None else width
+        width = max(self.cached) + self._given if width is None else width
         if (excess := self.cache.get_seq_length() - width) > 0:
             self.cache.crop(-excess)
 
@@ -204,8 +210,8 @@ class TreeVerifier(Verifier):
 def _laid_out(
     rows: Sequence[TokenSequence],
     drafts: Sequence[DraftTree],
-    cached: np.ndarray,
-    pending: np.ndarray,
+    cached: Sequence[int],
+    pending: Sequence[int],
     size: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens of a pass `(R, S)`, their indices in their rows `(R, S)`, and which of them each
@@ -215,7 +221,7 @@ def _laid_out(
     tokens = np.zeros((count, size), dtype=np.int64)
     places = np.zeros((count, size), dtype=np.int64)
     visible = np.tile(np.eye(size, dtype=np.bool_), (count, 1, 1))
-    for i, (row, draft, p) in enumerate(zip(rows, drafts, pending.tolist(), strict=True)):
+    for i, (row, draft, p) in enumerate(zip(rows, drafts, pending, strict=True)):
         nodes, root = slice(p, p + len(draft)), len(row) - 1
         tokens[i], places[i] = row.tail(1)[0], root
         tokens[i, :p], places[i, :p] = row.tail(p), np.arange(cached[i], root + 1)

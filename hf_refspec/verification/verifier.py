@@ -78,9 +78,8 @@ class Verifier:
             the prompt.
 
     Attributes:
-        cached (`np.ndarray`, int64 of shape `(R,)`): How many tokens of each row the cache holds.
-            What a row has beyond them, its pending tokens, is run by the next pass. Empty before
-            the prefill.
+        cached (`list[int]`): How many tokens of each row the cache holds. What a row has beyond
+            them, its pending tokens, is run by the next pass. Empty before the prefill.
         cache (`Cache`): The cache; a model may replace it.
         restarted (`bool`): Whether the model has begun a new cache in the middle of the text. It
             may then do so at every step, as Phi-3 does in transformers 5.17, and nothing can be
@@ -102,18 +101,20 @@ class Verifier:
         model_kwargs: dict[str, Any],
     ) -> None:
         self.model = model
+        self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.cache: Any = find_cache(model_kwargs)
-        self.cached = np.empty(0, dtype=np.int64)
+        # Lists: a few numbers in each pass, for which arrays would take longer.
+        self.cached: list[int] = []
         self.restarted = False
         # The position of a row's token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
-        self._offsets = np.empty(0, dtype=np.int64)
+        self._offsets: list[int] = []
         self._prompt_length = 0
         # What the last pass ran, until `keep` is told what stays: the pending tokens of each row
         # and the drafts.
-        self._pending = np.empty(0, dtype=np.int64)
+        self._pending: list[int] = []
         self._drafts: Sequence[DraftTree] = ()
 
     @classmethod
@@ -135,18 +136,19 @@ class Verifier:
         """
         if not len(self.cached):
             return self._prefill(rows)
-        self._pending = np.array([len(row) for row in rows]) - self.cached
+        self._pending = [len(row) - n for row, n in zip(rows, self.cached, strict=True)]
         self._drafts = drafts
         return self._run(rows, drafts)
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps what the last pass has added to the cache: each row's pending tokens and the nodes
         of its path, and nothing of a row whose path is `None`. A prefill is kept as it is."""
-        if len(self._drafts):
+        if self._drafts:
             self._keep(paths)
-            kept = [0 if path is None else 1 + len(path) for path in paths]
-            waits = np.array([path is None for path in paths])
-            self.cached = self.cached + np.where(waits, 0, self._pending - 1 + np.array(kept))
+            self.cached = [
+                cached if path is None else cached + pending + len(path)
+                for cached, pending, path in zip(self.cached, self._pending, paths, strict=True)
+            ]
             self._drafts = ()
 
     def mark(self) -> CacheMark:
@@ -172,18 +174,19 @@ class Verifier:
         says whether it could."""
         if self.cache is None or not keeps_every_position(self.cache):
             return False
-        if (excess := int(self.cached[0]) - length) > 0:
+        if (excess := self.cached[0] - length) > 0:
             self.cache.crop(-excess)
-        self.cached = np.array([length])
+        self.cached = [length]
         return True
 
     def finish(self, ids: torch.Tensor) -> None:
         """Leaves the cache as plain decoding would: with all of the returned ids `(R, length)` but
         the last column. It takes one more pass where some of them are not cached."""
         rows = [FixedTokens(row[None, :-1]) for row in ids]
-        self.cached = np.minimum(self.cached, ids.shape[1] - 1)
-        waits = self.cached == ids.shape[1] - 1
-        if not waits.all():
+        length = ids.shape[1] - 1
+        self.cached = [min(cached, length) for cached in self.cached]
+        waits = [cached == length for cached in self.cached]
+        if not all(waits):
             self.forward(rows, [DraftTree.empty()] * len(rows))
             self.keep([None if waiting else [] for waiting in waits])
         self._settle()
@@ -200,13 +203,13 @@ class Verifier:
 
     def last_position(self, index: int, row: TokenSequence) -> int:
         """The position of the last token of the row with this index."""
-        return len(row) - 1 + int(self._offsets[index])
+        return len(row) - 1 + self._offsets[index]
 
     @property
     def in_step(self) -> bool:
         """Whether the last pass ran the last token of each row and its draft, and nothing else that
         it would not have run anyway."""
-        return self.reruns or bool((self._pending == 1).all())
+        return self.reruns or all(count == 1 for count in self._pending)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         raise NotImplementedError
@@ -223,7 +226,7 @@ class Verifier:
         outputs = self.model._prefill(input_ids, self.generation_config, self.model_kwargs)
         self._adopt_cache(outputs)
         count, self._prompt_length = input_ids.shape
-        self.cached = np.full(count, self._prompt_length)
+        self.cached = [self._prompt_length] * count
         self._offsets = self._position_offsets(count)
         logits: torch.Tensor = outputs.logits[:, -1:].clone()  # a view would keep the prompts'
         self._take_up(outputs)
@@ -232,13 +235,12 @@ class Verifier:
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
         """Makes ready for the passes after the prefill."""
 
-    def _position_offsets(self, rows: int) -> np.ndarray:
+    def _position_offsets(self, rows: int) -> list[int]:
         positions = self.model_kwargs.get("position_ids")
         if positions is None:
-            return np.zeros(rows, dtype=np.int64)
+            return [0] * rows
         last = positions[..., -1].reshape(-1, positions.shape[-2]).amax(dim=0)  # of each row
-        offsets = last.numpy(force=True).astype(np.int64) - (self._prompt_length - 1)
-        return np.broadcast_to(offsets, (rows,))
+        return (last.expand(rows) - (self._prompt_length - 1)).tolist()
 
     def _adopt_cache(self, outputs: Mapping[str, Any]) -> bool:
         """Goes on with the cache that the model gives back, and says whether it is another: some

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_refspec.bench import measure
-from hf_refspec.bench.registry import SUITES
+from hf_refspec.bench.methods import PLAIN, Method
+from hf_refspec.bench.options import BenchOptions
+from hf_refspec.bench.registry import REGISTRY
 from hf_refspec.bench.results import Results
-from hf_refspec.bench.ways import LOOK_UP, PLAIN, Way
 from hf_refspec.cli import main
 
 PNG = b"\x89PNG"
@@ -33,8 +33,18 @@ def model(tmp_path, data, tokenizer, byte_llama, monkeypatch):
     byte_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "NEW_TOKENS", 10)
-    return ["--model", "model", "--device", "cpu", "--data", "data", "--out", "out"]
+    return [
+        "--max-new-tokens",
+        "10",
+        "--model",
+        "model",
+        "--device",
+        "cpu",
+        "--data",
+        "data",
+        "--out",
+        "out",
+    ]
 
 
 def done(suite: str) -> dict:
@@ -51,15 +61,16 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     assert [entry["name"] for entry in entries] == ["math/101, turn 1", "math/101, turn 2"]
     assert [entry["samples"][0]["tokens"] for entry in entries] == [12, 12]  # with its end
     results = Results.read(Path("out"))
-    assert results.settings["model"] == "tiny" and results.settings["dtype"] == "float32"
+    assert results.settings["random model"] == "tiny" and results.settings["dtype"] == "float32"
     assert results.machine["cores"] >= 1 and results.versions["torch"] == torch.__version__
 
     report = Path("out/report.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in report
     for suite in suites:
         assert f"## {suite}\n" in report
-    assert "| way | nodes | math | translation |" in report
-    for plot in ("accepted_lengths.png", "speed_against_budget.png", "pass_costs.png"):
+    assert "| method | nodes | math | translation |" in report
+    assert "| tokens in a pass | ms |" in report
+    for plot in ("accepted_lengths.png", "speed_against_budget.png"):
         assert Path("out", plot).read_bytes().startswith(PNG)
         assert f"]({plot})" in report
 
@@ -67,7 +78,7 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
 def test_a_model_answers_by_itself(model, capsys):
     assert main(["bench", "cached-sessions", "multi-turn", *model, "--limit", "1"]) == 0
     [question] = done("cached-sessions").values()
-    samples = {(s["way"], s["nodes"]): s for s in question["entries"][0]["samples"]}
+    samples = {(s["method"], s["nodes"]): s for s in question["entries"][0]["samples"]}
     assert samples["plain generate", 0]["forward_passes"] == 10
     # The same was asked four times before.
     cached, uncached = samples["blend", 64], samples["ReferenceCopy", 64]
@@ -78,23 +89,15 @@ def test_a_model_answers_by_itself(model, capsys):
     ]
 
 
-def test_random_text_gives_no_drafts(replay, monkeypatch):
-    monkeypatch.setattr("hf_refspec.bench.suites.RANDOM_ANSWER", 6)
-    assert main(["bench", "no-overlap", *replay, "--limit", "1"]) == 0
+def test_random_text_is_said_up_to_a_number_of_tokens(replay):
+    options = ["--limit", "1", "--max-new-tokens", "6"]
+    assert main(["bench", "no-overlap", *replay, *options]) == 0
     [entry] = done("no-overlap")["1"]["entries"]
     assert {sample["tokens"] for sample in entry["samples"]} == {6}
 
 
-def test_latency_needs_no_model_of_ones_own(replay, monkeypatch, capsys):
-    monkeypatch.setattr("hf_refspec.bench.latency.CONTEXTS", (64,))
-    assert main(["bench", "latency", *replay, "--limit", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert f"| {LOOK_UP} | 64 |" in printed and "| ReferenceCopy | 64 |" in printed
-    assert Path("out/latency.png").read_bytes().startswith(PNG)
-
-
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(replay, monkeypatch, capsys):
-    suite, asked = SUITES["rag"], []
+    suite, asked = REGISTRY["rag"], []
 
     def interrupted(bench, question):
         asked.append(question.id)
@@ -102,7 +105,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(replay, monkeypatch, 
             raise KeyboardInterrupt
         return suite.measure(bench, question)
 
-    monkeypatch.setitem(SUITES, "rag", dataclasses.replace(suite, measure=interrupted))
+    monkeypatch.setitem(REGISTRY, "rag", dataclasses.replace(suite, measure=interrupted))
     assert main(["bench", "rag", *replay]) == 130
     printed = capsys.readouterr().out
     assert "1 of 3 questions" in printed and "--resume" in printed
@@ -138,19 +141,11 @@ def test_nothing_measured_is_no_success(model, tmp_path, capsys):
 
 
 def test_other_ids_stop_it(model, monkeypatch, capsys):
-    wrong = Way("wrong", 0, options={"bad_words_ids": [[token] for token in range(60, 200)]})
-    monkeypatch.setattr("hf_refspec.bench.run.make_ways", lambda store: [Way(PLAIN, 0), wrong])
+    wrong = Method("wrong", options={"bad_words_ids": [[token] for token in range(60, 200)]})
+    methods = [Method(PLAIN), wrong]
+    monkeypatch.setattr("hf_refspec.bench.run.decoding_methods", lambda store: methods)
     assert main(["bench", "rag", *model]) == 1
-    assert "wrong (0 nodes) gives other ids than plain decoding" in capsys.readouterr().out
-
-
-def test_the_ablation_of_a_datastore_is_reported_with_it(replay, capsys):
-    points = [{"form": "compact", "size": 10**6 * i, "mat": 1.5 + i / 10} for i in (1, 2)]
-    Path("out/ablation").mkdir(parents=True)
-    Path("out/ablation/ablation.json").write_text(json.dumps(points))
-    assert main(["bench", "humaneval", *replay, "--limit", "1"]) == 0
-    assert Path("out/store_size.png").read_bytes().startswith(PNG)
-    assert "| compact | 2.00 | 1.700 |" in Path("out/report.md").read_text(encoding="utf-8")
+    assert "wrong gives other ids than plain generate" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -162,10 +157,9 @@ def test_the_ablation_of_a_datastore_is_reported_with_it(replay, capsys):
         (["rag", "--model", "model"], "two models"),
         (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
-        (["rag", "--random-model", "huge"], "--random-model huge is no size"),
         (["rag", "--encoder", "x"], "--encoder x is read by ralm; leave it out"),
         (["rag", "--repeat", "3"], "--repeat 3 is read by ralm, knn; leave it out"),
-        (["latency", "--datastore", "x"], "--datastore x is read by rag, humaneval,"),
+        (["ralm", "--datastore", "x"], "--datastore x is read by rag, humaneval,"),
     ],
 )
 def test_bad_input_is_named_before_work_starts(replay, capsys, arguments, message):
@@ -203,6 +197,26 @@ def test_a_file_without_questions_is_refused(replay, data, capsys):
     (data / "llma_rag.jsonl").write_text("")
     assert main(["bench", "rag", *replay]) == 2
     assert "no question for rag in data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--random-model", "huge"], ["--ablate", "-1"], ["--repeat", "0"]]
+)
+def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, capsys, arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", "ralm", *replay, *arguments])
+    assert exit.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_settings_are_the_options_that_decide_about_the_figures(tmp_path):
+    options = BenchOptions(suites=["rag"], out=tmp_path, limit=2, replay=True, milvus="a.db")
+    assert options.settings() == {"replay": True, "milvus": True}
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    [(name, value)] = BenchOptions(suites=["rag"], datastore=str(folder)).settings().items()
+    assert name == "datastore" and value.startswith("store ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_results import Asked
-from test_retrieval_report import entry as retrieval_entry
-from test_retrieval_report import sample as retrieval_sample
-from test_summary import sample
+from bench_samples import Asked, retrieval_entry, retrieval_sample, sample
 
 from hf_refspec.bench.compare import comparison
+from hf_refspec.bench.methods import BASELINE, OURS, PUBLISHED
 from hf_refspec.bench.results import Results
-from hf_refspec.bench.retrieval_ways import BASELINE, OURS, PUBLISHED
 from hf_refspec.cli import main
 
 
@@ -30,7 +27,7 @@ def test_shows_what_differs():
     assert "## rag, 1 prompts" in text
     speeds = "2.0 [2.0, 2.0] → 2.5 [2.5, 2.5] | +25.0%"
     speed_ups = "2.00 [2.00, 2.00] → 2.50 [2.50, 2.50] | +25.0%"
-    assert f"| ours | 8 | 2.20 → 2.20 | +0.0% | {speeds} | {speed_ups} |" in text
+    assert f"| ours | 8 | 2.20 → 2.20 | +0.0% | {speeds} | {speed_ups} | 1.83" in text
 
 
 def test_nothing_in_common_is_refused():
@@ -63,31 +60,18 @@ def retrieval_results(seconds: dict[str, float]) -> Results:
     made = Results({}, {}, {})
     made.begin("ralm", 1)
     for retriever in ("flat", "bm25"):
-        runs = [retrieval_sample(way, 0, taken) for way, taken in seconds.items()]
+        runs = [retrieval_sample(method, 0, taken) for method, taken in seconds.items()]
         entry = {**retrieval_entry("a", runs), "retriever": retriever}
         made.add("ralm", Asked(retriever), [entry], None)
     return made
 
 
-def test_retrieval_is_compared_by_retriever_and_way():
+def test_retrieval_is_compared_by_retriever_and_method():
     one = retrieval_results({BASELINE: 8.0, OURS: 4.0, PUBLISHED: 5.0})
     text = comparison(one, retrieval_results({BASELINE: 8.0, OURS: 2.0}))
-    assert "## ralm, 1 prompts" in text
-    for retriever in ("flat", "bm25"):
-        assert (f"| {retriever} | {OURS} | 4.00 → 2.00 | -50.0% | 2.00 → 4.00 | +100.0% |") in text
+    flat, bm25 = text.partition("## ralm, bm25, 1 prompts")[::2]
+    assert "## ralm, flat, 1 prompts" in flat
+    for part in (flat, bm25):
+        assert f"| {OURS} | " in part
+        assert "| 2.00 [2.00, 2.00] → 4.00 [4.00, 4.00] | +100.0% |" in part
     assert PUBLISHED not in text  # measured once only
-
-
-def test_drafting_alone_is_compared_by_drafter_and_size():
-    def drafted(seconds: float, *sizes: int) -> Results:
-        made = Results({}, {}, {})
-        made.begin("latency", len(sizes))
-        for tokens in sizes:
-            entry = {"drafter": "a cache", "tokens": tokens, "seconds": [seconds] * 3}
-            made.add("latency", Asked(f"a cache, {tokens} tokens"), [entry], None)
-        return made
-
-    text = comparison(drafted(50e-6, 1024, 2048), drafted(40e-6, 2048, 4096))
-    assert "## latency" in text
-    assert "| a cache | 2,048 | 50 [50, 50] → 40 [40, 40] | -20.0% |" in text
-    assert "1,024" not in text and "4,096" not in text

@@ -22,8 +22,7 @@ def gpu_bench(monkeypatch, *arguments: str) -> int:
 
 
 def test_measures_three_suites_and_prints_the_tables_last(tmp_path, data, monkeypatch, capsys):
-    monkeypatch.setattr("hf_refspec.bench.suites.RANDOM_ANSWER", 6)
-    small = ["--random-model", "tiny", "--device", "cpu", "--limit", "1"]
+    small = ["--random-model", "tiny", "--device", "cpu", "--limit", "1", "--max-new-tokens", "20"]
     out = tmp_path / "out"
     assert gpu_bench(monkeypatch, *small, "--data", str(data), "--out", str(out)) == 0
     results = Results.read(out)

@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 from hf_refspec.bench import knn
-from hf_refspec.bench.results import Results
-from hf_refspec.bench.retrieval_ways import (
-    WITHOUT_SKETCH,
+from hf_refspec.bench.knn import WITHOUT_PQ_INDEX
+from hf_refspec.bench.methods import (
     ablations,
-    fixed_strides,
-    main_ways,
-    without_retrieval,
+    main_speculations,
+    strides,
+    transformers_methods,
 )
+from hf_refspec.bench.results import Results
 from hf_refspec.cli import main
 from hf_refspec.demo import corpus
 from hf_refspec.store.knn_datastore import KnnDatastore
 
-MAIN = {way.name for way in [*main_ways(), *without_retrieval()]}
-ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}
+MAIN = {*main_speculations(), *(method.name for method in transformers_methods())}
+ALL = {*MAIN, *ablations(), *strides()}
+
+SHORT = ["--max-new-tokens", "8"]
 
 
 @pytest.fixture
 def given(tmp_path, byte_llama, tokenizer, monkeypatch) -> list[str]:
     """The arguments of a run with a model of bytes, without a datastore."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(knn, "PROMPT", 32)
-    monkeypatch.setattr(knn, "NEW_TOKENS", 8)
     byte_llama.save_pretrained("model")
     tokenizer.save_pretrained("model")
-    return ["bench", "knn", "--model", "model", "--device", "cpu", "--out", "out"]
+    return ["bench", "knn", "--model", "model", "--device", "cpu", "--out", "out", *SHORT]
 
 
 def build(model, tokenizer, tokens: int, path: str) -> None:
@@ -39,28 +39,27 @@ def build(model, tokenizer, tokens: int, path: str) -> None:
     KnnDatastore.build(model, tokenizer, text, path, max_entries=tokens, progress=False)
 
 
-def sketched(entry: dict) -> set[str]:
-    return {WITHOUT_SKETCH} if entry["retriever"].startswith("flat") else set()
+def with_pq_index(entry: dict) -> set[str]:
+    return {WITHOUT_PQ_INDEX} if entry["retriever"].startswith("flat") else set()
 
 
-def test_measures_both_indexes_greedily_and_sampled(
-    given, byte_llama, tokenizer, monkeypatch, capsys
-):
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
+def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
     build(byte_llama, tokenizer, 1500, "store")
-    KnnDatastore("store").add_sketch()
-    assert main([*given, "--knn-datastore", "store", "--limit", "2"]) == 0
+    KnnDatastore("store").add_pq_index()
+    assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate", "1"]) == 0
     entries = Results.read(Path("out")).entries("knn")
     first, second = entries[:8], entries[8:]
     names = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
     names = [f"{name}, {kind}" for name in names for kind in ("greedy", "sampled")]
     assert [entry["retriever"] for entry in first] == names
     for entry in first:
-        ways = {sample["way"] for sample in entry["runs"]}
-        assert ways == (ALL if entry["retriever"].endswith("greedy") else MAIN) | sketched(entry)
-        assert {sample["tokens"] for sample in entry["runs"]} <= set(range(1, 9))
+        methods = {sample["method"] for sample in entry["samples"]}
+        assert methods == (ALL if entry["retriever"].endswith("greedy") else MAIN) | with_pq_index(
+            entry
+        )
+        assert {sample["tokens"] for sample in entry["samples"]} <= set(range(1, 9))
     for entry in second:
-        assert {sample["way"] for sample in entry["runs"]} == MAIN | sketched(entry)
+        assert {sample["method"] for sample in entry["samples"]} == MAIN | with_pq_index(entry)
     report = capsys.readouterr().out
     assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report
     assert report.count("| OS3 | OS3 against the best |") == 4
@@ -69,7 +68,7 @@ def test_measures_both_indexes_greedily_and_sampled(
 def test_prompts_have_names_of_their_own(tokenizer):
     prompts = knn.knn_prompts(tokenizer)
     assert len({name for name, _ in prompts}) == len(prompts) == knn.PROMPTS
-    assert {len(ids) for _, ids in prompts} == {knn.PROMPT}
+    assert {len(ids) for _, ids in prompts} == {knn.PROMPT_TOKENS}
 
 
 @pytest.mark.parametrize(
@@ -97,4 +96,4 @@ def test_the_datastore_of_another_tokenizer_is_refused(
     build(byte_llama, tokenizer, 1100, "store")
     bundled = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
     assert main(bundled) == 2
-    assert "was made with another tokenizer" in capsys.readouterr().err
+    assert "was made for another tokenizer" in capsys.readouterr().err

@@ -8,26 +8,30 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
+from encoders import letters, load_letters
 
 from hf_refspec.bench.distractors import PaddedKnowledgeBase
-from hf_refspec.bench.registry import SUITES
-from hf_refspec.bench.results import Results
-from hf_refspec.bench.retrieval_ways import (
+from hf_refspec.bench.methods import (
     BASELINE,
+    LOOK_UP,
+    OURS,
     ablations,
-    fixed_strides,
-    main_ways,
-    with_drafts,
-    without_retrieval,
+    main_speculations,
+    strides,
+    transformers_methods,
 )
-from hf_refspec.bench.ways import LOOK_UP
+from hf_refspec.bench.ralm import WITH_DRAFTS
+from hf_refspec.bench.registry import REGISTRY
+from hf_refspec.bench.results import Results
 from hf_refspec.cli import main
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
 TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
-MAIN = {way.name for way in [*main_ways(), *with_drafts(), *without_retrieval()]}
-ALL = MAIN | {way.name for way in [*ablations(), *fixed_strides()]}
+ENCODER = "letters-64"
+MAIN = {*main_speculations(), *(method.name for method in transformers_methods())}
+MAIN |= {f"{name}{WITH_DRAFTS}" for name in (BASELINE, OURS)}
+ALL = {*MAIN, *ablations(), *strides()}
 
 
 @pytest.fixture(autouse=True)
@@ -37,24 +41,9 @@ def offline(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory, tokenizer) -> str:
-    """A small model of sentence-transformers: the mean of the embeddings of bytes."""
-    library = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.models import StaticEmbedding
-
-    embedding = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=64)
-    folder = str(tmp_path_factory.mktemp("encoder"))
-    library.SentenceTransformer(modules=[embedding], device="cpu").save(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, tokenizer, encoder) -> str:
-    from sentence_transformers import SentenceTransformer
-
+def base(tmp_path_factory, tokenizer) -> str:
     folder = tmp_path_factory.mktemp("base") / "base"
-    model = SentenceTransformer(encoder, device="cpu")
-    KnowledgeBase.build(TEXTS, tokenizer, model, folder, progress=False)
+    KnowledgeBase.build(TEXTS, tokenizer, letters(64), folder, progress=False)
     return str(folder)
 
 
@@ -63,6 +52,7 @@ def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
     """The arguments of a replay, without a knowledge base."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_refspec.bench.ralm.load_encoder", load_letters)
     model = ["--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu", "--replay"]
     return ["bench", "ralm", *model, "--data", "data", "--out", "out"]
 
@@ -71,9 +61,8 @@ def done() -> dict:
     return Results.read(Path("out")).suites["ralm"]["done"]
 
 
-def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, capsys):
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 1)
-    options = ["--encoder", encoder, "--distractors", "50", "--limit", "2"]
+def test_measures_all_retrievers_by_all_methods(given, base, capsys):
+    options = ["--encoder", ENCODER, "--distractors", "50", "--limit", "2", "--ablate", "1"]
     assert main([*given, "--knowledge-base", base, *options]) == 0
     first, second = (
         [entry for each in done().values() for entry in each["entries"] if entry["name"] == name]
@@ -85,13 +74,12 @@ def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, 
         ("bm25", 6),
     ]
     for entry in first:
-        assert {sample["way"] for sample in entry["runs"]} == ALL
-        assert list(entry["search_seconds"]) == ["1", "2", "4", "8"]
-        assert {sample["tokens"] for sample in entry["runs"]} == {14}  # the answer and its end
+        assert {sample["method"] for sample in entry["samples"]} == ALL
+        assert {sample["tokens"] for sample in entry["samples"]} == {14}  # the answer and its end
     for entry in second:
-        assert entry["runs"][0]["way"] == BASELINE
-        assert {sample["way"] for sample in entry["runs"]} == MAIN
-    baseline = second[0]["runs"][0]["stats"]
+        assert entry["samples"][0]["method"] == BASELINE
+        assert {sample["method"] for sample in entry["samples"]} == MAIN
+    baseline = second[0]["samples"][0]["retrieval"]
     assert baseline["searches"] == baseline["retrievals"] == baseline["steps"] == 4
     assert Results.read(Path("out")).settings["distractors"] == 50
 
@@ -100,39 +88,34 @@ def test_measures_all_retrievers_in_all_ways(given, base, encoder, monkeypatch, 
     for heading in ("### flat, 56 to search", "### hnsw, 6 to search", "### bm25, 6 to search"):
         assert heading in report
     assert report.count("| OS3 | OS3 against the best |") == 3
-    assert report.count("\nOf 1 questions:\n") == 3
     assert report.count(f"| {LOOK_UP} |") == 3
-    assert Path("out/ralm_strides.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_milvus_is_searched_as_well(given, base, encoder, monkeypatch):
+def test_a_milvus_is_searched_as_well(given, base):
     pytest.importorskip("milvus_lite")
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
-    options = ["--encoder", encoder, "--milvus", "passages.db", "--limit", "1"]
+    options = ["--encoder", ENCODER, "--milvus", "passages.db", "--limit", "1", "--ablate", "0"]
     assert main([*given, "--knowledge-base", base, *options]) == 0
     retrievers = [each["entries"][0]["retriever"] for each in done().values()]
     assert retrievers == ["flat", "hnsw", "milvus", "bm25"]
-    assert {sample["way"] for sample in done()["1, milvus"]["entries"][0]["runs"]} == MAIN
+    assert {sample["method"] for sample in done()["1, milvus"]["entries"][0]["samples"]} == MAIN
     assert Results.read(Path("out")).settings["milvus"] is True
 
 
 def test_bm25_needs_no_encoder_and_a_model_that_talks_gets_spec_bench(
-    given, data, base, byte_llama, tokenizer, monkeypatch
+    given, data, base, byte_llama, tokenizer
 ):
-    monkeypatch.setattr("hf_refspec.bench.measure.NEW_TOKENS", 9)
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
     byte_llama.save_pretrained("model")
     tokenizer.save_pretrained("model")
     arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    arguments += ["--max-new-tokens", "9", "--ablate", "0"]
     assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
     [entry] = done()["writing/81, bm25"]["entries"]
     assert entry["retriever"] == "bm25"
-    assert {sample["tokens"] for sample in entry["runs"]} == {9}
+    assert {sample["tokens"] for sample in entry["samples"]} == {9}
 
 
 def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(given, base, monkeypatch, capsys):
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
-    suite, asked = SUITES["ralm"], []
+    suite, asked = REGISTRY["ralm"], []
 
     def interrupted(bench, question):
         asked.append(question.id)
@@ -140,24 +123,23 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(given, base, monkeypa
             raise KeyboardInterrupt
         return suite.measure(bench, question)
 
-    monkeypatch.setitem(SUITES, "ralm", dataclasses.replace(suite, measure=interrupted))
-    arguments = [*given, "--knowledge-base", base, "--repeat", "2"]
+    monkeypatch.setitem(REGISTRY, "ralm", dataclasses.replace(suite, measure=interrupted))
+    arguments = [*given, "--knowledge-base", base, "--repeat", "2", "--ablate", "0"]
     assert main(arguments) == 130
     assert "1 of 5 questions" in capsys.readouterr().out
     before = done()["1, bm25"]
-    assert [sample["run"] for sample in before["entries"][0]["runs"]] == [0] * 7 + [1] * 7
+    assert [sample["run"] for sample in before["entries"][0]["samples"]] == [0] * 7 + [1] * 7
     assert main([*arguments, "--resume"]) == 0
     names = ["1", "2", "2", "3", "math/101", "translation/161"]
     assert asked == [f"{name}, bm25" for name in names]
     assert done()["1, bm25"] == before
     assert main([*arguments, "--resume", "--repeat", "3"]) == 2
-    assert "was measured with runs 2, not 3" in capsys.readouterr().err
+    assert "was measured with repeat 2, not 3" in capsys.readouterr().err
 
 
 def test_a_question_that_the_context_does_not_hold_is_skipped(
     given, data, base, byte_llama, tokenizer, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hf_refspec.bench.registry.ABLATED_QUESTIONS", 0)
     byte_llama.save_pretrained("model")
     tokenizer.save_pretrained("model")
     arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
@@ -198,10 +180,10 @@ def test_distractors_are_looked_at_but_not_found(base, tokenizer):
     ],
 )
 def test_bad_input_is_named_before_work_starts(
-    given, tmp_path, base, encoder, tokenizer, capsys, arguments, message
+    given, tmp_path, base, tokenizer, capsys, arguments, message
 ):
     KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "sparse", progress=False)
-    places = {"BASE": base, "ENCODER": encoder, "SPARSE": "sparse"}
+    places = {"BASE": base, "ENCODER": ENCODER, "SPARSE": "sparse"}
     assert main([*given, *(places.get(each, each) for each in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("hf-refspec: ")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
 
 import pytest
-from test_summary import sample
+from bench_samples import Asked, sample
 
 from hf_refspec.bench.results import Results, fingerprint, open_results
 
 SAMPLE = sample("plain", 11, 11, 1.0, 10.0)
-
-
-@dataclass
-class Asked:
-    id: str
-    ids: list[int] = field(default_factory=lambda: [1, 2])
-    of: object = None
 
 
 def fresh(**settings) -> Results:
@@ -26,13 +19,14 @@ def fresh(**settings) -> Results:
 def test_what_is_written_is_read(tmp_path):
     results = open_results(tmp_path / "out", fresh(), resume=False)
     results.begin("rag", 3)
-    results.add("rag", Asked("1"), [{"name": "1"}], None)
+    results.add("rag", Asked("1"), [{"name": "1", "samples": []}], None)
     results.add("rag", Asked("2"), [], "too long")
     results.write(tmp_path / "out")
     again = Results.read(tmp_path / "out")
     assert again == results == Results.read(tmp_path / "out" / "results.json")
     assert again.is_done("rag", Asked("2")) and not again.is_done("rag", Asked("3"))
-    assert again.entries("rag") == [{"name": "1", "asked": fingerprint(Asked("1"))}]
+    asked = fingerprint(Asked("1"))
+    assert again.entries("rag") == [{"name": "1", "samples": [], "asked": asked}]
     with pytest.raises(ValueError, match="rag, question 1 was measured with another text"):
         again.is_done("rag", Asked("1", ids=[1, 3]))
     assert again.skipped("rag") == ["too long"]
@@ -56,10 +50,10 @@ def test_results_are_gone_on_with_only_if_asked_and_with_the_same_settings(tmp_p
         "",
         "[]",
         "{}",
-        '{"format": 2}',
+        '{"format": 3}',
         '{"format": 1, "machine": {}, "versions": {}, "settings": {}}',
-        '{"format": 2, "machine": {}, "versions": {}, "settings": {}, "suites": {"rag": {}}}',
-        '{"format": 2, "machine": {}, "versions": {}, "settings": {}, "suites": []}',
+        '{"format": 3, "machine": {}, "versions": {}, "settings": {}, "suites": {"rag": {}}}',
+        '{"format": 3, "machine": {}, "versions": {}, "settings": {}, "suites": []}',
     ],
 )
 def test_another_file_is_refused(tmp_path, content):
@@ -72,11 +66,11 @@ def test_another_file_is_refused(tmp_path, content):
     "entry",
     [
         {"samples": [], "asked": "x"},
-        {"samples": [{"way": "plain"}], "name": "a", "asked": "x"},
-        {"runs": [{"way": "plain"}], "name": "a", "asked": "x", "retriever": "flat"},
+        {"samples": [{"method": "plain"}], "name": "a", "asked": "x"},
+        {"runs": [SAMPLE], "name": "a", "asked": "x", "retriever": "flat"},
         {"samples": [{**SAMPLE, "decoding_seconds": 0}], "name": "a", "asked": "x"},
         {"samples": [{**SAMPLE, "tokens": "x"}], "name": "a", "asked": "x"},
-        {"drafter": "ReferenceCopy", "tokens": 5},
+        {"samples": [{**SAMPLE, "way": "plain"}], "name": "a", "asked": "x"},
         "text",
     ],
 )
@@ -107,3 +101,17 @@ def test_a_file_is_no_folder_for_results(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(FileExistsError, match="out is a file; name a folder"):
         open_results(tmp_path / "out", fresh(), resume=False)
+
+
+def test_results_of_the_version_before_are_read(tmp_path):
+    old = {**SAMPLE, "way": "plain"}
+    for name in ("method", "run", "retrieval"):
+        del old[name]
+    entry = {"name": "a", "asked": "x", "samples": [old]}
+    results = fresh()
+    results.format = 2
+    results.suites["rag"] = {"questions": 1, "done": {"1": {"entries": [entry], "skipped": None}}}
+    results.write(tmp_path)
+    [read] = Results.read(tmp_path).entries("rag")
+    assert read == {**entry, "samples": [SAMPLE]}
+    assert json.loads((tmp_path / "results.json").read_text())["format"] == 2

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from shared_data import data_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -19,11 +20,6 @@ from hf_refspec.bench.suites import (
     random_texts,
     recorded,
     spec_bench,
-)
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not (DATA / "HumanEval.jsonl.gz").exists(), reason="needs HumanEval.jsonl.gz"
 )
 
 
@@ -68,12 +64,11 @@ def test_a_token_that_would_reach_over_the_border_is_cut_there():
     assert (answer.prompt_ids, answer.answer_ids) == ([1], [2, 3])
 
 
-@needs_data
 def test_humaneval_as_published_has_164_problems():
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    answers = humaneval(DATA / "HumanEval.jsonl.gz", tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(data_file("llama2-tokenizer"))
+    answers = humaneval(data_file("HumanEval.jsonl.gz"), tokenizer)
     assert len(answers) == 164
-    with gzip.open(DATA / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
+    with gzip.open(data_file("HumanEval.jsonl.gz"), "rt", encoding="utf-8") as lines:
         problems = [json.loads(line) for line in lines]
     for answer, problem in zip(answers, problems, strict=True):
         ids = [*answer.prompt_ids, *answer.answer_ids]
@@ -154,9 +149,8 @@ def test_random_texts_are_ordinary_tokens_and_the_same_each_time(tokenizer):
     assert not any(special & {*text.prompt_ids, *text.answer_ids} for text in texts)
 
 
-@needs_data
 def test_spec_bench_as_published_has_480_questions():
-    questions = spec_bench(DATA / "spec_bench_questions.jsonl")
+    questions = spec_bench(data_file("spec_bench_questions.jsonl"))
     assert len(questions) == 480
     assert sum(len(question.turns) > 1 for question in questions) == 80
     answered = {question.id.split("/")[0] for question in questions if question.answers}

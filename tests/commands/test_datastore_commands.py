@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.cli import main
-from hf_refspec.commands import datastore as commands
+from hf_refspec.store.build.presets import PRESETS
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -120,7 +120,7 @@ def test_builds_from_a_preset_with_its_name_and_licence(
     tmp_path, corpus, tokenizer, tokenizer_folder, capsys, monkeypatch
 ):
     preset = (lambda: [corpus / "b.py"], "Some library", "PSF-2.0")
-    monkeypatch.setitem(commands.PRESETS, "python-stdlib", preset)
+    monkeypatch.setitem(PRESETS, "python-stdlib", preset)
     arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
     assert run("build", "--preset", "python-stdlib", *arguments) == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["b.py"]]

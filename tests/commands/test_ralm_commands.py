@@ -9,12 +9,13 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import pytest
+from encoders import letters, load_letters
 from texts import some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.cli import main
-from hf_refspec.commands import ralm as commands
+from hf_refspec.commands import ralm_answers
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
 QUESTION = "stone light music "
@@ -46,27 +47,15 @@ def places(tmp_path_factory, byte_llama, tokenizer) -> dict[str, str]:
     KnowledgeBase.build(some_texts(20), tokenizer, None, root / "base", progress=False)
     KnowledgeBase.build(some_texts(20), other, None, root / "other", progress=False)
     made = {path.name: str(path) for path in root.iterdir()}
-    later = ("encoder", "wide", "dense", "missing")
-    return made | {name: str(root / name) for name in later}
-
-
-@pytest.fixture(scope="module")
-def encoders(places, tokenizer):
-    """Two encoders of different dimensions, and a knowledge base of the first one's."""
-    library = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.models import StaticEmbedding
-
-    for name, dimension in (("encoder", 8), ("wide", 16)):
-        embedding = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=dimension)
-        encoder = library.SentenceTransformer(modules=[embedding], device="cpu")
-        encoder.save_pretrained(places[name])
-    encoder = library.SentenceTransformer(places["encoder"], device="cpu")
-    KnowledgeBase.build(some_texts(20), tokenizer, encoder, places["dense"], progress=False)
+    KnowledgeBase.build(some_texts(20), tokenizer, letters(8), root / "dense", progress=False)
+    made["dense"] = str(root / "dense")
+    return {**made, "encoder": "letters-8", "wide": "letters-16", "missing": str(root / "missing")}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     """A model that is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr("hf_refspec.commands.ralm.load_encoder", load_letters)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
@@ -159,15 +148,15 @@ def test_the_bundled_model_is_the_default(places, capsys):
 
 
 def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, capsys, monkeypatch):
-    class Careless(commands.Answers):
+    class Careless(ralm_answers.Answers):
         """Speculates about another prompt."""
 
-        def _run(self, inputs, speculating, streamer=None):
+        def _call(self, inputs, speculating, streamer=None):
             if speculating:
                 inputs = self._prompt("another question")
-            return super()._run(inputs, speculating, streamer)
+            return super()._call(inputs, speculating, streamer)
 
-    monkeypatch.setattr(commands, "Answers", Careless)
+    monkeypatch.setattr(ralm_answers, "Answers", Careless)
     options = ["--model", places["model"], places["texts"], "--question", QUESTION, *SHORT]
     assert run(*options) == 1
     assert "IDS DIFFER from position" in capsys.readouterr().out
@@ -231,7 +220,6 @@ def test_a_dataset_of_this_machine(places, ask, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("retriever", ["dense", "hnsw"])
-@pytest.mark.usefixtures("encoders")
 def test_embeddings_of_an_encoder(places, ask, retriever):
     options = ["--retriever", retriever, "--encoder", places["encoder"], "--question", QUESTION]
     assert "ids identical" in ask(places["texts"], *options, *SHORT)
@@ -298,9 +286,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(arguments, message, places, request, capsys):
-    if "--encoder" in arguments:
-        request.getfixturevalue("encoders")
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
     given = [_filled(argument, places) for argument in arguments]
     given = given if "--model" in given else ["--model", places["model"], *given]
     capsys.readouterr()

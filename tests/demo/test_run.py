@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_refspec.cli import main
 from hf_refspec.demo import corpus, run
-from hf_refspec.demo.run import BUNDLED_MODEL, Demo, heldout_tasks
+from hf_refspec.demo.default_model import DEFAULT_MODEL, load_model, load_tokenizer
+from hf_refspec.demo.run import Demo, heldout_tasks
 from hf_refspec.generation.loop import speculate
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    return load_tokenizer()
 
 
 def test_the_bundled_model_is_small(tokenizer):
-    size = sum(path.stat().st_size for path in BUNDLED_MODEL.iterdir())
+    size = sum(path.stat().st_size for path in Path(DEFAULT_MODEL).iterdir())
     assert size <= 25e6
     assert 4_000 <= len(tokenizer) <= 8_192
 
@@ -34,7 +35,7 @@ def test_its_tokenizer_gives_back_every_text(tokenizer):
 
 def test_the_bundled_model_has_learned_python(tokenizer):
     """Far better than chance (8.3 nats a token) on a file that it has not seen."""
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    model = load_model(device="cpu")
     ids = tokenizer(corpus.read_source(corpus.heldout_files()[3]), return_tensors="pt").input_ids
     with torch.no_grad():
         loss = model(ids[:, :1024], labels=ids[:, :1024]).loss
@@ -45,7 +46,7 @@ def test_the_bundled_model_has_learned_python(tokenizer):
 def test_ids_are_identical_and_copied_tokens_are_coloured(tokenizer, capsys, monkeypatch, color):
     # A fixed number of nodes: how many pay would depend on the machine.
     monkeypatch.setattr(run, "speculate", functools.partial(speculate, max_draft_tokens=16))
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
+    model = load_model(device="cpu")
     tasks = heldout_tasks(tokenizer)
     assert [task.title.split(": ")[1].split()[0] for task in tasks] == ["rename"] * 3 + ["complete"]
     demo = Demo(model, tokenizer, max_new_tokens=24, color=color)

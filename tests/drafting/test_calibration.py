@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.calibration import DEPTHS, MEMORY, SHARES, Calibration
-from hf_refspec.index import kernels
+from hf_refspec.drafting.calibration import MEMORY, Calibration
+from hf_refspec.index.calibration import CLASSES, calibrate, record_outcome
+from hf_refspec.index.kernels import warmup
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)
@@ -30,10 +31,10 @@ def draft_trees(draw):
         if (parent, token) in edges:
             break
         edges.add((parent, token))
-        share = draw(st.sampled_from([0.0, *BOUNDS, 1.0]) | st.floats(0, 1))
+        prob = draw(st.sampled_from([0.0, *BOUNDS, 1.0]) | st.floats(0, 1))
         parents.append(parent)
         tokens.append(token)
-        probs.append(np.float32(share * float(probs[parent] if parent >= 0 else 1)))
+        probs.append(np.float32(prob * float(probs[parent] if parent >= 0 else 1)))
     return DraftTree(
         np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
     )
@@ -44,10 +45,10 @@ outcomes = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14)
 
 @st.composite
 def counts(draw):
-    expected = draw(st.lists(st.floats(0, 48), min_size=DEPTHS * SHARES, max_size=DEPTHS * SHARES))
-    accepted = draw(st.lists(st.floats(0, 48), min_size=DEPTHS * SHARES, max_size=DEPTHS * SHARES))
-    shape = (DEPTHS, SHARES)
-    return np.array(expected).reshape(shape), np.array(accepted).reshape(shape)
+    size = CLASSES[0] * CLASSES[1]
+    numbers = st.lists(st.floats(0, 48), min_size=size, max_size=size)
+    expected, accepted = draw(numbers), draw(numbers)
+    return np.array(expected).reshape(CLASSES), np.array(accepted).reshape(CLASSES)
 
 
 # --- the kernels' twins
@@ -58,7 +59,7 @@ def depth_of(tree: DraftTree, node: int) -> int:
     return 1 if parent < 0 else 1 + depth_of(tree, parent)
 
 
-def share_of(tree: DraftTree, node: int) -> float:
+def conditional_of(tree: DraftTree, node: int) -> float:
     parent = int(tree.parents[node])
     before = float(tree.probs[parent]) if parent >= 0 else 1.0
     return float(tree.probs[node]) / before if before else 0.0
@@ -66,21 +67,25 @@ def share_of(tree: DraftTree, node: int) -> float:
 
 def class_of(tree: DraftTree, node: int) -> tuple[int, int]:
     depths = {1: 0, 2: 1, 3: 2, 4: 2, **dict.fromkeys(range(5, 9), 3)}
-    share = share_of(tree, node)
-    return depths.get(depth_of(tree, node), 4), sum(share >= bound for bound in BOUNDS)
+    prob = conditional_of(tree, node)
+    return depths.get(depth_of(tree, node), 4), sum(prob >= bound for bound in BOUNDS)
 
 
 def calibrate_slowly(
-    tree: DraftTree, expected, accepted, of_depth, prior: float, doubt: float
+    tree: DraftTree, expected, accepted, pseudo_count: float, prior_exponent: float
 ) -> list[float]:
+    of_depth = [
+        (sum(accepted[depth]) + pseudo_count) / (sum(expected[depth]) + pseudo_count)
+        for depth in range(CLASSES[0])
+    ]
     probs: list[float] = []
     for node, parent in enumerate(tree.parents.tolist()):
         place = class_of(tree, node)
-        share = share_of(tree, node)
-        believed = prior * of_depth[place[0]] * share**doubt
-        factor = (accepted[place] + believed) / (expected[place] + prior)
+        prob = conditional_of(tree, node)
+        prior = pseudo_count * of_depth[place[0]] * prob**prior_exponent
+        factor = (accepted[place] + prior) / (expected[place] + pseudo_count)
         before = probs[parent] if parent >= 0 else 1.0
-        probs.append(float(np.float32(min(before * share * factor, before))))
+        probs.append(float(np.float32(min(before * prob * factor, before))))
     return probs
 
 
@@ -94,7 +99,7 @@ def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, 
         if depth > len(emitted) or paths[node][:-1] != emitted[: depth - 1]:
             continue  # nobody knows what would have become of it
         place = class_of(tree, node)
-        expected[place] += share_of(tree, node)
+        expected[place] += conditional_of(tree, node)
         accepted[place] += paths[node] == emitted[:depth]
         if expected[place] > memory:
             expected[place] /= 2
@@ -105,17 +110,14 @@ def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, 
 @given(
     draft_trees(),
     counts(),
-    st.lists(st.floats(0, 2), min_size=DEPTHS, max_size=DEPTHS),
     st.floats(0.5, 8),
     st.floats(0, 3),
 )
-def test_calibrate_multiplies_each_nodes_own_share(tree, counts, of_depth, prior, doubt):
-    probs = np.empty(len(tree), np.float32)
-    believed = np.array(of_depth), prior, doubt
-    kernels.calibrate(tree.parents, tree.probs, *counts, *believed, probs)
-    assert probs.tolist() == pytest.approx(
-        calibrate_slowly(tree, *counts, *believed), rel=1e-5, abs=1e-30
-    )
+def test_calibrate_multiplies_each_conditional_probability(tree, counts, pseudo_count, exponent):
+    arguments = *counts, pseudo_count, exponent
+    probs = calibrate(tree.parents, tree.probs, *arguments)
+    expected = calibrate_slowly(tree, *arguments)
+    assert probs.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-30)
 
 
 @settings(deadline=None)
@@ -123,7 +125,7 @@ def test_calibrate_multiplies_each_nodes_own_share(tree, counts, of_depth, prior
 def test_record_outcome_counts_the_nodes_whose_parent_was_right(tree, emitted, counts, memory):
     theirs = [array.copy() for array in counts]
     tokens = np.array(emitted, np.int64)
-    kernels.record_outcome(tree.tokens, tree.parents, tree.probs, tokens, memory, *counts)
+    record_outcome(tree.tokens, tree.parents, tree.probs, tokens, memory, *counts)
     record_slowly(tree, emitted, memory, *theirs)
     for mine, slow in zip(counts, theirs, strict=True):
         assert mine == pytest.approx(slow)
@@ -152,14 +154,14 @@ def test_before_anything_is_known_estimates_stay_what_they_are(tree):
 
 @settings(deadline=None)
 @given(draft_trees(), st.floats(0, 3))
-def test_where_they_are_doubted_they_count_the_less_at_first_the_smaller_they_are(tree, doubt):
-    believed = tree.probs.astype(float) ** (1 + doubt)
-    calibrated = Calibration(doubt).calibrated(tree)
-    assert calibrated.probs == pytest.approx(believed, rel=1e-4, abs=1e-30)
+def test_a_prior_exponent_counts_the_less_at_first_the_smaller_estimates_are(tree, exponent):
+    expected = tree.probs.astype(float) ** (1 + exponent)
+    calibrated = Calibration(exponent).calibrated(tree)
+    assert calibrated.probs == pytest.approx(expected, rel=1e-4, abs=1e-30)
 
 
-def test_doubt_goes_where_much_is_known():
-    calibration, tree = Calibration(doubt=2), DraftTree.chain([4], [0.5])
+def test_a_prior_exponent_counts_for_nothing_where_much_is_known():
+    calibration, tree = Calibration(prior_exponent=2), DraftTree.chain([4], [0.5])
     random = np.random.default_rng(0)
     for right in random.random(200) < 0.5:
         calibration.record(tree, np.array([4 if right else 5]))
@@ -184,7 +186,7 @@ def root_prob(calibration: Calibration, tree: DraftTree) -> float:
 
 
 @pytest.mark.parametrize("said", [0.2, 0.5, 0.95])
-def test_a_source_that_is_always_wrong_loses_its_share_within_tens_of_tokens(said):
+def test_a_source_that_is_always_wrong_is_lowered_within_tens_of_tokens(said):
     calibration, tree = Calibration(), DraftTree.chain([4], [said])
     for _ in range(50):
         calibration.record(tree, np.array([5]))
@@ -256,9 +258,9 @@ def test_estimates_have_come_true_after_2000_tokens(truth):
     calibration, emitted = Calibration(), 0
     said, corrected, came_true = [], [], []
     while emitted < 6000:
-        shares = random.choice([0.03, 0.1, 0.2, 0.35, 0.6, 0.8, 0.95], 4)
-        tree = DraftTree.chain([4, 5, 6, 7], np.cumprod(shares))
-        right = [bool(random.random() < truth(share)) for share in shares]
+        conditional = random.choice([0.03, 0.1, 0.2, 0.35, 0.6, 0.8, 0.95], 4)
+        tree = DraftTree.chain([4, 5, 6, 7], np.cumprod(conditional))
+        right = [bool(random.random() < truth(prob)) for prob in conditional]
         accepted = right.index(False) if False in right else 4
         if emitted >= 2000:
             said += tree.probs.tolist()

@@ -2,17 +2,14 @@
 
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hf_refspec.bench.suites import llma_rag
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.tree import DraftTree
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 VOCAB_SIZE = 100
 
 
@@ -206,61 +203,3 @@ def test_ids_outside_of_the_vocabulary_are_refused_at_the_call():
         drafter.session(np.array([1]), VOCAB_SIZE),
     ):
         pass
-
-
-# --- accepted length on real text
-
-
-@pytest.fixture(scope="module")
-def rag_prompts():
-    """The LLMA paper's retrieval-augmented prompts: (prompt ids, ids of the answer)."""
-    if not (DATA / "llma_rag.jsonl").exists():
-        pytest.skip("needs shared/data/llma_rag.jsonl")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "llama2-tokenizer")
-    answers = llma_rag(DATA / "llma_rag.jsonl", tokenizer)
-    return [(np.array(answer.prompt_ids), answer.answer_ids) for answer in answers]
-
-
-def replayed_mat(prompts, drafter: ReferenceCopy, budget: int, chain: bool = False) -> float:
-    """New tokens per forward pass, the prefill included, of a target that says the answers."""
-    tokens = passes = 0
-    for prompt, answer in prompts:
-        with drafter.session(prompt, 32_000):
-            done = 0
-            while done < len(answer):
-                accepted = 0
-                if done:  # the prefill has no draft
-                    tree = drafter.draft_chain(budget) if chain else drafter.draft(budget)
-                    accepted = count_accepted(tree, answer[done:-1])
-                drafter.observe(
-                    np.array(answer[done : done + accepted + 1]), DraftTree.empty(), None
-                )
-                done += accepted + 1
-                passes += 1
-        tokens += len(answer)
-    return tokens / passes
-
-
-def count_accepted(tree: DraftTree, target: list[int]) -> int:
-    children, node = tree.children(), -1
-    for accepted, token in enumerate(target):
-        if (node, token) not in children:
-            return accepted
-        node = children[node, token]
-    return len(target)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "budget", "chain", "at_least"),
-    [
-        ({"mode": "llma", "copy_length": 18}, 18, False, 3.2),
-        ({"copy_length": 18}, 18, True, 3.35),
-        ({}, 16, False, 3.6),
-        ({}, 64, False, 4.15),
-    ],
-    ids=["llma", "chain of 18", "tree of 16", "tree of 64"],
-)
-def test_mat_on_the_papers_prompts(rag_prompts, arguments, budget, chain, at_least):
-    assert replayed_mat(rag_prompts, ReferenceCopy(**arguments), budget, chain) >= at_least

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.continuations import mixed_matches, tree_of_mixed
+from hf_refspec.index.mixed_trie import mixed_tree
 from hf_refspec.index.segments import GROWTH, LARGEST_SEGMENT, Segment, Tail, due_to_join, joined
 
 calls = st.lists(
@@ -74,9 +74,7 @@ def test_drafts_of_segments_are_those_of_one_index(documents, context, data):
     context = np.array(context, dtype=np.int32)
     trees = []
     for texts in ([one.text], [segment.text for segment in segments]):
-        matches = mixed_matches(texts, context, 1)
-        tree = tree_of_mixed(texts, matches, 1000, 10_000, 10) if matches else ([], [], [])
-        trees.append(paths(*tree))
+        trees.append(paths(*mixed_tree(texts, context, 1, 1000, 10_000, 10)))
     assert trees[0].keys() == trees[1].keys()
     for path, prob in trees[0].items():
         assert trees[1][path] == pytest.approx(prob, abs=1e-5)

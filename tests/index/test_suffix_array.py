@@ -1,13 +1,49 @@
-"""The order of a suffix array, against Python's own sorting."""
+"""Suffix arrays against plain Python: their order, searching, and reading behind matches."""
 
 from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.index import suffix_array
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.suffix_array import (
+    IndexedText,
+    build_suffix_array,
+    find_suffixes,
+    sample_continuations,
+)
+
+warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 4
+types = st.sampled_from([np.uint16, np.uint32])
+documents = st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8), min_size=1, max_size=8)
+patterns = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=4)
+
+
+def tokens_of(documents, dtype) -> np.ndarray:
+    separator = np.iinfo(dtype).max
+    return np.array([token for each in documents for token in [*each, separator]], dtype)
+
+
+def text_of(documents, dtype=np.uint16, unfinished=()) -> IndexedText:
+    """A text of whole documents; one at its end may go on in the next shard."""
+    tokens = np.concatenate([tokens_of(documents, dtype), np.array(unfinished, dtype)])
+    return IndexedText(tokens, build_suffix_array(tokens), VOCAB_SIZE)
+
+
+def places(text: IndexedText, pattern: list[int]) -> list[int]:
+    tokens = text.tokens.tolist()
+    return [i for i in range(len(tokens)) if tokens[i : i + len(pattern)] == pattern]
+
+
+# --- build_suffix_array
 
 UINT16 = 2**16 - 1
 UINT32 = 2**32 - 1
@@ -49,3 +85,222 @@ def test_order_is_that_of_the_tokens(kind):
 def test_around_the_largest_number_of_three_bytes(token):
     tokens = np.array([token, 3, UINT32, token, 2, UINT32, 256, token, 1 << 16], np.uint32)
     assert build_suffix_array(tokens).tolist() == sorted_suffixes(tokens)
+
+
+# --- find_suffixes
+
+
+def find_slowly(text: IndexedText, pattern: list[int]) -> tuple[int, int]:
+    """The twin of `find_suffixes` for one of them: all suffixes of the text one after another."""
+    tokens = text.tokens.tolist()
+    suffixes = [tokens[start:] for start in text.suffixes.tolist()]
+    low = sum(suffix < pattern for suffix in suffixes)
+    count = sum(suffix[: len(pattern)] == pattern for suffix in suffixes)
+    return (low, low + count) if count else (0, 0)
+
+
+@settings(deadline=None)
+@given(documents, patterns, types, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3))
+def test_find_is_all_places_of_the_pattern(documents, pattern, dtype, unfinished):
+    text = text_of(documents, dtype, unfinished)
+    low, high = text.find(np.array(pattern, np.int32))
+    assert (low, high) == find_slowly(text, pattern)
+    assert sorted(text.suffixes[low:high].tolist()) == places(text, pattern)
+
+
+@settings(deadline=None)
+@given(documents, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), types, st.integers(1, 6))
+def test_find_suffixes_is_the_places_of_every_length(documents, context, dtype, min_match):
+    text = text_of(documents, dtype)
+    found = find_suffixes(text.tokens, text.suffixes, np.array(context, np.int32), min_match)
+    lengths = range(min_match, len(context) + 1)
+    expected = [find_slowly(text, context[-length:]) for length in lengths]
+    assert [tuple(row) for row in found.tolist()] == [each for each in expected if each != (0, 0)]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_a_frequent_pattern_is_found_to_its_last_place(dtype):
+    text = text_of([[1] * 1000, [2, 1] * 500, [3]], dtype)
+    for pattern in ([1], [1, 1], [2, 1], [1, 2], [3], [0]):
+        low, high = text.find(np.array(pattern, np.int32))
+        assert high - low == len(places(text, pattern))
+
+
+def test_the_largest_tokens_of_each_type_are_found():
+    for dtype, token in ((np.uint16, 2**16 - 2), (np.uint32, 2**31 - 2)):
+        tokens = np.array([token, 0, token, np.iinfo(dtype).max], dtype)
+        text = IndexedText(tokens, build_suffix_array(tokens), token + 1)
+        low, high = text.find(np.array([token], np.int32))
+        assert sorted(text.suffixes[low:high].tolist()) == [0, 2]
+
+
+def test_the_separator_is_the_largest_number_of_the_type():
+    assert text_of([[1]], np.uint16).separator == 2**16 - 1
+    assert text_of([[1]], np.uint32).separator == 2**32 - 1
+
+
+# --- sample_continuations
+
+
+def sample_slowly(text: IndexedText, low, high, match_length, count, longest) -> list[list[int]]:
+    """The twin of `sample_continuations`: the rows, each as long as it is."""
+    tokens, rows = text.tokens.tolist(), []
+    for row in range(count):
+        position = text.suffixes[low + int((row + 0.5) * (high - low) / count)] + match_length
+        behind = [*tokens[position : position + longest], text.separator]
+        rows.append(behind[: behind.index(text.separator)])
+    return rows
+
+
+def room(rows: int, longest: int) -> tuple[np.ndarray, ...]:
+    """The arrays that rows are written into."""
+    return (
+        np.full((rows, longest + 1), -1, np.int32),
+        np.full(rows, -1, np.int32),
+        np.full(rows, -1, np.int32),
+        np.full(rows, -1.0),
+    )
+
+
+def sample(text: IndexedText, low, high, match_length, count, longest) -> list[list[int]]:
+    """The rows of one range, written behind another row."""
+    ranges = np.array([[low, high]], np.int64)
+    plan = np.array([[match_length, high - low, count, longest]], np.int64)
+    rows, lengths, orders, occurrences = written = room(count + 2, longest)
+    searched = text.tokens, text.suffixes, text.vocab_size
+    assert sample_continuations(*searched, ranges, plan, 1, *written) == count + 1
+    assert lengths[0] == lengths[-1] == -1
+    assert (rows[0] == -1).all() and (rows[-1] == -1).all() and (rows[:, longest] == -1).all()
+    assert (orders[1:-1] == 0).all()
+    assert occurrences[1:-1].sum() == pytest.approx(high - low)
+    return [row[:length].tolist() for row, length in zip(rows[1:-1], lengths[1:-1], strict=True)]
+
+
+@settings(deadline=None)
+@given(documents, patterns, types, st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_sample_continuations_reads_on_until_the_document_ends(
+    documents, pattern, dtype, count, longest, finished
+):
+    text = text_of(documents, dtype, () if finished else pattern)
+    low, high = text.find(np.array(pattern, np.int32))
+    count = min(count, high - low)
+    if count:
+        arguments = (text, low, high, len(pattern), count, longest)
+        assert sample(*arguments) == sample_slowly(*arguments)
+
+
+@settings(deadline=None)
+@given(documents, st.integers(0, VOCAB_SIZE - 1), st.integers(1, 30), st.integers(1, 3))
+def test_each_continuation_is_taken_in_proportion(documents, token, count, longest):
+    text = text_of([*documents, [token]])
+    low, high = text.find(np.array([token], np.int32))
+    count = min(count, high - low)
+    taken = Counter(map(tuple, sample(text, low, high, 1, count, longest)))
+    present = Counter(map(tuple, sample(text, low, high, 1, high - low, longest)))
+    for continuation, occurrences in present.items():
+        assert abs(taken[continuation] - occurrences * count / (high - low)) < 1
+
+
+def test_as_many_rows_as_matches_read_each_match_once():
+    text = text_of([[1, 2], [1, 3], [1], [1, 2]])
+    assert sample(text, *text.find(np.array([1], np.int32)), 1, 4, 2) == [[2], [2], [3], []]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30), st.integers(0, 99)), max_size=4))
+def test_a_text_has_its_rows_in_proportion_and_at_least_one(planned):
+    text = text_of([[1] * 40])
+    ranges = np.array([(0, here) for _, here, _ in planned], np.int64).reshape(-1, 2)
+    plan = [(1, here + elsewhere, quota, 2) for quota, here, elsewhere in planned]
+    expected = [
+        order
+        for order, (_, places, quota, _) in enumerate(plan)
+        for _ in range(min(ranges[order, 1], max(ranges[order, 1] * quota // (places or 1), 1)))
+    ]
+    _, _, orders, occurrences = written = room(len(expected), 2)
+    plan = np.array(plan, np.int64).reshape(-1, 4)
+    searched = text.tokens, text.suffixes, text.vocab_size
+    assert sample_continuations(*searched, ranges, plan, 0, *written) == len(expected)
+    assert orders.tolist() == expected
+    for order, (_, here, _) in enumerate(planned):
+        assert occurrences[orders == order].sum() == pytest.approx(here)
+
+
+# --- damaged arrays
+
+
+class Guarded(np.ndarray):
+    """An array that may not be read or written outside, nor from its end."""
+
+    def __getitem__(self, index):
+        self._check(index)
+        return super().__getitem__(index)
+
+    def __setitem__(self, index, value):
+        self._check(index)
+        super().__setitem__(index, value)
+
+    def _check(self, index):
+        for i in index if isinstance(index, tuple) else (index,):
+            assert isinstance(i, slice) or i >= 0
+
+
+def guarded(values, dtype) -> np.ndarray:
+    return np.array(values, dtype).view(Guarded)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Kernels run as plain Python, where arrays can be guarded."""
+    monkeypatch.setattr(suffix_array, "_compare", suffix_array._compare.py_func)
+
+
+def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
+    tokens_and_separators = st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1)
+
+    @settings(deadline=None, max_examples=200)
+    @given(
+        st.lists(tokens_and_separators, min_size=1, max_size=10),
+        st.lists(st.integers(-3, 12) | st.sampled_from([-(2**31), 2**31 - 1]), max_size=10),
+        patterns,
+        st.integers(1, 4),
+    )
+    def check(tokens, suffixes, pattern, longest):
+        text = IndexedText(guarded(tokens, np.uint16), guarded(suffixes, np.int32), VOCAB_SIZE)
+        with suppress(ValueError):
+            pattern = guarded(pattern, np.int32)
+            ranges = find_suffixes.python(text.tokens, text.suffixes, pattern, 1).tolist()
+            assert len(ranges) <= len(pattern)
+            assert all(0 <= low < high <= len(suffixes) for low, high in ranges)
+        count = len(suffixes)
+        ranges = guarded([[0, count]], np.int64)
+        plan = guarded([[len(pattern), count, count, longest]], np.int64)
+        rows, lengths, *others = (array.view(Guarded) for array in room(count, longest))
+        written = rows, lengths, *others
+        with suppress(ValueError):
+            searched = text.tokens, text.suffixes, VOCAB_SIZE
+            assert sample_continuations.python(*searched, ranges, plan, 0, *written) == count
+            read = [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)]
+            assert all(0 <= token < VOCAB_SIZE for row in read for token in row)
+            assert all(0 <= suffix < len(tokens) for suffix in suffixes)
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("suffix", [-1, -(2**31), 6, 2**31 - 1])
+def test_a_suffix_outside_of_the_text_is_refused(dtype, suffix):
+    tokens = tokens_of([[1, 2], [1, 3]], dtype)
+    text = IndexedText(tokens, np.full(len(tokens), suffix, np.int32), VOCAB_SIZE)
+    with pytest.raises(ValueError, match=r"the datastore is damaged: .* Datastore.verify\(\)"):
+        text.find(np.array([1], np.int32))
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        sample(text, 0, 6, 1, 6, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_a_token_outside_of_the_vocabulary_is_refused(dtype):
+    tokens = tokens_of([[1, VOCAB_SIZE]], dtype)
+    text = IndexedText(tokens, build_suffix_array(tokens), VOCAB_SIZE)
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        sample(text, *text.find(np.array([1], np.int32)), 1, 1, 3)

@@ -5,20 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index import kernels
+from hf_refspec.index.kernels import warmup
 from hf_refspec.index.token_buffer import TokenBuffer
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
 
 
 def occurrences(buffer: TokenBuffer, token: int) -> list[int]:
+    _, previous, latest = buffer.text
     found = []
-    position = buffer.latest[token] if token < len(buffer.latest) else -1
+    position = latest[token] if token < len(latest) else -1
     while position >= 0:
         found.append(int(position))
-        position = buffer.previous[position]
+        position = previous[position]
     return found
 
 

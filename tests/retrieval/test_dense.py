@@ -15,7 +15,7 @@ from texts import DIMENSION, bag_of_words, some_texts
 
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.store.folder import DatastoreError
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
 TEXTS = some_texts(400)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index import kernels
-from hf_refspec.index.continuations import mixed_matches, tree_of_mixed
-from hf_refspec.index.ngram_table import STEPS_PER_HALF, NgramTable, table_bytes
+from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.mixed_trie import mixed_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
@@ -23,9 +23,10 @@ from hf_refspec.store.compact import (
     common_ngrams,
     compact_form,
 )
-from hf_refspec.store.folder import StoreConfig, write_arrays
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import write_arrays
 
-kernels.warmup()  # here, where it is in no test's time
+warmup()  # here, where it is in no test's time
 
 VOCAB_SIZE = 4
 MAX_NGRAM = 3
@@ -158,10 +159,9 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
         for ngram in ngrams_of(table):
             context = np.array(ngram, np.int32)
             tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
-            tree.check(VOCAB_SIZE)
-            matches = mixed_matches(shards, context, 1)
-            tokens, parents, probs = tree_of_mixed(
-                shards, matches, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH
+            tree.checked(VOCAB_SIZE)
+            tokens, parents, probs = mixed_tree(
+                shards, context, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH
             )
             assert tree.tokens.tolist() == tokens.tolist()
             assert tree.parents.tolist() == parents.tolist()

@@ -21,17 +21,11 @@ from safetensors.numpy import load_file
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store import datastore as store_module
 from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
-from hf_refspec.store.folder import (
-    DatastoreError,
-    FileEntry,
-    NgramsEntry,
-    ShardEntry,
-    StoreConfig,
-    write_arrays,
-)
+from hf_refspec.store.shards import split_documents
 
 QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
 FINGERPRINT = "f" * 32
@@ -101,7 +95,7 @@ def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
     for token in range(300):
         drafter.begin(np.array([token]), 300)
         tree = drafter.draft(16)
-        tree.check(300)
+        tree.checked(300)
         drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()))
     assert any(tokens for tokens, _, _ in drafts)
     return drafts
@@ -215,9 +209,11 @@ def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("cuts", [(), (330,), (1, 2, 3), (40, 41, 600)])
 @pytest.mark.parametrize("block", [1, 2, 7, 100, 1 << 20])
-def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, monkeypatch, cuts, block):
-    monkeypatch.setattr(store_module, "_BLOCK", block)
+def test_documents_come_back_wherever_shards_and_blocks_end(tmp_path, cuts, block):
     store = write_store(tmp_path / "store", DOCUMENTS, cuts=cuts)
+    texts = [shard.tokens for shard in store.shards]
+    found = split_documents(texts, store.config.separator, block)
+    assert [document.tolist() for document in found] == DOCUMENTS
     assert [document.tolist() for document in store.iter_documents()] == DOCUMENTS
 
 
@@ -569,7 +565,7 @@ def test_the_largest_tokens_are_drafted(tmp_path):
         drafter = DatastoreDrafts(each)
         drafter.begin(np.array([largest, 5]), 2**31 - 1)
         draft = drafter.draft(8)
-        draft.check(2**31 - 1)
+        draft.checked(2**31 - 1)
         assert draft.tokens[0] == largest - 1 and largest in draft.tokens
 
 
@@ -600,7 +596,7 @@ def drafted(store: Datastore, budget: int):
     drafter = DatastoreDrafts(store)
     drafter.begin(np.array([5]), 300)
     draft = drafter.draft(budget)
-    draft.check(300)
+    draft.checked(300)
     return draft
 
 

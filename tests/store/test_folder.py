@@ -1,4 +1,4 @@
-"""What a datastore's files may hold, and that everything else is refused by name."""
+"""What a config.json may say, and that everything else is refused by name."""
 
 from __future__ import annotations
 
@@ -6,43 +6,30 @@ import copy
 import json
 import os
 import resource
-import struct
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
 
-from hf_refspec.store.folder import (
+from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
     LONGEST_NGRAM,
     MOST_SHARDS,
-    DatastoreError,
-    FileEntry,
-    NgramsEntry,
-    ShardEntry,
     StoreConfig,
+)
+from hf_refspec.store.files import (
+    DatastoreError,
     check_file,
-    new_folder,
     read_arrays,
-    sha256,
     write_arrays,
 )
+from hf_refspec.store.folder import new_folder
 
-SHARD = ShardEntry(
-    tokens=7,
-    documents=2,
-    tokens_file=FileEntry("tokens-00001.safetensors", 100, "a" * 64),
-    suffixes_file=FileEntry("suffixes-00001.safetensors", 200, "b" * 64),
-)
-NGRAMS = NgramsEntry([5, 4], 30, 7, FileEntry("ngrams-0123456789ab.safetensors", 300, "c" * 64))
-SOURCE = {"corpus": "x", "n": [1, {"y": None}]}
-CONFIG = StoreConfig("f" * 32, "org/é", 300, SOURCE, [SHARD], NGRAMS)
 DEEP = '"deep": ' + "[" * 40 + "]" * 40
-UINT16 = {"tokens": (np.dtype(np.uint16), 4)}
 
 
 def content_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
@@ -84,37 +71,6 @@ def refusal(folder: Path, text: str | bytes | None = None) -> str:
         StoreConfig.read(folder)
     message = str(error.value)
     assert str(folder) in message and len(message) < 1000
-    return message
-
-
-def four_tokens(folder: Path) -> FileEntry:
-    path = folder / "tokens-00001.safetensors"
-    return write_arrays(path, {"tokens": np.arange(4, dtype=np.uint16)})
-
-
-def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
-    return [lambda: read_arrays(folder, entry, UINT16), lambda: check_file(folder, entry)]
-
-
-def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file, perhaps with a header that says another length of itself."""
-    header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
-
-
-def tensor(kind: str = "U16", shape: Any = (4,), offsets: Any = (0, 8)) -> dict[str, Any]:
-    return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets)}
-
-
-def refused_file(folder: Path, content: bytes, expected: dict = UINT16) -> str:
-    """The message with which a file is refused whose size and checksum are as said."""
-    path = folder / "tokens-00001.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(DatastoreError) as error:
-        read_arrays(folder, FileEntry.of(path), expected)
-    message = str(error.value)
-    assert f"{path} is damaged: " in message
     return message
 
 
@@ -378,154 +334,6 @@ def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
     assert StoreConfig.read(tmp_path / "store") == CONFIG
     assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
     check_file(tmp_path / "store", entry)
-
-
-@pytest.mark.parametrize("length", [0, 1, 5, 100_000])
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int32])
-def test_arrays_come_back_as_they_were_written(tmp_path, dtype, length):
-    array = np.random.default_rng(length).integers(0, 100, length).astype(dtype)
-    arrays = {"b": array, "a": array[::-1]}
-    entry = write_arrays(tmp_path / "tokens-00001.safetensors", arrays)
-    assert os.listdir(tmp_path) == [entry.name]
-    path = tmp_path / entry.name
-    assert entry == FileEntry.of(path) == FileEntry(path.name, path.stat().st_size, sha256(path))
-    assert path.stat().st_mode & 0o777 == 0o644
-    check_file(tmp_path, entry)
-    read = read_arrays(tmp_path, entry, {name: (np.dtype(dtype), None) for name in arrays})
-    assert {name: each.tolist() for name, each in read.items()} == {
-        name: each.tolist() for name, each in arrays.items()
-    }
-    read = read_arrays(tmp_path, entry, {"a": (np.dtype(dtype), length)})
-    assert list(read) == ["a"]
-
-
-def test_arrays_that_are_open_outlive_their_replacement(tmp_path):
-    path = tmp_path / "tokens-00001.safetensors"
-    old = write_arrays(path, {"tokens": np.arange(4, dtype=np.uint16)})
-    arrays = read_arrays(tmp_path, old, UINT16)
-    new = write_arrays(path, {"tokens": np.zeros(9, np.uint16)})
-    assert arrays["tokens"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(DatastoreError, match=r"is damaged: it has .* bytes, but config.json says"):
-        read_arrays(tmp_path, old, UINT16)
-    assert new.size != old.size
-
-
-def test_a_missing_file_is_named(tmp_path):
-    for read in readers(tmp_path, SHARD.tokens_file):
-        with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors .* is missing"):
-            read()
-
-
-@pytest.mark.parametrize(
-    "change", [lambda b: b"", lambda b: b[:-1], lambda b: b + b"\0", lambda b: b[:8]]
-)
-def test_a_file_of_another_size_is_refused(tmp_path, change):
-    entry = four_tokens(tmp_path)
-    path = tmp_path / entry.name
-    path.write_bytes(change(path.read_bytes()))
-    for read in readers(tmp_path, entry):
-        with pytest.raises(DatastoreError, match=rf"{entry.name} is damaged: it has .* bytes, but"):
-            read()
-
-
-def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
-    entry = four_tokens(tmp_path)
-    path = tmp_path / entry.name
-    good = path.read_bytes()
-    for bit in range(8 * len(good)):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(bad)
-        with pytest.raises(DatastoreError, match="is damaged: its checksum is"):
-            check_file(tmp_path, entry)
-        try:
-            read = read_arrays(tmp_path, entry, UINT16)["tokens"]
-        except DatastoreError as error:
-            assert entry.name in str(error)
-        else:
-            assert (read.dtype, read.shape) == (np.uint16, (4,))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0" * 7,
-        b"\0" * 8,
-        b"\0" * 64,
-        file_of({}),
-        file_of([]),
-        file_of(b"\xff" * 16),
-        file_of(b"{"),
-        file_of(b'{"tokens":' + b"[" * 10_000),
-        file_of({"other": tensor()}, bytes(8)),
-        file_of({"tokens": tensor("I16")}, bytes(8)),
-        file_of({"tokens": tensor("F16")}, bytes(8)),
-        file_of({"tokens": tensor("BF16")}, bytes(8)),
-        file_of({"tokens": tensor("U32", [2])}, bytes(8)),
-        file_of({"tokens": tensor("F4", [16])}, bytes(8)),
-        file_of({"tokens": tensor("F8_E5M2", [8])}, bytes(8)),
-        file_of({"tokens": tensor("C64", [1])}, bytes(8)),
-        file_of({"tokens": tensor("NONE")}, bytes(8)),
-        file_of({"tokens": tensor(shape=[3], offsets=(0, 6))}, bytes(6)),
-        file_of({"tokens": tensor(shape=[5], offsets=(0, 10))}, bytes(10)),
-        file_of({"tokens": tensor(shape=[2, 2])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[], offsets=(0, 2))}, bytes(2)),
-        file_of({"tokens": tensor(shape=[4, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**64 - 1, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**62, 2, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[0] * 3000, offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**62])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[2**64 + 4])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[-4])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[4.0])}, bytes(8)),
-        file_of({"tokens": tensor()}, bytes(7)),
-        file_of({"tokens": tensor()}, bytes(9)),
-        file_of({"tokens": tensor(offsets=(8, 0))}, bytes(8)),
-        file_of({"tokens": tensor(offsets=(1, 9))}, bytes(9)),
-        file_of({"tokens": tensor(offsets=(2**64 - 8, 2**64))}, bytes(8)),
-        file_of({"tokens": tensor(offsets=(0, 2**63))}, bytes(8)),
-        file_of({"tokens": tensor(), "x": tensor()}, bytes(8)),
-        file_of({"tokens": tensor(), "x": tensor(offsets=(4, 12))}, bytes(12)),
-        file_of({"tokens": tensor(), "x": tensor(offsets=(10, 18))}, bytes(18)),
-        file_of({"x": tensor("U8", [1], (0, 1)), "tokens": tensor(offsets=(1, 9))}, bytes(9)),
-        file_of({"tokens": tensor(), "__metadata__": {"a": 1}}, bytes(8)),
-        *(
-            file_of({"tokens": tensor()}, bytes(8), length)
-            for length in (0, 1, 8, 2**16, 2**31, 2**32, 2**63, 2**64 - 1)
-        ),
-    ],
-)
-def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, content):
-    refused_file(tmp_path, content)
-
-
-def test_message_says_what_an_array_should_be(tmp_path):
-    message = refused_file(tmp_path, file_of({"tokens": tensor("U32", [2])}, bytes(8)))
-    assert "tokens is uint32 of shape (2,), but should be uint16 with 4 entries" in message
-    content = file_of({"tokens": tensor("U32", [2])}, bytes(8))
-    message = refused_file(tmp_path, content, {"tokens": (np.dtype(np.uint16), None)})
-    assert "but should be uint16 with one dimension" in message
-
-
-def test_a_huge_header_is_not_parsed(tmp_path):
-    header = {f"{i:x}": tensor("U8", [0], (0, 0)) for i in range(2000)}
-    message = refused_file(tmp_path, file_of(header | {"tokens": tensor()}, bytes(8)))
-    assert "its header should have" in message
-
-
-def test_swapped_arrays_of_two_shards_are_refused(tmp_path):
-    entries = []
-    for i in (1, 2):
-        path = tmp_path / f"tokens-{i:05}.safetensors"
-        entries.append(write_arrays(path, {"tokens": np.arange(4 * i, dtype=np.uint16)}))
-    one, two = (tmp_path / entry.name for entry in entries)
-    one.rename(tmp_path / "other")
-    two.rename(one)
-    (tmp_path / "other").rename(two)
-    for i, entry in enumerate(entries, start=1):
-        with pytest.raises(DatastoreError, match=entry.name):
-            read_arrays(tmp_path, entry, {"tokens": (np.dtype(np.uint16), 4 * i)})
 
 
 @pytest.mark.parametrize("what", ["arrays", "config"])

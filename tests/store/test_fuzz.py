@@ -28,7 +28,8 @@ from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import compact_form
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.folder import NgramsEntry, ShardEntry, StoreConfig, write_arrays
+from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.files import write_arrays
 
 REFUSED = (ValueError, OSError)  # A DatastoreError is a ValueError.
 BOUNDARIES = [0, 1, -1, 2, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**24, 2**31 - 2, 2**31 - 1]
@@ -255,7 +256,7 @@ def read_all(folder: Path, contexts: list[np.ndarray], compact: bool) -> tuple[i
                     except REFUSED:
                         continue
                     assert len(draft) <= budget
-                    draft.check(store.config.vocab_size)
+                    draft.checked(store.config.vocab_size)
                     drafts += 1
     return opened, drafts
 

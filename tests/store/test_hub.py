@@ -14,21 +14,14 @@ import huggingface_hub
 import numpy as np
 import pytest
 import yaml
-from hub_server import TOKEN, Blob, Fault, running_hub
+from hub_server import TOKEN, Blob, Fault
 from huggingface_hub import constants
 
-from hf_refspec.store.card import datastore_card
-from hf_refspec.store.folder import (
-    CONFIG,
-    DatastoreError,
-    NgramsEntry,
-    ShardEntry,
-    StoreConfig,
-    check_file,
-    sha256,
-    write_arrays,
-)
-from hf_refspec.store.hub import fetch, push
+from hf_refspec.store import hub as hub_module
+from hf_refspec.store.card import card as card_of
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.files import CONFIG, DatastoreError, check_file, sha256, write_arrays
 
 REPO = "owner/store"
 SOURCE = {
@@ -39,23 +32,6 @@ SOURCE = {
     "mat": {"HumanEval, 64 nodes": 2.1},
     "hf_refspec": "0.1.0",
 }
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that huggingface_hub takes for the real one, with nobody logged in."""
-    with running_hub() as server:
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        yield server
-        huggingface_hub.close_session()
 
 
 @pytest.fixture
@@ -89,6 +65,14 @@ def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> St
     config = StoreConfig("f" * 32, "org/tokenizer", 32000, SOURCE, entries, compact)
     config.write(folder)
     return config
+
+
+def fetch(repo: str | Path, form: str | None = None, **options) -> Path:
+    return hub_module.fetch(repo, StoreConfig, Datastore._part(form), **options)
+
+
+def push(folder: Path, repo: str, **options):
+    return hub_module.push(folder, StoreConfig, repo, **options)
 
 
 @pytest.fixture
@@ -238,11 +222,12 @@ def test_pull_request(hub, store):
 def test_from_a_process_of_its_own(hub, store, tmp_path):
     program = dedent("""
         import sys
+        from hf_refspec.store.datastore_config import StoreConfig
         from hf_refspec.store.hub import fetch, push
 
         folder, repo, token = sys.argv[1:]
-        push(folder, repo, token=token)
-        print(fetch(repo, form="compact"))
+        push(folder, StoreConfig, repo, token=token)
+        print(fetch(repo, StoreConfig, lambda config: config.in_form("compact")))
     """)
     environment = {
         **os.environ,
@@ -536,7 +521,7 @@ def metadata(card: str) -> dict:
 
 def test_card_says_what_is_in_the_store(store):
     config = StoreConfig.read(store)
-    card = datastore_card(config, REPO)
+    card = card_of(config, REPO)
     assert metadata(card) == {
         "license": "apache-2.0",
         "tags": ["hf-refspec", "speculative-decoding"],
@@ -548,13 +533,13 @@ def test_card_says_what_is_in_the_store(store):
         "| Corpus | Python \\| standard library |",
         "| Licence of the corpus | Apache-2.0 |",
         "| Documents | 4, exact duplicates dropped |",
-        "| Tokens | 96 |",
+        ": 96 tokens and their suffix array |",
         "| Tokenizer | `org/tokenizer`, ids below 32,000 |",
         f"| Tokenizer fingerprint | `{'f' * 32}` |",
         "12 n-grams of up to 2 tokens, with 30 draft nodes",
         'With `form="compact"` only the compact form is downloaded',
         "| Built with | hf_refspec 0.1.0 |",
-        "| `suffixes-00001.safetensors` | 480 bytes | their suffix array |",
+        "| `suffixes-00001.safetensors` | 480 bytes |",
         "| HumanEval, 64 nodes | 2.10 |",
     ]:
         assert text in card
@@ -563,15 +548,15 @@ def test_card_says_what_is_in_the_store(store):
 
 def test_card_of_a_store_of_which_little_is_known(store):
     config = replace(StoreConfig.read(store), source={"license": None}, shards=[])
-    card = datastore_card(config, None)
+    card = card_of(config, REPO)
     assert "license" not in metadata(card)
     assert "| Licence of the corpus | not stated |" in card
     assert "has not been stated" in card
     assert "has not been measured" in card
-    assert "| Tokens counted | 100 |" in card
+    assert "from 100 tokens |" in card and "| Full form | none |" in card
     assert 'form="compact"' not in card
     config = replace(config, ngrams=None, shards=StoreConfig.read(store).shards)
-    assert 'form="compact"' not in datastore_card(config, None)
+    assert 'form="compact"' not in card_of(config, REPO)
 
 
 @pytest.mark.parametrize(
@@ -584,12 +569,13 @@ def test_card_of_a_store_of_which_little_is_known(store):
 )
 def test_licences(store, licence, expected):
     config = StoreConfig.read(store)
-    card = datastore_card(replace(config, source={**SOURCE, "license": licence}), REPO)
+    card = card_of(replace(config, source={**SOURCE, "license": licence}), REPO)
     found = metadata(card)
     assert {key: found[key] for key in found if key.startswith("license")} == expected
     assert f"| Licence of the corpus | {licence} |" in card
 
 
-def test_the_packaged_card_is_the_template():
-    template = Path(__file__).parents[2] / "model_cards" / "datastore.md"
-    assert files("hf_refspec.store").joinpath("datastore.md").read_text() == template.read_text()
+@pytest.mark.parametrize("name", ["datastore.md", "knowledge_base.md", "knn_datastore.md"])
+def test_the_packaged_card_is_the_template(name):
+    template = Path(__file__).parents[2] / "model_cards" / name
+    assert files("hf_refspec.store").joinpath(name).read_text() == template.read_text()

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from hub_server import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.store.build.hidden_states import watched
+from hf_refspec.store.build.hidden_states import recorded
 from hf_refspec.store.build.windows import windows
-from hf_refspec.store.folder import DatastoreError
+from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.knn_datastore import KnnDatastore
 
 CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
@@ -60,7 +61,7 @@ class TestBuild:
         entry = 0
         for text in CORPUS:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
-            with watched(byte_llama, "last_mlp") as hidden, torch.no_grad():
+            with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
                 byte_llama(ids)
             for position in range(ids.shape[1] - 1):
                 expected = hidden.states[0, position].numpy()
@@ -75,7 +76,7 @@ class TestBuild:
         handle = byte_llama.model.layers[-1].mlp.register_forward_pre_hook(
             lambda module, args: seen.append(args[0])
         )
-        with watched(byte_llama, "last_mlp") as hidden, torch.no_grad():
+        with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
             byte_llama(ids)
         handle.remove()
         assert torch.equal(hidden.states, seen[0])
@@ -127,13 +128,13 @@ class TestBuild:
 
     @pytest.mark.parametrize("architecture", ARCHITECTURES[:12], ids=str)
     def test_the_last_mlp_is_found_in_many_architectures(self, architecture, models_by_type):
-        with watched(models_by_type(architecture.model_type), "last_mlp"):
+        with recorded(models_by_type(architecture.model_type), "last_mlp"):
             pass
 
     def test_a_model_without_an_mlp_is_told_what_to_do(self, models_by_type):
         model = models_by_type("opt")
         expected = pytest.raises(ValueError, match='pass layer="last_hidden"')
-        with expected, watched(model, "last_mlp"):
+        with expected, recorded(model, "last_mlp"):
             pass
 
 
@@ -200,6 +201,31 @@ class TestOpening:
     def test_another_model_is_refused(self, store, changes, message):
         with pytest.raises(ValueError, match=message):
             store.check_model(other_model(**changes))
+
+
+class TestFolder:
+    def test_it_is_copied_and_goes_to_the_hub_and_comes_back_with_its_card(
+        self, store, hub, tmp_path
+    ):
+        store.save_pretrained(tmp_path / "saved")
+        saved = KnnDatastore.from_pretrained(tmp_path / "saved", index="flat")
+        saved.push_to_hub("owner/knn", token=TOKEN)
+        again = KnnDatastore.from_pretrained("owner/knn", cache_dir=tmp_path / "downloads")
+        for other in (saved, again):
+            other.verify()
+            assert other.config == store.config
+            assert np.array_equal(other.keys, store.keys)
+        card = (again.path / "README.md").read_text()
+        assert 'KnnDatastore.from_pretrained("owner/knn")' in card
+        assert f"| Keys | {len(store)} hidden states (`last_mlp`) of 32 numbers" in card
+        assert "$" not in card
+
+    def test_another_tokenizer_is_refused(self, store, tokenizer):
+        store.check_tokenizer(tokenizer)
+        other = pickle.loads(pickle.dumps(tokenizer))
+        other.add_tokens(["other"])
+        with pytest.raises(DatastoreError, match="was made for another tokenizer"):
+            store.check_tokenizer(other)
 
 
 class TestSearch:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import pickle
 
-import huggingface_hub
 import numpy as np
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN, running_hub
-from huggingface_hub import constants
+from hub_server import TOKEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DIMENSION, bag_of_words, some_texts
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.folder import DatastoreError, write_arrays
+from hf_refspec.store.files import DatastoreError, write_arrays
 from hf_refspec.store.knowledge_base import KnowledgeBase, _even_parts
-from hf_refspec.store.knowledge_base_card import knowledge_base_card
 
 REPO = "owner/passages"
 
@@ -32,21 +30,6 @@ def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
 @pytest.fixture
 def base(tmp_path, tokenizer):
     return build(tmp_path / "base", tokenizer, chunk_length=64)
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A Hub that huggingface_hub takes for the real one."""
-    with running_hub() as server:
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        yield server
-        huggingface_hub.close_session()
 
 
 def test_passages_are_the_documents_in_order_with_their_embeddings(base):
@@ -94,7 +77,7 @@ def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
         "config.json",
         "passages.safetensors",
     ]
-    assert "SparseRetriever" in knowledge_base_card(base.config, REPO)
+    assert "SparseRetriever" in card(base.config, REPO)
 
 
 def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):

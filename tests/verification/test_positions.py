@@ -8,7 +8,7 @@ from calls import PROMPT
 from drafters import Noise, Prophet
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from hf_refspec.verification.positions import furthest_position
+from hf_refspec.verification.positions import PositionLimits
 
 SMALL = {
     "vocab_size": 97,
@@ -111,14 +111,14 @@ def test_it_is_the_position_that_counts_not_the_length(models_by_type, case):
 
 def test_furthest_position():
     llama = AutoConfig.for_model("llama", **SMALL, max_position_embeddings=100)
-    assert furthest_position(llama, 50) == 99
-    assert furthest_position(llama, 100) is None  # past the table already
+    assert PositionLimits.of(llama).furthest(50) == 99
+    assert PositionLimits.of(llama).furthest(100) is None  # past the table already
     dynamic = AutoConfig.for_model(
         "llama", **SMALL, max_position_embeddings=100, rope_parameters=DYNAMIC
     )
-    assert furthest_position(dynamic, 50) == 99
-    assert furthest_position(dynamic, 120) == 120
+    assert PositionLimits.of(dynamic).furthest(50) == 99
+    assert PositionLimits.of(dynamic).furthest(120) == 120
     long = AutoConfig.for_model("llama", **SMALL, max_position_embeddings=100, rope_parameters=LONG)
-    assert furthest_position(long, 20) == 31
-    assert furthest_position(long, 32) == 32
-    assert furthest_position(long, 33) == 99
+    assert PositionLimits.of(long).furthest(20) == 31
+    assert PositionLimits.of(long).furthest(32) == 32
+    assert PositionLimits.of(long).furthest(33) == 99

@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_draft_counts_as_run(bench):
         bench.verifier.keep([path[:kept] for path in paths])
         if not bench.verifier.reruns and bench.verifier.cache is not None:
             accepted = len(paths[0][:kept])
-            assert bench.verifier.cached.tolist() == [length + accepted] * bench.rows
+            assert bench.verifier.cached == [length + accepted] * bench.rows
         length += kept + 1
     bench.assert_plain(bench.forward([length] * bench.rows), [length] * bench.rows)
 
@@ -149,7 +149,7 @@ def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
         bench.forward(further)
         bench.verifier.keep([[]] * bench.rows)
         bench.verifier.roll_back(mark)
-        assert (bench.verifier.cached == mark.attributes["cached"]).all()
+        assert bench.verifier.cached == mark.attributes["cached"]
 
         fresh = bench.new(14)
         lengths = [17] * bench.rows
@@ -182,7 +182,7 @@ def test_rows_with_different_numbers_of_pending_tokens(rows_bench):
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:count] for path, count in zip(paths, kept, strict=True)])
         after = [length + count for length, count in zip(lengths, kept, strict=True)]
-        assert bench.verifier.cached.tolist() == after
+        assert bench.verifier.cached == after
         assert bench.verifier.cache.get_seq_length() == max(after)
 
 
@@ -196,7 +196,7 @@ def test_rows_of_different_lengths_are_rolled_back(rows_bench):
         bench.forward([22] * 3, drafts)
         bench.verifier.keep([paths[0], None, paths[2][:1]])
         bench.verifier.roll_back(mark)
-        assert bench.verifier.cached.tolist() == [13, 15, 20]
+        assert bench.verifier.cached == [13, 15, 20]
         assert bench.verifier.cache.get_seq_length() == 20
         lengths = [16, 16, 21]
         drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
@@ -209,7 +209,7 @@ def test_a_row_that_waits_keeps_nothing_of_a_pass(rows_bench):
     bench = rows_bench
     bench.forward([14] * 3)
     bench.verifier.keep([[], None, []])
-    assert bench.verifier.cached.tolist() == [14, 12, 14]
+    assert bench.verifier.cached == [14, 12, 14]
     lengths = [16, 15, 17]
     drafts, _ = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
     bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
@@ -248,7 +248,7 @@ def test_crop_drops_the_last_tokens_of_a_row(models_by_type, kept):
     bench.forward([20], [draft])
     bench.verifier.keep([path[:kept]])
     assert bench.verifier.crop(15)
-    assert bench.verifier.cached.tolist() == [15]
+    assert bench.verifier.cached == [15]
     assert bench.verifier.cache.get_seq_length() == 15
     bench.assert_plain(bench.forward([18]), [18])
     sliding = Bench(ChainVerifier, models_by_type("mistral"), 1)

@@ -13,41 +13,31 @@ segment. So the folder is whole at every moment.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 from ...index.segments import Segment
 from ...index.suffix_array import IndexedText
-from ...store.fingerprint import tokenizer_fingerprint
-from ...store.folder import (
-    CONFIG,
-    DatastoreError,
-    FileEntry,
-    check_file,
-    read_arrays,
-    sync_folder,
-    write_arrays,
-)
+from ...store.files import CONFIG, DatastoreError, FileEntry, check_file, read_arrays, write_arrays
+from ...store.fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
+from ...store.folder import LOCK, FolderConfig, locked, token_dtype
+from ...store.schema import Named, Range
 from .log import SessionLog, read_log
 
 logger = logging.getLogger("hf_refspec")
 
-FORMAT = "hf_refspec retrieval cache"
-FORMAT_VERSION = 1
-_SEGMENT_NAME = re.compile(r"segment-[0-9]{5,}\.safetensors")
+SEGMENT = Named("a segment", r"segment-([0-9]{5,})\.safetensors")
 _LOG_NAME = re.compile(r"log-([0-9]{5,})")
-_LARGEST_CONFIG = 1 << 23
 _INT32 = np.dtype(np.int32)
+_COUNT = Range(0, 2**62)
 
 
 @dataclass(frozen=True)
@@ -60,10 +50,34 @@ class SegmentEntry:
         file (`FileEntry`): Where its arrays are.
     """
 
-    tokens: int
-    documents: int
-    vocab_size: int
-    file: FileEntry
+    tokens: Annotated[int, _COUNT]
+    documents: Annotated[int, _COUNT]
+    vocab_size: Annotated[int, _COUNT]
+    file: Annotated[FileEntry, SEGMENT]
+
+
+@dataclass(frozen=True)
+class SessionConfig(FolderConfig):
+    """What the config.json of a retrieval cache says.
+
+    Attributes:
+        fingerprint, tokenizer (`str`, *optional*): `None` until a tokenizer is known.
+        segments (`list[SegmentEntry]`): The segments, the oldest calls first.
+        first_log (`int`): The first log whose calls are in no segment.
+    """
+
+    NOUN = "retrieval cache"
+    HEADER: ClassVar[dict[str, Any]] = {
+        "format": "hf_refspec retrieval cache",
+        "format_version": 1,
+    }
+    FILES = (SEGMENT,)
+    REMEDY = "choose a new path"
+
+    fingerprint: str | None  # type: ignore[assignment]
+    tokenizer: str | None  # type: ignore[assignment]
+    segments: list[SegmentEntry]
+    first_log: Annotated[int, _COUNT]
 
 
 class SessionFolder:
@@ -87,10 +101,14 @@ class SessionFolder:
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(path)
+        self._lock = locked(
+            path / LOCK,
+            f"{path} is open in another process (or in another RetrievalCache of this one); share "
+            "that one, or give each process a path of its own",
+        )
         try:
-            self._entries, self._first_log = self._read_config(tokenizer)
-            self._write_config(self._entries, self._first_log)
+            self._config = self._read_config(tokenizer)
+            self._config.write(path)
             self.segments = self._open_segments()
             self.calls, self._log_number, size = self._read_logs()
             self._log = SessionLog(self._log_path(self._log_number), size)
@@ -134,13 +152,15 @@ class SessionFolder:
             segments (sequence of [`Segment`]): From `save`, or found.
             first_log (`int`, *optional*): The first log whose calls are in none of them.
         """
-        known = {entry.file.name: entry for entry in self._entries} | self._unnamed
-        entries, old_log = [known[segment.name] for segment in segments], self._first_log
-        self._write_config(entries, max(old_log, first_log or 0))
+        old, first_log = self._config, max(self._config.first_log, first_log or 0)
+        known = {entry.file.name: entry for entry in old.segments} | self._unnamed
+        entries = [known[segment.name] for segment in segments]
+        self._config = replace(old, segments=entries, first_log=first_log)
+        self._config.write(self.path)
         for name in known.keys() - {entry.file.name for entry in entries}:
             self._delete(self.path / name)
         self._unnamed.clear()
-        for number in range(old_log, self._first_log):
+        for number in range(old.first_log, first_log):
             self._delete(self._log_path(number))
 
     def close(self) -> None:
@@ -148,67 +168,39 @@ class SessionFolder:
         self._log.close()
         self._lock.release()
 
-    def _read_config(
-        self, tokenizer: PreTrainedTokenizerBase | None
-    ) -> tuple[list[SegmentEntry], int]:
-        self._fingerprint = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
-        self._tokenizer = getattr(tokenizer, "name_or_path", None)
-        path = self.path / CONFIG
-        if not path.exists():
+    def _read_config(self, tokenizer: PreTrainedTokenizerBase | None) -> SessionConfig:
+        if not (self.path / CONFIG).exists():
             # A process that was killed over making it has left no more than these.
-            made_first = (".lock", f".{CONFIG}.new")
-            others = [each for each in os.listdir(self.path) if each not in made_first]
+            others = set(os.listdir(self.path)) - {LOCK, f".{CONFIG}.new"}
             if others:
                 raise DatastoreError(
-                    f"{self.path} is not a retrieval cache: it has no {CONFIG}, but {others[0]}; "
+                    f"{self.path} is not a retrieval cache: it has no {CONFIG}, but {min(others)}; "
                     "choose a new path"
                 )
-            return [], 1
-        try:
-            if path.stat().st_size > _LARGEST_CONFIG:
-                raise ValueError("it is too large")
-            content = json.loads(path.read_bytes())
-            if content["format"] != FORMAT:
-                raise KeyError("format")
-            if content["format_version"] != FORMAT_VERSION:
-                raise DatastoreError(
-                    f"{path} has format_version {content['format_version']!r}, but this hf_refspec "
-                    f"reads only {FORMAT_VERSION}; choose a new path"
-                )
-            fingerprint, name = content["fingerprint"], content["tokenizer"]
-            entries = [_parse_segment(each) for each in content["segments"]]
-            first_log = _whole(content["first_log"])
-        except DatastoreError:
-            raise
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise DatastoreError(
-                f"{path} is damaged, or not a retrieval cache's ({error!r}); delete {self.path} or "
-                "choose a new path"
-            ) from None
-        if None not in (fingerprint, self._fingerprint) and fingerprint != self._fingerprint:
-            raise DatastoreError(
-                f"{self.path} remembers calls of another tokenizer: {name} with the fingerprint "
-                f"{fingerprint}, not {self._tokenizer} with {self._fingerprint}; choose a new path"
-            )
-        if self._fingerprint is None:
-            self._fingerprint, self._tokenizer = fingerprint, name
-        return entries, first_log
+            config = SessionConfig(None, None, [], 1)
+        else:
+            config = SessionConfig.read(self.path)
+        if tokenizer is None:
+            return config
+        if config.fingerprint is not None:
+            check_tokenizer(self.path, config, tokenizer, SessionConfig.REMEDY)
+        fingerprint = tokenizer_fingerprint(tokenizer)
+        return replace(config, fingerprint=fingerprint, tokenizer=public_name(tokenizer))
 
     def _open_segments(self) -> list[Segment]:
         self._unnamed: dict[str, SegmentEntry] = {}
         segments: list[Segment] = []
-        for entry in self._entries:
+        for entry in self._config.segments:
             check_file(self.path, entry.file)
             segments.append(self._open_segment(entry, segments[-1].end if segments else 0))
         return segments
 
     def _open_segment(self, entry: SegmentEntry, first: int) -> Segment:
-        dtype = np.dtype(np.uint16 if entry.vocab_size < 2**16 else np.uint32)
         arrays = read_arrays(
             self.path,
             entry.file,
             {
-                "tokens": (dtype, entry.tokens),
+                "tokens": (token_dtype(entry.vocab_size), entry.tokens),
                 "suffixes": (_INT32, entry.tokens),
                 "ends": (_INT32, entry.documents),
                 "prompt_lengths": (_INT32, entry.documents),
@@ -219,9 +211,9 @@ class SessionFolder:
 
     def _read_logs(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], int, int]:
         """The calls of all logs, the number of the last one and the bytes of its whole records."""
-        calls, size = [], 0
-        last = max([self._first_log, *_numbers(self.path, _LOG_NAME)])
-        for number in range(self._first_log, last + 1):
+        calls, size, first = [], 0, self._config.first_log
+        last = max(first, self._largest_number(_LOG_NAME))
+        for number in range(first, last + 1):
             path = self._log_path(number)
             size = 0
             if path.exists():
@@ -236,32 +228,19 @@ class SessionFolder:
 
     def _delete_strays(self) -> None:
         """Deletes what a process that was killed has left, and finds the next free number."""
-        named = {entry.file.name for entry in self._entries}
+        named = {file.name for file in self._config.files()}
         for name in os.listdir(self.path):
             log = _LOG_NAME.fullmatch(name)
-            if log and int(log[1]) >= self._first_log:
+            if name in named or (log and int(log[1]) >= self._config.first_log):
                 continue
-            if _ours(name) and name not in named and name not in (CONFIG, ".lock"):
+            plain = name.removeprefix(".").removesuffix(".new")
+            if SEGMENT.matches(plain) or _LOG_NAME.fullmatch(plain) or name == f".{CONFIG}.new":
                 self._delete(self.path / name)
-        self._number = max([0, *_numbers(self.path, re.compile(r"segment-([0-9]+)\..*"))])
+        self._number = self._largest_number(re.compile(SEGMENT.pattern))
 
-    def _write_config(self, entries: list[SegmentEntry], first_log: int) -> None:
-        content = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "fingerprint": self._fingerprint,
-            "tokenizer": self._tokenizer,
-            "segments": [asdict(entry) for entry in entries],
-            "first_log": first_log,
-        }
-        new = self.path / f".{CONFIG}.new"
-        with open(new, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path / CONFIG)
-        sync_folder(self.path)
-        self._entries, self._first_log = entries, first_log
+    def _largest_number(self, pattern: re.Pattern[str]) -> int:
+        matches = filter(None, map(pattern.fullmatch, os.listdir(self.path)))
+        return max([0, *(int(match[1]) for match in matches)])
 
     def _delete(self, path: Path) -> None:
         try:
@@ -271,42 +250,3 @@ class SessionFolder:
 
     def _log_path(self, number: int) -> Path:
         return self.path / f"log-{number:05d}"
-
-
-def _locked(path: Path) -> FileLock:
-    lock = FileLock(path / ".lock", thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise DatastoreError(
-            f"{path} is open in another process (or in another RetrievalCache of this one); share "
-            "that one, or give each process a path of its own"
-        ) from None
-    return lock
-
-
-def _ours(name: str) -> bool:
-    """Whether a file of this name may be one that a cache has written."""
-    plain = name.removeprefix(".").removesuffix(".new")
-    known = plain in (CONFIG, "lock") or _LOG_NAME.fullmatch(plain)
-    return bool(known or _SEGMENT_NAME.fullmatch(plain))
-
-
-def _numbers(path: Path, pattern: re.Pattern[str]) -> list[int]:
-    return [int(match[1]) for name in os.listdir(path) if (match := pattern.fullmatch(name))]
-
-
-def _parse_segment(content: Any) -> SegmentEntry:
-    file = content["file"]
-    # Else a cache could name a file outside of its folder.
-    if not isinstance(file["name"], str) or not _SEGMENT_NAME.fullmatch(file["name"]):
-        raise ValueError(f"{file['name']!r} is not the name of a segment")
-    entry = FileEntry(file["name"], _whole(file["size"]), str(file["sha256"]))
-    tokens, documents = _whole(content["tokens"]), _whole(content["documents"])
-    return SegmentEntry(tokens, documents, _whole(content["vocab_size"]), entry)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} should be a whole number")
-    return value

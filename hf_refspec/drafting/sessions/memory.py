@@ -1,4 +1,4 @@
-"""The calls that a `RetrievalCache` remembers, for many threads at once."""
+"""The sessions of a `RetrievalCache`, for many threads at once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ...index.segments import LinkedText, Segment, Tail, due_to_join, joined
-from ...index.suffix_array import IndexedText, suffix_sorter
+from ...index.segments import Segment, Tail, due_to_join, joined
+from ...index.suffix_array import IndexedText
+from ...index.token_buffer import LinkedText
 from .folder import SessionFolder
+from .similar_prompts import SimilarPrompts
 
 logger = logging.getLogger("hf_refspec")
 
 # Tokens after which the tail is sealed. To search a longer one takes longer than one segment more.
 SEAL_TOKENS = 1 << 13
-# The oldest segment is rewritten when less than this share of it is still remembered.
-_SHARE_KEPT = 7 / 8
+# The oldest segment is rewritten when less than this fraction of it is still remembered.
+_FRACTION_KEPT = 7 / 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +29,7 @@ class View:
     """What is remembered at one moment, to draft from without waiting for anybody.
 
     Attributes:
-        segments (`tuple[IndexedText, ...]`): All but the newest calls.
+        segments (`tuple[IndexedText, ...]`): All but the newest sessions.
         tail (`LinkedText`): The newest.
         largest_id (`int`): The largest token id so far; -1 if there is none.
     """
@@ -38,39 +40,45 @@ class View:
 
 
 class Memory:
-    """Finished calls, numbered in the order in which they came; the oldest are forgotten first.
+    """Sessions, numbered in the order they came in; the oldest are forgotten first.
 
-    Calls that are forgotten can still be seen by a draft for a while: a segment is rewritten when
-    an eighth of it is forgotten. Sorting, joining and writing segments goes on in the background,
-    and leaves no trace if the process is killed over it. A copy (or pickle) is another memory with
-    the same calls, without a folder.
+    A session that is forgotten can still be seen by a draft for a while: a segment is rewritten
+    when an eighth of it is forgotten. Sorting, joining and writing segments goes on in the
+    background, and leaves no trace if the process is killed over it. A copy (or pickle) is another
+    memory with the same sessions, without a folder.
 
     Args:
         max_tokens (`int`): The most tokens that are remembered.
         folder (`SessionFolder`, *optional*): Where they are kept as well; what is there already
             is remembered.
+        seal_tokens (`int`, *optional*): Tokens after which the tail is sealed.
 
     Attributes:
         view (`View`): What there is now. It is replaced, never changed.
         closed (`bool`): Whether no more is remembered.
     """
 
-    def __init__(self, max_tokens: int, folder: SessionFolder | None = None) -> None:
-        suffix_sorter()  # missing, it should be missed now and not in the background
+    def __init__(
+        self,
+        max_tokens: int,
+        folder: SessionFolder | None = None,
+        seal_tokens: int | None = None,
+    ) -> None:
         self.max_tokens = max_tokens
         self._folder = folder
-        # The first guards all that is here, for microseconds; the second what is on the disk. Who
-        # needs both takes the second first.
+        # The first guards all that is here, for microseconds (a search of 10,000 prompts: for a
+        # millisecond); the second what is on the disk. Who needs both takes the second first.
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()
         self._background: dict[Callable[[], None], threading.Thread] = {}
         self.closed = False
         self._segments: list[Segment] = []
         self._tail = Tail()
+        self._prompts = SimilarPrompts()
         self._oldest = 0
         self._tokens = 0
         self._unsealed = 0
-        self._seal_at = SEAL_TOKENS
+        self._seal_tokens = self._seal_at = seal_tokens or SEAL_TOKENS
         self._largest_id = -1
         if folder is not None:
             self._fill(folder)
@@ -81,18 +89,12 @@ class Memory:
             return self._tail.end - self._oldest
 
     @property
-    def numbers(self) -> range:
-        """The numbers of the calls that are remembered."""
-        with self._lock:
-            return range(self._oldest, self._tail.end)
-
-    @property
     def tokens(self) -> int:
-        """Tokens of the calls that are remembered."""
+        """Tokens of the sessions that are remembered."""
         return self._tokens
 
-    def add(self, prompt: np.ndarray, output: np.ndarray) -> int:
-        """Remembers a call and returns its number.
+    def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
+        """Remembers a session.
 
         Args:
             prompt, output (`np.ndarray`, integers of shape `(n,)`): Not both empty.
@@ -104,23 +106,33 @@ class Memory:
             self._append(prompt, output)
             self._publish()
             self._schedule()
-            return self._tail.end - 1
 
-    def call(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The prompt and the output of a call, `None` if it is forgotten."""
+    def sessions(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The prompts and outputs of all sessions, the oldest first."""
         with self._lock:
-            if not self._oldest <= number < self._tail.end:
-                return None
-            return self._holder(number).document(number)
+            numbers = range(self._oldest, self._tail.end)
+            return [self._holder(number).document(number) for number in numbers]
+
+    def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
+        """The outputs of the sessions with the most similar prompts, the most similar one last.
+
+        Args:
+            prompt (`np.ndarray`, integers of shape `(n,)`): A prompt.
+            count (`int`): The most sessions, at least 1.
+        """
+        with self._lock:
+            numbers = self._prompts.search(prompt, self._oldest, count)
+            return [self._holder(number).document(number)[1] for number in numbers]
 
     def clear(self) -> None:
-        """Forgets all calls, at once and on the disk."""
+        """Forgets all sessions, at once and on the disk."""
         with self._disk_lock, self._lock:
             self._check_open()
             self._oldest = self._tail.end
             self._tokens = self._unsealed = 0
             self._segments = []
             self._tail = Tail(self._oldest)
+            self._prompts = SimilarPrompts(self._oldest)
             self._largest_id = -1
             self._publish()
             if self._folder is not None:
@@ -147,17 +159,13 @@ class Memory:
                 self._folder = None
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            calls = [self._holder(number).document(number) for number in self.numbers]
-            # Copies, and of one type: sorted documents are of as short a type as holds them.
-            calls = [(prompt.astype(int), output.astype(int)) for prompt, output in calls]
-            return {"max_tokens": self.max_tokens, "oldest": self._oldest, "calls": calls}
+        # Copies, and of one type: sorted documents are of as short a type as holds them.
+        sessions = [(prompt.astype(int), output.astype(int)) for prompt, output in self.sessions()]
+        return {"options": (self.max_tokens, None, self._seal_tokens), "sessions": sessions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Memory.__init__(self, state["max_tokens"])
-        self._oldest = state["oldest"]
-        self._tail = Tail(self._oldest)
-        for prompt, output in state["calls"]:
+        Memory.__init__(self, *state["options"])
+        for prompt, output in state["sessions"]:
             self._append(prompt, output)
         self._publish()
 
@@ -167,12 +175,16 @@ class Memory:
             self._tail = Tail(self._segments[-1].end)
             self._tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
             self._largest_id = max(each.text.vocab_size for each in self._segments) - 1
+            for segment in self._segments:
+                for number in range(segment.first, segment.end):
+                    self._prompts.add(segment.document(number)[0])
         for prompt, output in folder.calls:
             self._append(prompt, output)
         self._forget()
 
     def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         self._tail.add(prompt, output)
+        self._prompts.add(prompt)
         self._tokens += len(prompt) + len(output)
         self._unsealed += len(prompt) + len(output)
         self._largest_id = max(
@@ -184,13 +196,13 @@ class Memory:
         try:
             folder.append(prompt, output)
         except OSError as error:
-            logger.warning("a call is remembered only until this process ends: %s", error)
+            logger.warning("a session is remembered only until this process ends: %s", error)
 
     def _holder(self, number: int) -> Segment | Tail:
         return next((each for each in self._segments if number < each.end), self._tail)
 
     def _forget(self) -> None:
-        """Forgets the oldest calls that are too many."""
+        """Forgets the oldest sessions that are too many."""
         before = self._oldest
         while self._tokens > self.max_tokens:
             begin, end = self._holder(self._oldest).place(self._oldest)
@@ -199,6 +211,7 @@ class Memory:
         if self._oldest > before:
             self._segments = [each for each in self._segments if each.end > self._oldest]
             self._tail = self._tail.since(self._oldest)
+            self._prompts.forget(self._oldest)
 
     def _publish(self) -> None:
         self.view = View(
@@ -231,15 +244,14 @@ class Memory:
         except Exception as error:
             failed = True
             logger.warning(
-                "the remembered calls cannot be put in order: %r; drafts are as good and take "
-                "longer",
+                "the sessions cannot be put in order: %r; drafts are as good and take longer",
                 error,
             )
         finally:
             with self._lock:
                 del self._background[job]
                 if failed:  # it is tried again when the tail has grown as much again
-                    self._seal_at = self._unsealed + SEAL_TOKENS
+                    self._seal_at = self._unsealed + self._seal_tokens
                 else:
                     self._schedule()
 
@@ -253,7 +265,7 @@ class Memory:
         self._replace(segment, first_log)
         with self._lock:
             self._unsealed = max(self._unsealed - sealed, 0)
-            self._seal_at = SEAL_TOKENS
+            self._seal_at = self._seal_tokens
 
     def _due(self) -> slice | None:
         """Which segments should be made one, without what is forgotten."""
@@ -262,7 +274,7 @@ class Memory:
         oldest = self._segments[0]
         if self._oldest > oldest.first:
             kept = len(oldest.text.tokens) - oldest.place(self._oldest)[0]
-            if kept < _SHARE_KEPT * len(oldest.text.tokens):
+            if kept < _FRACTION_KEPT * len(oldest.text.tokens):
                 return slice(0, 1)
         return due_to_join([len(segment.text.tokens) for segment in self._segments])
 

@@ -1,123 +1,98 @@
-"""Drafts from earlier calls: cache-assisted generation, and conversations."""
+"""Drafts from sessions, finished calls: cache-assisted generation, and conversations."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ...index import kernels
-from ...index.continuations import mixed_matches, tree_of_mixed
-from ...index.segments import LinkedText
-from ...index.suffix_array import IndexedText
-from ...index.token_buffer import TokenBuffer
+from ...index.copy_tree import LONGEST_MATCH, copy_tree
+from ...index.draft_tree import TreeArrays
+from ...index.mixed_trie import mixed_tree
+from ...index.token_buffer import LinkedText, TokenBuffer
 from ..blend import merged
 from ..drafter import Drafter, check_count
-from ..token_ids import Reference, to_ids
+from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
 from .folder import SessionFolder
 from .memory import Memory
-from .similar_calls import SimilarCalls, as_encode, mean_embedding
 
-_LONGEST_MATCH = 16
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
 _CONTINUATION_LENGTH = 10
-# What other calls said is less likely to be said again than what this one says; what similar calls
-# said is as likely.
+# Estimates are those of a copy from the present text. What other sessions have continued with is
+# less likely to come again; the outputs of similar sessions are as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
 _BOUNDARY = np.array([-1])
 
 
 class RetrievalCache(Drafter):
-    """Remembers finished calls and drafts from them.
+    """Remembers sessions (finished calls of `generate`) and drafts from them.
 
-    Every call of `generate` that used it is remembered with its prompt and output, the oldest ones
-    are forgotten. What helps is found in two ways: all that is remembered is searched for the last
-    tokens, and the outputs of the `top_k` calls with the most similar prompts are references, as in
-    LLMA ("Inference with Reference", arXiv 2304.04487, section 2.3).
+    Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
+    What helps is found in two ways: the text of all sessions is searched for the last tokens, and
+    the outputs of the `top_k` sessions whose prompts have most tokens in common with this one are
+    references, as in LLMA ("Inference with Reference", arXiv 2304.04487, section 2.3).
 
     The text of the present call is not among it: `ReferenceCopy() | RetrievalCache()` drafts from
     both.
 
-    A drafter serves one call at a time; `fork()` makes another one that shares what is remembered,
-    for another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is
-    another cache with the same calls, without a `path`.
+    A drafter serves one call at a time; `fork()` returns another one that shares the sessions, for
+    another thread. `add`, `clear` and `len` are safe in any thread. A copy (or pickle) is another
+    cache with the same sessions, without a `path`.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`, *optional*):
-            The target model's, for `add` with strings, for an encoder that takes text, and to make
-            sure that the calls in `path` are those of the same tokenizer.
+            The target model's, for `add` with strings, and to make sure that the sessions in `path`
+            are those of the same tokenizer.
         max_tokens (`int`, *optional*, defaults to 10,000,000):
-            The most tokens that are remembered; about 10 bytes of memory each. A longer call is not
-            remembered.
+            The most tokens that are remembered; about 10 bytes of memory each, and 1 KB a session.
+            A longer call is not remembered.
         top_k (`int`, *optional*, defaults to 4):
-            How many similar calls are references; 0 for none.
-        encoder (callable or `SentenceTransformer`, *optional*):
-            Turns a prompt into a vector whose inner product with another one says how similar they
-            are: a callable that takes ids (int64 of shape `(n,)`), or an object with a method
-            `encode` that takes text. By default [`mean_embedding`] of the target model. One that
-            fails is warned of once, and only the last tokens are searched.
+            How many sessions with similar prompts are references; 0 for none.
         path (`str` or `Path`, *optional*):
-            A folder to keep the calls in, so that they outlive the process, even one that is
+            A folder to keep the sessions in, so that they outlive the process, even one that is
             killed. It can be open only once at a time. See also [`~RetrievalCache.close`].
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is too small, or an encoder of text has no `tokenizer`. `begin`
-            raises it if a token is remembered that is outside of the target's vocabulary.
+        ValueError: If a number is too small. `begin` raises it if a token is remembered that is
+            outside of the target's vocabulary.
         DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer.
-        ImportError: If pydivsufsort is not installed (extra `retrieval`).
     """
 
-    _SHARED = ("tokenizer", "top_k", "encoder", "_memory", "_similar")
+    _SHARED = ("tokenizer", "top_k", "_memory")
+    _prompt: np.ndarray | None
+    _references: LinkedText | None
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens: int = 10_000_000,
         top_k: int = 4,
-        encoder: Any = None,
         path: str | os.PathLike | None = None,
     ) -> None:
         check_count("max_tokens", max_tokens)
         if top_k != 0:
             check_count("top_k", top_k)
-        if tokenizer is not None and not callable(tokenizer):
-            raise TypeError(
-                f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
-            )
-        if encoder is not None:
-            as_encode(encoder, tokenizer)
+        check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
-        self.encoder = encoder
         self._memory = Memory(
             max_tokens, None if path is None else SessionFolder(Path(path), tokenizer)
         )
-        self._similar = SimilarCalls()
-        self._use_encoder()
-        self._prompt: np.ndarray | None = None
-        self._output: list[np.ndarray] = []
-        self._context = np.empty(0, dtype=np.int32)
-        self._vector: np.ndarray | None = None
-        self._references: LinkedText | None = None
+        self._forget_call()
 
     def __len__(self) -> int:
         return len(self._memory)
 
     def __bool__(self) -> bool:
         return True  # not an empty container
-
-    def prepare(self, model: PreTrainedModel) -> None:
-        """Takes the model's own embeddings for the encoder, if there is no other."""
-        if self.top_k > 0:
-            self._similar.use(mean_embedding(model), self._memory)
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
@@ -128,37 +103,36 @@ class RetrievalCache(Drafter):
                 f"vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
-        self._context = prompt_ids[-_LONGEST_MATCH:].astype(np.int32)
-        self._vector = self._similar.vector(prompt_ids)
-        if self._vector is not None:
-            self._references = self._outputs_of(self._similar.search(self._vector, self.top_k))
+        self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
+        if self.top_k > 0:
+            self._references = _linked(self._memory.similar_outputs(prompt_ids, self.top_k))
 
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         view = self._memory.view
-        trees = [
-            _weighted(_from_segments(view.segments, self._context, budget), _TRUST),
-            _weighted(_from_text(view.tail, self._context, _SHORTEST_MATCH, budget), _TRUST),
-        ]
+        limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
+        of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
+        copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
+        of_tail, _ = copy_tree(*view.tail, *copied)
+        trees = [_weighted(of_segments, _TRUST), _weighted(of_tail, _TRUST)]
         if self._references is not None:
-            similar = _from_text(self._references, self._context, 1, budget)
-            trees.append(_weighted(similar, _TRUST_SIMILAR))
+            of_similar, _ = copy_tree(*self._references, *copied)
+            trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
     def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
         self._output.append(tokens)
-        context = np.concatenate((self._context, tokens[-_LONGEST_MATCH:]), dtype=np.int32)
-        self._context = context[-_LONGEST_MATCH:]
+        self._context = last_tokens(self._context, tokens, LONGEST_MATCH)
 
     def end(self) -> None:
-        prompt, output, vector = self._prompt, self._output, self._vector
+        prompt, output = self._prompt, self._output
         self._forget_call()
         if prompt is not None and output and not self._memory.closed:
-            self._remember(prompt, np.concatenate(output), vector)
+            self._memory.add(prompt, np.concatenate(output))
 
     def add(self, prompt: Reference, output: Reference) -> None:
-        """Remembers a call that was finished elsewhere.
+        """Remembers a call that was finished elsewhere, as a session.
 
         Args:
             prompt, output (`str`, list of ids, 1-D tensor or array): What went in and what came
@@ -168,12 +142,12 @@ class RetrievalCache(Drafter):
             TypeError: If one of them is something else.
             ValueError: If one is empty, has a negative id or is a string without a `tokenizer`.
         """
-        prompt_ids = to_ids("prompt", prompt, self.tokenizer).astype(np.int64)
+        prompt_ids = to_ids("prompt", prompt, self.tokenizer)
         output_ids = to_ids("output", output, self.tokenizer)
-        self._remember(prompt_ids, output_ids, self._similar.vector(prompt_ids))
+        self._memory.add(prompt_ids, output_ids)
 
     def clear(self) -> None:
-        """Forgets all calls."""
+        """Forgets all sessions."""
         self._memory.clear()
 
     def fork(self) -> RetrievalCache:
@@ -190,67 +164,21 @@ class RetrievalCache(Drafter):
         """
         self._memory.close()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self._use_encoder()
-
-    def _use_encoder(self) -> None:
-        if self.encoder is not None and self.top_k > 0:
-            self._similar.use(as_encode(self.encoder, self.tokenizer), self._memory)
-
     def _forget_call(self) -> None:
-        self._prompt = self._vector = self._references = None
-        self._output = []
+        self._prompt = self._references = None
+        self._output: list[np.ndarray] = []
         self._context = np.empty(0, dtype=np.int32)
 
-    def _remember(self, prompt: np.ndarray, output: np.ndarray, vector: np.ndarray | None) -> None:
-        number = self._memory.add(prompt, output)
-        if vector is not None:
-            self._similar.add(number, vector)
-            self._similar.forget(self._memory.numbers.start)
 
-    def _outputs_of(self, numbers: list[int]) -> LinkedText | None:
-        """The outputs of calls as one text, the most similar one last."""
-        text = TokenBuffer()
-        for call in map(self._memory.call, reversed(numbers)):
-            if call is not None:  # it may have been forgotten meanwhile
-                text.extend(call[1])
-                text.extend(_BOUNDARY)
-        return LinkedText(text.tokens, text.previous, text.latest) if len(text) else None
+def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
+    """Outputs as one text, a boundary behind each; `None` if there are none."""
+    text = TokenBuffer()
+    for output in outputs:
+        text.extend(output)
+        text.extend(_BOUNDARY)
+    return text.text if outputs else None
 
 
-def _from_segments(
-    segments: tuple[IndexedText, ...], context: np.ndarray, budget: int
-) -> DraftTree:
-    """A tree of what followed the context's last tokens in sorted text."""
-    if not segments:
-        return DraftTree.empty()
-    matches = mixed_matches(segments, context, _SHORTEST_MATCH)
-    return DraftTree(
-        *tree_of_mixed(segments, matches, budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-    )
-
-
-def _from_text(text: LinkedText, context: np.ndarray, match_length: int, budget: int) -> DraftTree:
-    """A tree of what followed the context's last tokens in a short text."""
-    tokens = np.empty(budget, dtype=np.int64)
-    parents = np.empty(budget, dtype=np.int32)
-    probs = np.empty(budget, dtype=np.float32)
-    size, _ = kernels.grow_tree(
-        text.tokens,
-        text.previous,
-        text.latest,
-        context,
-        -1,
-        match_length,
-        budget,
-        False,
-        tokens,
-        parents,
-        probs,
-    )
-    return DraftTree(tokens[:size], parents[:size], probs[:size])
-
-
-def _weighted(tree: DraftTree, weight: float) -> DraftTree:
-    return DraftTree(tree.tokens, tree.parents, tree.probs * np.float32(weight))
+def _weighted(tree: TreeArrays, weight: float) -> DraftTree:
+    tokens, parents, probs = tree
+    return DraftTree(tokens, parents, probs * np.float32(weight))

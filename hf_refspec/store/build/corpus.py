@@ -5,30 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...version import __version__
-from ..fingerprint import tokenizer_fingerprint, vocabulary_size
-from ..folder import (
-    LARGEST_SHARD,
-    LOCK,
-    DatastoreError,
-    FileEntry,
-    ShardEntry,
-    StoreConfig,
-    only_writer,
-    read_arrays,
-    sync_folder,
+from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from ..files import DatastoreError, FileEntry
+from ..fingerprint import (
+    check_tokenizer,
+    public_name,
+    tokenizer_fingerprint,
+    vocabulary_size,
 )
-from .local_engine import LocalEngine
-from .progress import PROGRESS, BuildProgress, resumed
+from ..folder import new_folder, only_writer
+from ..shards import map_tokens, split_documents
+from .engine import Engine, TokenFormat, make_engine
+from .progress import PROGRESS, BuildProgress
 from .shard_writer import ProgressBars, ShardWriter
 from .source import Source, open_source
 from .tokenizing import TokenBatch
@@ -39,21 +35,55 @@ _OURS = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class BuildOptions:
+    """How documents become shards.
+
+    Args:
+        column (`str`, *optional*): A dataset's column. By default `"text"`, the only column of
+            strings, or one with chats.
+        pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
+        shard_tokens (`int`, *optional*): Entries of a shard. Memory grows with it, about 12 bytes
+            for each. By default 32,000,000; of an extension, as the datastore was built.
+        num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
+            usable core.
+        deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents,
+            and documents that are in the datastore already.
+        resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier build of the
+            same source left, if it left something.
+        engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
+            sort on a Ray cluster.
+        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+
+    Raises:
+        ValueError: If a number is out of its bounds.
+    """
+
+    column: str | None = None
+    pattern: str = "*"
+    shard_tokens: int = 32_000_000
+    num_proc: int | None = None
+    deduplicate: bool = False
+    resume: bool = False
+    engine: str = "local"
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        count = self.shard_tokens
+        if not isinstance(count, int) or not 1 <= count <= LARGEST_SHARD:
+            raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {count!r}")
+        if self.num_proc is not None and self.num_proc < 1:
+            raise ValueError(f"num_proc must be at least 1, but is {self.num_proc}")
+
+
 def build_store(
     source: Any,
     tokenizer: PreTrainedTokenizerBase,
     path: str | os.PathLike,
     *,
-    column: str | None = None,
-    pattern: str = "*",
-    shard_tokens: int = 32_000_000,
-    num_proc: int | None = None,
-    deduplicate: bool = False,
-    resume: bool = False,
-    engine: str = "local",
     license: str | None = None,
     corpus: str | None = None,
-    progress: bool = True,
+    **options: Any,
 ) -> Path:
     """Builds a datastore in a new folder.
 
@@ -65,20 +95,9 @@ def build_store(
             text file, a folder, or a list of both; or an iterable of texts or of lists of ids.
         tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
         path (`str` or `os.PathLike`): The folder to make.
-        column (`str`, *optional*): The dataset's column. By default `"text"`, the only column of
-            strings, or one with chats.
-        pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
-        shard_tokens (`int`, *optional*, defaults to 32,000,000): Entries of a shard. Memory grows
-            with it, about 12 bytes for each.
-        num_proc (`int`, *optional*): Processes that tokenise. By default one for each usable core.
-        deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents.
-        resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier build of the
-            same source left, if it left something.
-        engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
-            sort on a Ray cluster.
         license (`str`, *optional*): Of the corpus. By default what the dataset says.
         corpus (`str`, *optional*): What the corpus is called. By default the dataset or the folder.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+        options: As of [`BuildOptions`].
 
     Returns:
         `Path`: The folder.
@@ -89,56 +108,32 @@ def build_store(
         DatastoreError: If another process is building it, or what is left cannot be resumed.
         OSError: If it cannot be written.
     """
-    path = Path(path)
-    _check_free(path)
+    chosen = BuildOptions(**options)
     config = StoreConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=_tokenizer_name(tokenizer),
+        tokenizer=public_name(tokenizer),
         vocab_size=vocabulary_size(tokenizer),
     )
-    opened = open_source(source, tokenizer, config.vocab_size, column, pattern)
-    about = {
-        "corpus": corpus or opened.name,
-        "license": license or opened.license,
-        "deduplicated": deduplicate,
-        "shard_tokens": shard_tokens,
-        "hf_refspec": __version__,
-    }
-    options = {**about, "column": column, "pattern": pattern}
-    workers = make_engine(engine, tokenizer, config, num_proc)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with only_writer(partial):
-        try:
-            _check_free(path)
-            shards = _add_shards(partial, config, opened, workers, options, resume, progress)
-            about["documents"] = sum(shard.documents for shard in shards)
-            replace(config, source=about, shards=shards).write(partial)
-            (partial / PROGRESS).unlink()
-            sync_folder(partial)
-            os.rename(partial, path)
-            sync_folder(path.parent)
-            (path / LOCK).unlink(missing_ok=True)
-        except BaseException:
-            if not resume:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
-    return path
+    opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
+    opened.name = corpus or opened.name
+    engine = _engine(chosen, config, tokenizer)
+    with new_folder(Path(path), chosen.resume) as folder:
+        shards = _add_shards(folder, config, opened, engine, chosen)
+        about = {
+            "corpus": opened.name,
+            "license": license or opened.license,
+            "deduplicated": chosen.deduplicate,
+            "shard_tokens": chosen.shard_tokens,
+            "hf_refspec": __version__,
+            "documents": sum(shard.documents for shard in shards),
+        }
+        replace(config, source=about, shards=shards).write(folder)
+        (folder / PROGRESS).unlink()
+    return Path(path)
 
 
 def extend_store(
-    folder: str | os.PathLike,
-    more: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    column: str | None = None,
-    pattern: str = "*",
-    shard_tokens: int | None = None,
-    num_proc: int | None = None,
-    deduplicate: bool = False,
-    resume: bool = False,
-    engine: str = "local",
-    progress: bool = True,
+    folder: str | os.PathLike, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any
 ) -> Path:
     """Adds documents to a datastore, in new shards after those that it has.
 
@@ -149,12 +144,7 @@ def extend_store(
         folder (`str` or `os.PathLike`): The datastore.
         more: What to add, as `source` in [`build_store`].
         tokenizer (`PreTrainedTokenizerBase`): The one that it was built with.
-        shard_tokens (`int`, *optional*): Entries of a new shard. By default as it was built.
-        deduplicate (`bool`, *optional*, defaults to `False`): Drop documents that are in the
-            datastore already, and exact repetitions among the new ones.
-        resume (`bool`, *optional*, defaults to `False`): Go on with what an earlier extension with
-            the same documents left, if it left something.
-        column, pattern, num_proc, engine, progress: As in [`build_store`].
+        options: As of [`BuildOptions`].
 
     Returns:
         `Path`: The folder.
@@ -167,25 +157,13 @@ def extend_store(
     """
     folder = Path(folder)
     config = StoreConfig.read(folder)
-    fingerprint = tokenizer_fingerprint(tokenizer)
-    if fingerprint != config.fingerprint:
-        raise DatastoreError(
-            f"{folder} was built with the tokenizer {config.tokenizer} (fingerprint "
-            f"{config.fingerprint}) and cannot be extended with {_tokenizer_name(tokenizer)} "
-            f"(fingerprint {fingerprint})"
-        )
-    if shard_tokens is None:
-        shard_tokens = config.source.get("shard_tokens", 32_000_000)
-    opened = open_source(more, tokenizer, config.vocab_size, column, pattern)
-    options = {
-        "corpus": opened.name,
-        "deduplicated": deduplicate,
-        "shard_tokens": shard_tokens,
-        "hf_refspec": __version__,
-        "column": column,
-        "pattern": pattern,
-    }
-    workers = make_engine(engine, tokenizer, config, num_proc)
+    remedy = f"it cannot be extended with {public_name(tokenizer)}"
+    check_tokenizer(folder, config, tokenizer, remedy)
+    if options.get("shard_tokens") is None:
+        options["shard_tokens"] = config.source.get("shard_tokens", BuildOptions.shard_tokens)
+    chosen = BuildOptions(**options)
+    opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
+    engine = _engine(chosen, config, tokenizer)
     with only_writer(folder):
         config = StoreConfig.read(folder)
         if not config.shards:
@@ -193,16 +171,36 @@ def extend_store(
                 f"{folder} has only the compact form; extend the datastore that it was made from"
             )
         try:
-            if not (resume and _is_extended(folder, config, options)):
-                new = _add_shards(folder, config, opened, workers, options, resume, progress)
-                _extended(config, new, opened.name, deduplicate).write(folder)
+            if not (chosen.resume and _is_extended(folder, config, _noted(opened, chosen))):
+                new = _add_shards(folder, config, opened, engine, chosen)
+                _extended(config, new, opened.name, chosen.deduplicate).write(folder)
             (folder / PROGRESS).unlink()
         except BaseException:
-            if not resume:
+            if not chosen.resume:
                 _sweep(folder, StoreConfig.read(folder).files())
                 (folder / PROGRESS).unlink(missing_ok=True)
             raise
     return folder
+
+
+def _engine(
+    options: BuildOptions, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
+) -> Engine:
+    content = tokenizer.backend_tokenizer.to_str()
+    tokens = TokenFormat(content, config.token_dtype, config.separator, config.vocab_size)
+    return make_engine(options.engine, tokens, options.num_proc)
+
+
+def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
+    """What must be the same if a build is resumed."""
+    return {
+        "corpus": source.name,
+        "deduplicated": options.deduplicate,
+        "shard_tokens": options.shard_tokens,
+        "hf_refspec": __version__,
+        "column": options.column,
+        "pattern": options.pattern,
+    }
 
 
 def _extended(
@@ -217,54 +215,12 @@ def _extended(
     return replace(config, source=about, shards=shards)
 
 
-def _is_extended(folder: Path, config: StoreConfig, options: dict[str, Any]) -> bool:
+def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bool:
     """Tells whether this extension was killed when all but its progress.json was done."""
     progress = BuildProgress.read(folder)
     if progress is None or not progress.shards or progress.shards[-1] not in config.shards:
         return False
-    return options.items() <= progress.options.items()
-
-
-def _check_free(path: Path) -> None:
-    if os.path.lexists(path):
-        raise FileExistsError(
-            f"{path} exists already; choose another path, delete it, or extend the datastore in it"
-        )
-
-
-def _tokenizer_name(tokenizer: PreTrainedTokenizerBase) -> str:
-    name = str(tokenizer.name_or_path or "")
-    # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(tokenizer).__name__
-
-
-class Engine(Protocol):
-    """Where the work is done."""
-
-    def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
-        """Tokenises the documents of a source but the first `skip`, in order."""
-
-    def sort(self, tokens: np.ndarray) -> np.ndarray:
-        """Makes the suffix array of a shard."""
-
-    def close(self) -> None:
-        """Ends what it has started."""
-
-
-def make_engine(
-    name: str, tokenizer: PreTrainedTokenizerBase, config: StoreConfig, num_proc: int | None
-) -> Engine:
-    """Makes the engine of that name; nothing is started yet."""
-    if num_proc is not None and num_proc < 1:
-        raise ValueError(f"num_proc must be at least 1, but is {num_proc}")
-    setup = (tokenizer.backend_tokenizer.to_str(), config.token_dtype, config.separator)
-    if name == "local":
-        return LocalEngine(*setup, num_proc)
-    if name == "ray":
-        from .ray_engine import RayEngine
-
-        return RayEngine(*setup, config.vocab_size, num_proc)
-    raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+    return noted.items() <= progress.options.items()
 
 
 def _sweep(folder: Path, keep: list[FileEntry]) -> None:
@@ -276,53 +232,34 @@ def _sweep(folder: Path, keep: list[FileEntry]) -> None:
 
 
 def _add_shards(
-    folder: Path,
-    config: StoreConfig,
-    source: Source,
-    engine: Engine,
-    options: dict[str, Any],
-    resume: bool,
-    show_progress: bool,
+    folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
 ) -> list[ShardEntry]:
     """Writes a source's documents into new shards, which config.json does not name yet.
 
     Returns:
-        `list[ShardEntry]`: The new shards, those of an earlier attempt among them.
+        `list[ShardEntry]`: The new shards, those of an earlier build among them.
     """
-    shard_tokens = options["shard_tokens"]
-    if not isinstance(shard_tokens, int) or not 1 <= shard_tokens <= LARGEST_SHARD:
-        raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {shard_tokens!r}")
-    options = {**options, "tokenizer fingerprint": config.fingerprint}
-    options["shards before"] = len(config.shards)
-    progress = resumed(folder, options) if resume else BuildProgress(options)
+    noted = _noted(source, options) | {
+        "tokenizer fingerprint": config.fingerprint,
+        "shards before": len(config.shards),
+    }
+    progress = BuildProgress(noted)
+    if options.resume:
+        progress = BuildProgress.resumed(folder, noted)
     _sweep(folder, [*config.files(), *progress.files()])
     progress.write(folder)
     digests = None
-    if options["deduplicated"]:
-        digests = set(_stored_digests(folder, config, [*config.shards, *progress.shards]))
-    bars = ProgressBars(show_progress, source.total, progress)
+    if options.deduplicate:
+        shards = [*config.shards, *progress.shards]
+        stored = (map_tokens(folder, config, shard) for shard in shards)
+        digests = set(map(_digest, split_documents(stored, config.separator)))
+    done = (progress.documents, progress.entries)
+    bars = ProgressBars(options.progress, source.total, progress)
     try:
-        with ShardWriter(folder, config, shard_tokens, engine.sort, progress, bars) as writer:
-            number, skip = progress.documents, progress.entries
-            for lengths, tokens in engine.tokenize(source, number):
-                start = 0
-                for length in lengths.tolist():
-                    document = tokens[start : start + length]
-                    start += length
-                    number += 1
-                    if skip >= max(length, 1):
-                        raise DatastoreError(_OTHER_SOURCE)
-                    if digests is not None and length:
-                        digest = _digest(document)
-                        if digest in digests and not skip:
-                            continue
-                        digests.add(digest)
-                    writer.add(document, skip, number)
-                    skip = 0
-                bars.documents.update(len(lengths))
-                bars.tokens.update(len(tokens))
-            if skip:
-                raise DatastoreError(_OTHER_SOURCE)
+        with ShardWriter(
+            folder, config, options.shard_tokens, engine.sort, progress, bars
+        ) as writer:
+            _add_documents(writer, engine.tokenize(source, done[0]), *done, digests, bars)
     finally:
         engine.close()
         bars.close()
@@ -332,22 +269,45 @@ def _add_shards(
     return progress.shards
 
 
-_OTHER_SOURCE = "source has other documents than before; start again without resume"
+def _add_documents(
+    writer: ShardWriter,
+    batches: Iterator[TokenBatch],
+    number: int,
+    skip: int,
+    digests: set[bytes] | None,
+    bars: ProgressBars,
+) -> None:
+    """Adds documents to the shards.
+
+    Args:
+        writer (`ShardWriter`): Where to.
+        batches (iterator of `TokenBatch`): The documents.
+        number (`int`): How many documents come before them.
+        skip (`int`): Entries of the first one that the shards have already.
+        digests (`set`, *optional*): Of the documents that are not wanted again.
+        bars (`ProgressBars`): Brought up to date.
+    """
+    others = DatastoreError("source has other documents than before; start again without resume")
+    for lengths, tokens in batches:
+        start = 0
+        for length in lengths.tolist():
+            document = tokens[start : start + length]
+            start += length
+            number += 1
+            if skip >= max(length, 1):
+                raise others
+            if digests is not None and length:
+                digest = _digest(document[:-1])
+                if digest in digests and not skip:
+                    continue
+                digests.add(digest)
+            writer.add(document, skip, number)
+            skip = 0
+        bars["documents"].update(len(lengths))
+        bars["tokens"].update(len(tokens))
+    if skip:
+        raise others
 
 
-def _digest(document: np.ndarray) -> bytes:
+def _digest(document: Any) -> bytes:
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
-
-
-def _stored_digests(folder: Path, config: StoreConfig, shards: list[ShardEntry]) -> Iterator[bytes]:
-    """The digests of the documents that end in the shards."""
-    begun = np.empty(0, config.token_dtype)
-    for shard in shards:
-        expected: dict[str, tuple[np.dtype, int | None]]
-        expected = {"tokens": (config.token_dtype, shard.tokens)}
-        tokens = read_arrays(folder, shard.tokens_file, expected)["tokens"]
-        ends = np.flatnonzero(tokens == config.separator) + 1
-        documents = np.split(tokens, ends)
-        documents[0] = np.concatenate([begun, documents[0]])
-        begun = documents.pop()
-        yield from map(_digest, documents)

@@ -25,13 +25,13 @@ class HiddenStates:
 
     def last(self) -> torch.Tensor:
         """Of the first row's last token, of shape `(hidden_size,)`."""
-        assert self.states is not None, "no forward pass has been watched"
+        assert self.states is not None, "there was no forward pass"
         return self.states[0, -1]
 
 
 @contextmanager
-def watched(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
-    """Notes a layer's hidden states in every forward pass meanwhile.
+def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
+    """Records a layer's hidden states in every forward pass meanwhile.
 
     Args:
         model (`PreTrainedModel`): A decoder.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ..folder import DatastoreError, FileEntry, ShardEntry, sync_folder
+from ..datastore_config import MOST_SHARDS, ShardEntry
+from ..files import DatastoreError, FileEntry, find_file
+from ..folder import write_json
+from ..schema import AtMost, Range, parse, values_of
 
 PROGRESS = "progress.json"
+_COUNT = Range(0, 2**62)
 
 
 @dataclass
@@ -25,19 +28,17 @@ class BuildProgress:
     """
 
     options: dict[str, Any]
-    documents: int = 0
-    entries: int = 0
-    shards: list[ShardEntry] = field(default_factory=list)
+    documents: Annotated[int, _COUNT] = 0
+    entries: Annotated[int, _COUNT] = 0
+    shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
+
+    def files(self) -> list[FileEntry]:
+        """The files of the shards that are whole."""
+        return list(values_of(FileEntry, self))
 
     def write(self, folder: Path) -> None:
         """Writes it to the disk; an earlier progress.json is replaced in one go."""
-        new = folder / f".{PROGRESS}.new"
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, folder / PROGRESS)
-        sync_folder(folder)
+        write_json(folder / PROGRESS, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> BuildProgress | None:
@@ -47,52 +48,36 @@ class BuildProgress:
             DatastoreError: If the shards that it names are not there.
         """
         try:
-            content = json.loads((folder / PROGRESS).read_bytes())
-            content["shards"] = [
-                ShardEntry(
-                    tokens=shard["tokens"],
-                    documents=shard["documents"],
-                    tokens_file=FileEntry(**shard["tokens_file"]),
-                    suffixes_file=FileEntry(**shard["suffixes_file"]),
-                )
-                for shard in content["shards"]
-            ]
-            progress = cls(**content)
+            progress = parse(cls, json.loads((folder / PROGRESS).read_bytes()))
             for file in progress.files():
-                if (folder / file.name).stat().st_size != file.size:
-                    raise ValueError(f"{file.name} has another size")
+                find_file(folder, file)
             return progress
-        except FileNotFoundError as error:
-            if error.filename == str(folder / PROGRESS):
-                return None
-            damage: Exception = error
-        except (ValueError, KeyError, TypeError) as error:
-            damage = error
-        raise DatastoreError(f"{folder} cannot be resumed ({damage}); start again without resume")
-
-    def files(self) -> list[FileEntry]:
-        """The files of the shards that are whole."""
-        return [file for shard in self.shards for file in (shard.tokens_file, shard.suffixes_file)]
-
-
-def resumed(folder: Path, options: dict[str, Any]) -> BuildProgress:
-    """What an earlier build left, or the beginning.
-
-    Args:
-        folder (`Path`): Where it was being written.
-        options (`dict`): What the build is started with now.
-
-    Raises:
-        DatastoreError: If it was begun with other options, or what it left is damaged.
-    """
-    progress = BuildProgress.read(folder)
-    if progress is None:
-        return BuildProgress(options)
-    for name in {**progress.options, **options}:
-        before, now = progress.options.get(name), options.get(name)
-        if before != now:
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError) as error:
             raise DatastoreError(
-                f"{folder} was begun with {name} {before!r}, not {now!r}; resume with the same "
-                "options, or start again without resume"
-            )
-    return progress
+                f"{folder} cannot be resumed ({error}); start again without resume"
+            ) from None
+
+    @classmethod
+    def resumed(cls, folder: Path, options: dict[str, Any]) -> BuildProgress:
+        """What an earlier build left, or the beginning.
+
+        Args:
+            folder (`Path`): Where it was being written.
+            options (`dict`): What the build is started with now.
+
+        Raises:
+            DatastoreError: If it was begun with other options, or what it left is damaged.
+        """
+        progress = cls.read(folder)
+        if progress is None:
+            return cls(options)
+        for name in {**progress.options, **options}:
+            before, now = progress.options.get(name), options.get(name)
+            if before != now:
+                raise DatastoreError(
+                    f"{folder} was begun with {name} {before!r}, not {now!r}; resume with the same "
+                    "options, or start again without resume"
+                )
+        return progress

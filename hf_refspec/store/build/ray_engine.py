@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from functools import lru_cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...index.suffix_array import build_suffix_array
+from .engine import TokenFormat, in_order
 from .source import DatasetDocuments, Source, after, batches, checked
 from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
@@ -28,22 +28,14 @@ class RayEngine:
     source is read here. If Ray is not running yet, it is started, and stopped at the end.
 
     Args:
-        content (`str`): The tokenizer's tokenizer.json.
-        dtype (`np.dtype`), separator (`int`), vocab_size (`int`): Of the datastore.
+        tokens (`TokenFormat`): What documents become.
         num_proc (`int`, *optional*): Tasks at once. By default one for each core of the cluster.
 
     Raises:
         ImportError: If Ray is not installed.
     """
 
-    def __init__(
-        self,
-        content: str,
-        dtype: np.dtype,
-        separator: int,
-        vocab_size: int,
-        num_proc: int | None,
-    ) -> None:
+    def __init__(self, tokens: TokenFormat, num_proc: int | None) -> None:
         try:
             import ray
         except ImportError:
@@ -51,22 +43,20 @@ class RayEngine:
                 "engine='ray' needs Ray: pip install hf_refspec[ray]", name="ray"
             ) from None
         self._ray = ray
-        self._content = content
-        self._format = (dtype, separator)
-        self._vocab_size = vocab_size
+        self._tokens = tokens
         self._num_proc = num_proc
         self._started = False
 
     def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
         """Tokenises the documents of a source but the first `skip`, in order."""
         self._start()
-        # In a list a reference is handed over as it is, and looked up only by who needs it.
-        content = [self._ray.put(self._content)]
         width = self._num_proc or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        # In a list a reference is handed over as it is, and looked up only by who needs it.
+        setup = ([self._ray.put(self._tokens.content)], self._tokens.dtype, self._tokens.separator)
         shards = source.dataset.shards() if source.dataset is not None else []
         if shards:
-            return _skipped(self._tokenize_shards(shards, content, width), skip)
-        return self._tokenize_batches(batches(after(source.documents, skip)), content, width)
+            return _skipped(self._tokenize_shards(shards, setup, width), skip)
+        return self._tokenize_batches(batches(after(source.documents, skip)), setup, width)
 
     def sort(self, tokens: np.ndarray) -> np.ndarray:
         """Makes the suffix array of a shard."""
@@ -86,51 +76,41 @@ class RayEngine:
             self._started = True
 
     def _tokenize_batches(
-        self, work: Iterator[list[Document]], content: list[Any], width: int
+        self, work: Iterator[list[Document]], setup: Any, width: int
     ) -> Iterator[TokenBatch]:
         task = self._ray.remote(_encode_batch)
-        in_flight: deque[Any] = deque()
-        try:
-            for batch in work:
-                in_flight.append(task.remote(content, batch, *self._format))
-                if len(in_flight) > 2 * width:
-                    yield self._ray.get(in_flight.popleft())
-            while in_flight:
-                yield self._ray.get(in_flight.popleft())
-        finally:
-            for result in in_flight:
-                self._ray.cancel(result)
+        begun = in_order(
+            work, lambda batch: task.remote(batch, *setup), 2 * width, self._ray.cancel
+        )
+        with closing(begun):
+            yield from map(self._ray.get, begun)
 
     def _tokenize_shards(
-        self, shards: list[DatasetDocuments], content: list[Any], width: int
+        self, shards: list[DatasetDocuments], setup: Any, width: int
     ) -> Iterator[TokenBatch]:
         task = self._ray.remote(
             num_returns="streaming", _generator_backpressure_num_objects=_BATCHES_AHEAD
         )(_encode_shard)
-        waiting = iter(shards)
-        in_flight: deque[Any] = deque()
-        try:
-            while True:
-                for shard in islice(waiting, width - len(in_flight)):
-                    in_flight.append(task.remote(content, shard, *self._format, self._vocab_size))
-                if not in_flight:
-                    return
-                for result in in_flight[0]:
-                    yield self._ray.get(result)
-                in_flight.popleft()
-        finally:
-            for results in in_flight:
-                self._ray.cancel(results)
+        vocab_size = self._tokens.vocab_size
+        begun = in_order(
+            shards,
+            lambda shard: task.remote(shard, *setup, vocab_size),
+            width - 1,
+            self._ray.cancel,
+        )
+        with closing(begun):
+            for encoded in begun:
+                yield from map(self._ray.get, encoded)
 
 
 def _encode_batch(
-    content: list[Any], batch: list[Document], dtype: np.dtype, separator: int
+    batch: list[Document], content: list[Any], dtype: np.dtype, separator: int
 ) -> TokenBatch:
     return encode(_tokenizer(content[0]), batch, dtype, separator)
 
 
 def _encode_shard(
-    content: list[Any], shard: DatasetDocuments, dtype: np.dtype, separator: int, vocab_size: int
+    shard: DatasetDocuments, content: list[Any], dtype: np.dtype, separator: int, vocab_size: int
 ) -> Iterator[TokenBatch]:
     tokenizer = _tokenizer(content[0])
     for batch in batches(checked(shard, vocab_size)):

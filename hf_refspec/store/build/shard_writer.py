@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..folder import ShardEntry, StoreConfig, sync_folder, write_arrays
+from ..datastore_config import ShardEntry, StoreConfig
+from ..files import write_arrays
+from ..folder import sync_folder
 from .progress import BuildProgress
 
 
@@ -92,7 +94,7 @@ class ShardWriter:
 
     def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
         suffixes = self.sort(tokens)
-        self.bars.sorted.update()
+        self.bars["sorted"].update()
         self._number += 1
         while f"tokens-{self._number:05d}.safetensors" in self._taken:
             self._number += 1
@@ -104,10 +106,10 @@ class ShardWriter:
         self.progress.documents, self.progress.entries = done
         sync_folder(self.folder)
         self.progress.write(self.folder)
-        self.bars.written.update()
+        self.bars["written"].update()
 
 
-class ProgressBars:
+class ProgressBars(dict[str, tqdm]):
     """Shows how much is read, tokenised, sorted and written.
 
     Args:
@@ -119,17 +121,22 @@ class ProgressBars:
     def __init__(self, show: bool, total: int | None, progress: BuildProgress) -> None:
         shards = len(progress.shards)
         tokens = sum(shard.tokens for shard in progress.shards)
-        off = not show
-        self.documents = tqdm(
-            desc="reading", unit=" documents", total=total, initial=progress.documents, disable=off
-        )
-        self.tokens = tqdm(
-            desc="tokenising", unit=" tokens", unit_scale=True, initial=tokens, disable=off
-        )
-        self.sorted = tqdm(desc="sorting", unit=" shards", initial=shards, disable=off)
-        self.written = tqdm(desc="writing", unit=" shards", initial=shards, disable=off)
+        for name, does, unit, initial in (
+            ("documents", "reading", " documents", progress.documents),
+            ("tokens", "tokenising", " tokens", tokens),
+            ("sorted", "sorting", " shards", shards),
+            ("written", "writing", " shards", shards),
+        ):
+            self[name] = tqdm(
+                desc=does,
+                unit=unit,
+                initial=initial,
+                total=total if name == "documents" else None,
+                unit_scale=name == "tokens",
+                disable=not show,
+            )
 
     def close(self) -> None:
         """Leaves the bars as they are."""
-        for bar in (self.documents, self.tokens, self.sorted, self.written):
+        for bar in self.values():
             bar.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from .tokenizing import Document
 
 logger = logging.getLogger("hf_refspec")
-
-_BATCH_CHARACTERS = 1 << 18
-_BATCH_DOCUMENTS = 1 << 12
 
 
 @dataclass
@@ -91,12 +89,14 @@ def open_source(
     return Source(checked(source, vocab_size), "unnamed", total=total)
 
 
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batches(
+    documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
+) -> Iterator[list[Document]]:
     """Groups documents, so that each group is about the same work."""
     batch: list[Document] = []
     size = 0
     for document in documents:
-        full = len(batch) == _BATCH_DOCUMENTS or size + len(document) > _BATCH_CHARACTERS
+        full = len(batch) == most_documents or size + len(document) > most_characters
         if batch and full:
             yield batch
             batch, size = [], 0
@@ -184,15 +184,10 @@ def _is_in_order(dataset: Any) -> bool:
 
 def _dataset_kind(source: Any) -> str | None:
     """The name of the class of the library `datasets` that `source` is of, without importing it."""
-    for base in type(source).__mro__:
-        if base.__module__.partition(".")[0] == "datasets":
-            return next(
-                base.__name__
-                for base in type(source).__mro__
-                if base.__name__
-                in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
-            )
-    return None
+    library = sys.modules.get("datasets")
+    kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
+    found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
+    return next(found, None)
 
 
 def _find_column(dataset: Any, column: str | None) -> str:
@@ -224,13 +219,10 @@ def _find_column(dataset: Any, column: str | None) -> str:
 
 
 def _dataset_name(dataset: Any) -> str:
-    config = dataset.info.config_name
-    if config and config.startswith("default"):
-        config = None
-    split = None if dataset.split is None else str(dataset.split)
-    return " ".join(part for part in (dataset.info.dataset_name, config, split) if part) or (
-        "unnamed"
-    )
+    info = dataset.info
+    config = "" if (info.config_name or "").startswith("default") else info.config_name
+    parts = (info.dataset_name, config, dataset.split)
+    return " ".join(str(part) for part in parts if part) or "unnamed"
 
 
 def _license(dataset: Any) -> str | None:

@@ -17,18 +17,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec import DatastoreError
-from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.folder import SessionFolder
 from hf_refspec.drafting.sessions.memory import Memory
 
 
-@pytest.fixture(autouse=True)
-def small_tail(monkeypatch):
-    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
-
-
 def opened(path, max_tokens: int = 10**6, tokenizer=None) -> Memory:
-    return Memory(max_tokens, SessionFolder(path, tokenizer))
+    return Memory(max_tokens, SessionFolder(path, tokenizer), seal_tokens=40)
 
 
 def call(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,8 +32,7 @@ def call(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remembered(memory: Memory):
-    calls = [memory.call(number) for number in memory.numbers]
-    return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.sessions()]
 
 
 def expected(numbers):
@@ -77,6 +70,17 @@ def test_remembers_after_closing(kept):
     memory = opened(kept)
     assert remembered(memory) == expected(range(61))
     memory.close()
+
+
+def test_finds_similar_sessions_after_closing(kept):
+    memory, opened_again = Memory(10**6), opened(kept)
+    for i in range(60):
+        memory.add(*call(i))
+    for prompt, _ in map(call, range(60)):
+        found, as_before = (each.similar_outputs(prompt, 5) for each in (opened_again, memory))
+        assert [output.tolist() for output in found] == [output.tolist() for output in as_before]
+    memory.wait()
+    opened_again.close()
 
 
 def test_forgets_on_the_disk(tmp_path):

@@ -16,10 +16,9 @@ from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.memory import Memory
 
 
-@pytest.fixture(autouse=True)
-def small_tail(monkeypatch):
-    """The tail is sealed after few tokens, so that there is much to join."""
-    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
+def small_memory(max_tokens: int) -> Memory:
+    """One whose tail is sealed after few tokens, so that there is much to join."""
+    return Memory(max_tokens, seal_tokens=40)
 
 
 def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -28,8 +27,7 @@ def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remembered(memory: Memory) -> list[tuple[list[int], list[int]]]:
-    calls = [memory.call(number) for number in memory.numbers]
-    return [(prompt.tolist(), output.tolist()) for prompt, output in calls]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.sessions()]
 
 
 def seen(memory: Memory) -> list[int]:
@@ -51,7 +49,7 @@ def as_lists(calls):
 
 
 def test_remembers_in_order():
-    memory = Memory(10**6)
+    memory = small_memory(10**6)
     calls = [call(i, 3 + i % 11) for i in range(200)]
     for each in calls:
         memory.add(*each)
@@ -67,7 +65,7 @@ def test_remembers_in_order():
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
-    memory = Memory(max_tokens)
+    memory = small_memory(max_tokens)
     calls = [call(i, length) for i, length in enumerate(lengths)]
     kept: list = []
     for each in calls:
@@ -87,18 +85,22 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
     assert len(text) <= (len(expected) + len(lengths)) * 8 / 7 + 31
 
 
-def test_a_number_that_is_forgotten():
-    memory = Memory(25)
-    numbers = [memory.add(*call(i)) for i in range(4)]
-    assert numbers == [0, 1, 2, 3]
-    assert memory.call(1) is None
-    assert memory.call(2) is not None
-    assert memory.call(4) is None
-    memory.wait()
+def test_similar_outputs_are_of_what_is_remembered():
+    memory = small_memory(75)
+    for i in range(40):
+        memory.add(*call(i))
+        memory.wait()
+    assert memory.view.segments
+    found = [output.tolist() for output in memory.similar_outputs(np.array([36, 99]), 100)]
+    assert found[-1] == [36] * 5
+    assert sorted(found) == sorted(output for _, output in remembered(memory))
+    assert [output.tolist() for output in memory.similar_outputs(np.array([38]), 1)] == [[38] * 5]
+    memory.clear()
+    assert memory.similar_outputs(np.array([38]), 1) == []
 
 
 def test_clear_while_segments_are_made():
-    memory = Memory(10**6)
+    memory = small_memory(10**6)
     for i in range(300):
         memory.add(*call(i))
         if i % 50 == 20:
@@ -111,7 +113,7 @@ def test_clear_while_segments_are_made():
 
 
 def test_many_threads_add_and_read():
-    memory = Memory(10**6)
+    memory = small_memory(10**6)
     wrong: list[object] = []
 
     def add(thread: int) -> None:
@@ -146,17 +148,16 @@ def test_many_threads_add_and_read():
 @pytest.mark.parametrize("sorted_first", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_a_copy_is_another_memory(copied, sorted_first):
-    memory = Memory(75)
+    memory = small_memory(75)
     for i in range(20):
         memory.add(*call(i))
         if sorted_first:
             memory.wait()
     other = copied(memory)
-    assert other.numbers == memory.numbers
     assert remembered(other) == remembered(memory)
     other.add(*call(99))
-    assert memory.numbers == range(13, 20)
-    assert other.numbers == range(14, 21)
+    assert remembered(memory) == as_lists(call(i) for i in range(13, 20))
+    assert remembered(other) == as_lists(call(i) for i in [*range(14, 20), 99])
     memory.wait()
     other.wait()
 
@@ -165,7 +166,7 @@ def test_work_in_the_background_that_fails_is_tried_again(monkeypatch, caplog):
     def full(*_):
         raise MemoryError("no room")
 
-    memory = Memory(10**6)
+    memory = small_memory(10**6)
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
         patched.setattr(memory_module.Segment, "build", full)
         for i in range(12):
@@ -181,7 +182,7 @@ def test_work_in_the_background_that_fails_is_tried_again(monkeypatch, caplog):
 
 
 def test_a_closed_memory_takes_nothing():
-    memory = Memory(100)
+    memory = small_memory(100)
     memory.close()
     memory.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -19,11 +20,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.store.build.corpus import LOCK, build_store, extend_store
-from hf_refspec.store.fingerprint import tokenizer_fingerprint
-from hf_refspec.store.folder import DatastoreError, StoreConfig, check_file, read_arrays
-from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.build import local_engine
+from hf_refspec.store.build.corpus import build_store, extend_store
+from hf_refspec.store.build.progress import PROGRESS
+from hf_refspec.store.build.source import batches
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import DatastoreError, check_file, read_arrays
+from hf_refspec.store.fingerprint import tokenizer_fingerprint
+from hf_refspec.store.folder import LOCK
 from hf_refspec.version import __version__
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
@@ -134,7 +139,7 @@ def moments_of(function, number: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr("hf_refspec.store.build.source._BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(local_engine, "batches", partial(batches, most_documents=2))
 
 
 @pytest.fixture

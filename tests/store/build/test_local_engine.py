@@ -1,55 +1,49 @@
-"""The processes that tokenise end when they should."""
+"""Threads that tokenise keep the order, and end with whom they work for."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import signal
-import time
-from pathlib import Path
+import threading
 
 import numpy as np
 import pytest
 
+from hf_refspec.store.build.engine import TokenFormat
 from hf_refspec.store.build.local_engine import LocalEngine
 from hf_refspec.store.build.source import open_source
 
 
-def test_a_process_that_fails_is_not_waited_for(tokenizer):
-    engine = LocalEngine("no tokenizer", np.dtype(np.uint16), 65535, 2)
-    source = open_source(["a"], tokenizer, 259)
-    with pytest.raises(RuntimeError, match="a process that tokenises ended with status 1"):
-        list(engine.tokenize(source, 0))
-    engine.close()
-
-
-def test_processes_end_with_the_one_that_started_them(tmp_path, tokenizer):
+def engine(tokenizer, threads: int) -> LocalEngine:
     content = tokenizer.backend_tokenizer.to_str()
-    note = tmp_path / "processes"
+    return LocalEngine(TokenFormat(content, np.dtype(np.uint16), 65535, 259), threads)
 
-    def run():
-        engine = LocalEngine(content, np.dtype(np.uint16), 65535, 2)
-        source = open_source((str(i) * 1000 for i in range(10**9)), tokenizer, 259)
-        tokens = engine.tokenize(source, 0)
-        next(tokens)
-        note.write_bytes(pickle.dumps([process.pid for process in engine._processes]))
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    def running(process: int) -> bool:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return state != "Z"
+def test_a_tokenizer_that_fails_is_told():
+    broken = LocalEngine(TokenFormat("no tokenizer", np.dtype(np.uint16), 65535, 259), 2)
+    with pytest.raises(Exception, match="expected"):
+        list(broken.tokenize(open_source([[5]], None, 259), 0))
 
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-    processes = pickle.loads(note.read_bytes())
-    assert processes
-    end = time.monotonic() + 10
-    while any(map(running, processes)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(map(running, processes))
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_documents_come_in_order_from_the_first_that_is_wanted(tokenizer, threads):
+    texts = [str(i) * (i % 90 * 60) for i in range(300)]
+    batches = list(engine(tokenizer, threads).tokenize(open_source(texts, tokenizer, 259), 7))
+    assert len(batches) > 3
+    tokens = np.concatenate([tokens for _, tokens in batches])
+    documents = np.split(tokens, np.flatnonzero(tokens == 65535))
+    texts_there = [tokenizer.decode(each[each != 65535]) for each in documents]
+    assert texts_there[:-1] == [text for text in texts[7:] if text]
+
+
+def test_who_takes_no_more_leaves_no_thread(tokenizer):
+    before = threading.active_count()
+    read = []
+
+    def endless():
+        while True:
+            read.append(1)
+            yield "x" * 100_000
+
+    tokens = engine(tokenizer, 2).tokenize(open_source(endless(), tokenizer, 259), 0)
+    next(tokens)
+    tokens.close()
+    assert threading.active_count() == before and len(read) < 100

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 
+from hf_refspec.store.build import local_engine
 from hf_refspec.store.build.corpus import build_store, extend_store
+from hf_refspec.store.build.engine import TokenFormat
 from hf_refspec.store.build.ray_engine import RayEngine
-from hf_refspec.store.build.source import open_source
+from hf_refspec.store.build.source import batches, open_source
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 _WORDS = random.Random(0)
@@ -64,7 +67,7 @@ def test_a_stream_is_read_in_the_tasks_and_not_here(ray, tmp_path, tokenizer):
     )
     source = open_source(stream, tokenizer, 259)
     content = tokenizer.backend_tokenizer.to_str()
-    engine = RayEngine(content, np.dtype(np.uint16), 65535, 259, None)
+    engine = RayEngine(TokenFormat(content, np.dtype(np.uint16), 65535, 259), None)
     parts = [tokens[tokens != 65535] for _, tokens in engine.tokenize(source, 2)]
     engine.close()
     text = tokenizer.decode(np.concatenate(parts))
@@ -79,7 +82,7 @@ def test_a_build_goes_on_with_ray(ray, tmp_path, tokenizer):
     stream = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(num_shards=4)
     local = build_store(TEXTS, tokenizer, tmp_path / "local", **QUIET)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_refspec.store.build.source._BATCH_DOCUMENTS", 5)
+        patch.setattr(local_engine, "batches", partial(batches, most_documents=5))
         with pytest.raises(KeyboardInterrupt):
             build_store(half(), tokenizer, tmp_path / "ray", resume=True, **QUIET)
     assert len(list((tmp_path / "ray.partial").glob("tokens-*"))) > 2

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_refspec.store.build import source as source_module
 from hf_refspec.store.build.source import batches, open_source
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
@@ -201,9 +200,7 @@ def test_shards_of_a_stream_are_the_whole_in_order(tokenizer):
         assert shards(kind) == []
 
 
-def test_batches_are_bounded_by_characters_and_number(monkeypatch):
-    monkeypatch.setattr(source_module, "_BATCH_CHARACTERS", 10)
-    monkeypatch.setattr(source_module, "_BATCH_DOCUMENTS", 3)
+def test_batches_are_bounded_by_characters_and_number():
     texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
-    lengths = [[len(text) for text in batch] for batch in batches(texts)]
+    lengths = [[len(text) for text in batch] for batch in batches(texts, 10, 3)]
     assert lengths == [[4, 6], [1], [40], [1, 1, 1], [1, 0]]

@@ -1,0 +1,227 @@
+"""Answers with and without speculative retrieval, and how they came about."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass
+from itertools import groupby
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, TextStreamer
+
+from ..demo.terminal import DIM, GREEN, RED, styled, takes_color, verdict
+from ..ralm.checked_search import RetrievalError
+from ..ralm.stats import RetrievalStats
+from ..store.knowledge_base import KnowledgeBase
+
+ROUNDS = 2
+EXCERPT_LINES = 2
+LITTLE_WAITING = 0.1  # of the time
+SEARCHED, RIGHT, WRONG = "s", "+", "x"
+INDENT = " " * 12
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `generate`: all ids, how long it took, and what was retrieved."""
+
+    ids: list[int]
+    seconds: float
+    stats: RetrievalStats
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The calls of one prompt: the baseline's, which wait for every search, and speculated ones."""
+
+    prompt_length: int
+    baseline: list[Call]
+    speculated: list[Call]
+
+    @property
+    def identical(self) -> bool:
+        return self.verdict == verdict([], [])
+
+    @property
+    def verdict(self) -> str:
+        expected = self.baseline[0].ids
+        others = [call.ids for call in self.baseline + self.speculated if call.ids != expected]
+        return verdict(expected, others[0] if others else expected)
+
+
+class Answers:
+    """Answers questions and prints how the answers came about.
+
+    Args:
+        model (`PreTrainedModel`): The model. It decides by its own settings whether it samples.
+        base ([`KnowledgeBase`]): Where the passages are.
+        generating (`dict`): The keyword arguments of every `generate`.
+        speculating (`dict`): Further ones where retrieval is speculated.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base: KnowledgeBase,
+        generating: dict[str, Any],
+        speculating: dict[str, Any],
+    ) -> None:
+        self.comparisons: list[Comparison] = []
+        self._model = model
+        self._base = base
+        self._tokenizer = base.tokenizer
+        self._generating = generating
+        self._speculating = speculating
+        self._color = takes_color()
+
+    def converse(self) -> None:
+        """Asks what is typed, until the end of the input."""
+        print("Type a question, or Ctrl-D to end.")
+        while True:
+            try:
+                question = input("> ")
+            except EOFError:
+                print()
+                return
+            try:
+                if question.strip():
+                    self.ask(question)
+            except ValueError as error:  # one that is too long, say; the next may not be
+                print(error, file=sys.stderr)
+
+    def print_question(self, question: str) -> None:
+        """For questions that were not typed, and so do not stand there already."""
+        print(styled(f"\n── {question}", DIM, self._color), flush=True)
+
+    def ask(self, question: str) -> None:
+        """Prints the answer as it is written, and then what is to be known about it.
+
+        Raises:
+            ValueError: If the question does not fit into the model, or the retriever fails.
+        """
+        inputs = self._prompt(question)
+        try:
+            # What comes first warms up, and is shown while it is written.
+            streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
+            self._call(inputs, True, streamer)
+            comparison = Comparison(inputs["input_ids"].shape[1], [], [])
+            for _ in range(ROUNDS):  # in turn, so that both meet the same noise of the machine
+                comparison.baseline.append(self._call(inputs, False))
+                comparison.speculated.append(self._call(inputs, True))
+        except RetrievalError as error:
+            raise ValueError(str(error)) from error
+        self.comparisons.append(comparison)
+        self._print_passages(comparison.speculated[-1].stats)
+        self._print_guesses(comparison.speculated[-1].stats)
+        self._print_speed([comparison], comparison.verdict)
+
+    def print_summary(self) -> None:
+        """Prints the speed of all answers together, and whether there was anything to win."""
+        if len(self.comparisons) > 1:
+            print(f"\nAll {len(self.comparisons)} answers together:")
+            same = sum(comparison.identical for comparison in self.comparisons)
+            self._print_speed(self.comparisons, f"ids identical in {same}")
+        baseline = [call for comparison in self.comparisons for call in comparison.baseline]
+        if baseline and _fraction_waiting(baseline) < LITTLE_WAITING:
+            print(
+                "\nSearches are so quick here that there is little to win: speculative retrieval "
+                "pays where the\nmodel waits long for them, with many passages for example."
+            )
+
+    def _prompt(self, question: str) -> Any:
+        """A chat for a model that was made for it; others go on from the question as it is."""
+        if self._tokenizer.chat_template is not None:
+            inputs = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}],
+                add_generation_prompt=True,
+                return_tensors="pt",
+                return_dict=True,
+                tokenizer_kwargs={"return_token_type_ids": False},
+            )
+        else:
+            inputs = self._tokenizer(question, return_tensors="pt", return_token_type_ids=False)
+        return inputs.to(self._model.device)
+
+    def _call(self, inputs: Any, speculating: bool, streamer: TextStreamer | None = None) -> Call:
+        stats = RetrievalStats()
+        how = self._speculating if speculating else {"speculation": None}
+        torch.manual_seed(0)
+        began = perf_counter()
+        output = self._model.generate(
+            **inputs, **self._generating, **how, retrieval_stats=stats, streamer=streamer
+        )
+        ids = output[0].tolist()
+        return Call(ids, perf_counter() - began, stats)
+
+    def _print_passages(self, stats: RetrievalStats) -> None:
+        """Each passage once, in the order in which they were used."""
+        width = shutil.get_terminal_size().columns - len(INDENT)
+        label = "passages"
+        for passage_id in dict.fromkeys(stats.best_ids):
+            steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
+            _print_row(label, f"{passage_id}, {_step_ranges(steps)} of {stats.steps}")
+            for line in _excerpt(self._base.text(passage_id), width):
+                print(INDENT + styled(line, DIM, self._color))
+            label = ""
+
+    def _print_guesses(self, stats: RetrievalStats) -> None:
+        """A character a step: where the request cache was right."""
+        marks = [RIGHT if right else WRONG for right in stats.speculation_was_right]
+        marks[:1] = [SEARCHED]  # the first step has no cache to guess from
+        line = " ".join("".join(marks[i : i + 10]) for i in range(0, len(marks), 10))
+        for mark, style in ((RIGHT, GREEN), (WRONG, RED)):
+            line = line.replace(mark, styled(mark, style, self._color))
+        right, wrong = stats.verified, stats.mismatched
+        _print_row("guesses", f"{line}  {right} right ({RIGHT}), {wrong} wrong ({WRONG})")
+
+    def _print_speed(self, comparisons: list[Comparison], verdict: str) -> None:
+        baseline = [call for comparison in comparisons for call in comparison.baseline]
+        speculated = [call for comparison in comparisons for call in comparison.speculated]
+        tokens = sum(
+            len(call.ids) - comparison.prompt_length
+            for comparison in comparisons
+            for call in comparison.baseline
+        )
+        slow, fast = (sum(call.seconds for call in calls) for calls in (baseline, speculated))
+        _print_row("speed", f"baseline    {tokens / slow:6.1f} tokens/s: {_time_lost(baseline)}")
+        _print_row("", f"speculated  {tokens / fast:6.1f} tokens/s: {_time_lost(speculated)}")
+        _print_row("", f"{slow / fast:.2f}x, {verdict}")
+
+
+def _print_row(label: str, text: str) -> None:
+    print(f"  {label:<{len(INDENT) - 2}}{text}", flush=True)
+
+
+def _time_lost(calls: list[Call]) -> str:
+    """What retrieval cost of the time."""
+    searches = sum(call.stats.searches for call in calls) // ROUNDS
+    queries = sum(call.stats.query_seconds for call in calls) / sum(c.seconds for c in calls)
+    return (
+        f"{100 * _fraction_waiting(calls):.0f} % waiting for {searches} searches, "
+        f"{100 * queries:.0f} % making queries"
+    )
+
+
+def _fraction_waiting(calls: list[Call]) -> float:
+    """How much of the time went into waiting for searches."""
+    return sum(call.stats.waiting_seconds for call in calls) / sum(call.seconds for call in calls)
+
+
+def _step_ranges(steps: list[int]) -> str:
+    """`[1, 2, 3, 7]` as "steps 1-3, 7"."""
+    ranges = []
+    for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
+        run = [step for _, step in group]
+        ranges.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ("step " if len(steps) == 1 else "steps ") + ", ".join(ranges)
+
+
+def _excerpt(text: str, width: int) -> list[str]:
+    """The first lines of a passage, with nothing in them that a terminal would obey."""
+    words = " ".join(text.split())
+    printable = "".join(c if c.isprintable() else "�" for c in words)
+    return textwrap.wrap(printable, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")

@@ -1,0 +1,91 @@
+"""`hf-refspec search`: what a datastore knows of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..drafting.datastore_drafts import DatastoreDrafts
+from ..drafting.tree import ROOT, DraftTree
+from ..index.rest_trie import all_matches
+from ..options import Option
+from ..store.datastore import Datastore
+from ..store.folder import DatastoreError
+
+EXAMPLES = 3
+EXAMPLE_TOKENS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Prints the longest match with some places where it occurs, and the draft tree."""
+
+    store: Annotated[str, Option("a folder or a Hub id", positional=True)]
+    text: Annotated[str, Option(positional=True)]
+    tokenizer: Annotated[str | None, Option("else the one that the datastore names")] = None
+    form: Annotated[Literal["full", "compact"] | None, Option()] = None
+    nodes: Annotated[int, Option()] = 24
+
+    def run(self) -> int:
+        store = Datastore.from_pretrained(self.store, self.form)
+        tokenizer = store.load_tokenizer(self.tokenizer)
+        ids = np.array(tokenizer(self.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+        if len(ids) == 0:
+            raise ValueError("text has no tokens; give at least a word")
+        if store.form == "full":
+            _print_matches(store, ids, tokenizer)
+        drafts = DatastoreDrafts(store)
+        drafts.begin(ids, store.config.vocab_size)
+        tree = drafts.draft(self.nodes)
+        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+        _print_tree(tree, tokenizer)
+        return 0
+
+
+def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The longest match, how often it occurs, and what stands around it in some places."""
+    matches = all_matches(store.shards, ids.astype(np.int32), 1)
+    if not matches:
+        print("not even the last token occurs")
+        return
+    match = matches[0]
+    words = tokenizer.decode(ids[-match.length :])
+    print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
+    examples = [
+        (shard, index)
+        for shard, (low, high) in zip(store.shards, match.ranges, strict=True)
+        for index in range(low, min(high, low + EXAMPLES))
+    ]
+    for shard, index in examples[:EXAMPLES]:
+        position = int(shard.suffixes[index])
+        if position < 0:
+            raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
+        end = position + match.length
+        before = _in_document(
+            shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position][::-1], shard
+        )
+        after = _in_document(shard.tokens[end : end + EXAMPLE_TOKENS], shard)
+        texts = (tokenizer.decode(part) for part in (before[::-1], ids[-match.length :], after))
+        print("  …{}⟦{}⟧{}…".format(*(text.replace("\n", "↵") for text in texts)))
+
+
+def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
+    """The tokens up to the document's end."""
+    ends = np.flatnonzero(tokens == shard.separator)
+    return tokens[: ends[0]] if len(ends) else tokens
+
+
+def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
+    """One line a node, each child indented below its parent, the most probable first."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    waiting = [(node, 1) for node in reversed(children.get(ROOT, []))]
+    while waiting:
+        node, depth = waiting.pop()
+        token = tokenizer.convert_ids_to_tokens(int(tree.tokens[node]))
+        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{token}")
+        waiting += [(child, depth + 1) for child in reversed(children.get(node, []))]

@@ -1,0 +1,187 @@
+"""Best-first growth: the one loop by which all draft trees grow.
+
+What proposes the next token at a node is called a *proposal*: a place in a text that agrees with
+the path to the node (copy_tree.py), what followed a match in a datastore (rest_trie.py), a node of
+another tree (draft_tree.py). A node's proposals are divided among its children, one child for each
+token, and the most probable child that waits joins the tree, until the budget is used up. As
+probabilities do not rise from parent to child, these are the most probable nodes there can be.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+# Compiled without numba's reference counts, which would be changed for every array at every node.
+# What is compiled so may not allocate.
+uncounted = njit(_nrt=False)
+
+
+class Growth(NamedTuple):
+    """A growing tree and its proposals, which are indices of the arrays.
+
+    The proposals of a node are a linked list, and a node that waits to join the tree is known by
+    the first of its own.
+    """
+
+    tokens: np.ndarray  # int64, the tree so far
+    parents: np.ndarray  # int32
+    probs: np.ndarray  # float32
+    following: np.ndarray  # int32, the next proposal of the same node, -1 behind the last
+    proposed: np.ndarray  # int32, the token of each proposal, -1 for none
+    weights: np.ndarray  # float64, of each proposal; of a node that waits, its probability
+    parent_of: np.ndarray  # int32, of a node that waits
+    depth_of: np.ndarray  # int32
+    children: np.ndarray  # int32, the first proposals of a node's children
+    heap: np.ndarray  # int32, the nodes that wait, the most probable on top
+    # From a token to the child that has it: a hash table, whose entries are void at another node.
+    slots: np.ndarray  # int32
+    slot_nodes: np.ndarray  # int32
+
+
+@njit
+def grow(found, count, capacity, budget, chain):
+    """Grows a draft tree, best node first.
+
+    Args:
+        found: What the tree grows out of, a named tuple of arrays and numbers, see `expands`.
+        count: How many proposals the root has: the first ones.
+        capacity: How many proposals there can be.
+        budget: The most nodes.
+        chain: Whether to grow a single path, at each node to the most probable child.
+
+    Returns:
+        The tree's tokens (int64), parents (int32) and probabilities (float32).
+    """
+    if count == 0:
+        capacity = budget = 0
+    following = np.empty(capacity, dtype=np.int32)
+    for proposal in range(count):
+        following[proposal] = proposal + 1 if proposal + 1 < count else -1
+    slot_count = 1
+    while slot_count < 2 * capacity:
+        slot_count *= 2
+    growth = Growth(
+        np.empty(budget, dtype=np.int64),
+        np.empty(budget, dtype=np.int32),
+        np.empty(budget, dtype=np.float32),
+        following,
+        np.empty(capacity, dtype=np.int32),
+        np.empty(capacity, dtype=np.float64),
+        np.empty(capacity, dtype=np.int32),
+        np.empty(capacity, dtype=np.int32),
+        np.empty(capacity, dtype=np.int32),
+        np.empty(capacity, dtype=np.int32),
+        np.empty(slot_count, dtype=np.int32),
+        np.full(slot_count, -2, dtype=np.int32),
+    )
+    size = _grow(found, growth, chain)
+    return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
+
+
+@uncounted
+def _grow(found, growth, chain):
+    children, heap, waiting = growth.children, growth.heap, 0
+    weights, parent_of, depth_of = growth.weights, growth.parent_of, growth.depth_of
+    size, first, node, depth, prob = 0, 0, -1, 0, 1.0
+    while size < len(growth.tokens):
+        for i in range(expand(found, growth, first, node, depth, prob)):
+            parent_of[children[i]], depth_of[children[i]] = node, depth + 1
+            heap_push(heap, waiting, weights, children[i])
+            waiting += 1
+        if waiting == 0:
+            break
+        first = heap_pop(heap, waiting, weights)
+        waiting = 0 if chain else waiting - 1
+        node, parent, depth = size, parent_of[first], depth_of[first]
+        # What should add up to the parent's probability can pass it by a rounding.
+        prob = min(weights[first], growth.probs[parent] if parent >= 0 else 1.0)
+        growth.tokens[node], growth.parents[node] = growth.proposed[first], parent
+        growth.probs[node] = prob
+        size += 1
+    return size
+
+
+def expand(found, growth, first, node, depth, prob):
+    """The children of a node; the type of `found` chooses the function, see `expands`."""
+    raise NotImplementedError
+
+
+def expands(kind: type) -> Callable[[Callable], Callable]:
+    """Makes a function the `expand` of what is `found` in the form of a named tuple.
+
+    It sets `growth.proposed` and `growth.weights` of the proposals at `node` (-1 is the root),
+    beginning with `first`, calls `divide`, makes probabilities of the children's weights, and
+    returns how many they are.
+    """
+
+    def register(function):
+        @overload(expand, jit_options={"_nrt": False})
+        def chosen(found, growth, first, node, depth, prob):
+            return function if getattr(found, "instance_class", None) is kind else None
+
+        return function
+
+    return register
+
+
+@uncounted
+def divide(growth, first, node):
+    """Divides a node's proposals among its children, one for each token; returns their number.
+
+    The weight of a child is the sum of the weights of all that propose it.
+    """
+    following, proposed, weights = growth.following, growth.proposed, growth.weights
+    slots, slot_nodes, children = growth.slots, growth.slot_nodes, growth.children
+    count, proposal = 0, first
+    while proposal >= 0:
+        next_proposal = following[proposal]
+        token = proposed[proposal]
+        if token >= 0:
+            slot = (token * 40503) & (len(slots) - 1)
+            while slot_nodes[slot] == node and proposed[slots[slot]] != token:
+                slot = (slot + 1) & (len(slots) - 1)
+            if slot_nodes[slot] != node:
+                slot_nodes[slot], slots[slot] = node, proposal
+                following[proposal] = -1
+                children[count] = proposal
+                count += 1
+            else:
+                child = slots[slot]
+                weights[child] += weights[proposal]
+                following[proposal] = following[child]
+                following[child] = proposal
+        proposal = next_proposal
+    return count
+
+
+@uncounted
+def heap_push(heap, size, keys, item):
+    """Adds `item` to a heap of `size` items with the largest `keys[item]` on top."""
+    hole = size
+    while hole > 0 and keys[heap[(hole - 1) // 2]] < keys[item]:
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
+
+
+@uncounted
+def heap_pop(heap, size, keys):
+    """Takes the top off a heap of `size` items and returns it."""
+    top, moved = heap[0], heap[size - 1]
+    hole, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and keys[heap[child + 1]] > keys[heap[child]]:
+            child += 1
+        if keys[heap[child]] <= keys[moved]:
+            break
+        heap[hole] = heap[child]
+        hole, child = child, 2 * child + 1
+    heap[hole] = moved
+    return top

@@ -1,0 +1,192 @@
+"""A draft tree copied from all places in a text that agree with the last tokens.
+
+It goes beyond LLMA (llma_match.py), which copies one span from one place.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .best_first import divide, expands, grow, uncounted
+from .draft_tree import TREE
+from .kernels import kernel
+from .token_buffer import common_suffix, latest_of
+
+# A longer match says no more than one of this length, and takes longer to compare.
+LONGEST_MATCH = 16
+# Of the matches of one length at the root the latest are kept, and as many of the matches that
+# join at a node further down: more cost time and did not draft better.
+MATCHES_KEPT = 64
+# Occurrences of one token that are looked at, latest first, at the root and at another node: a
+# bound on the time in a text of millions of tokens, or of one token over and over.
+ROOT_OCCURRENCES = 1 << 15
+NODE_OCCURRENCES = 128
+# Nodes at which there is room for matches to join: a bound on the memory of a huge draft.
+MATCHED_NODES = 256
+# What a match up to the last token but one counts for: the target may have replaced the last one.
+# It says less than a single equal token, whose length is 1.
+SKIP_LENGTH = 0.5
+# Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
+# agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much as others.
+ANCHOR_LENGTH = 6
+NEAR = 32
+NEAR_FACTOR = 3.0
+
+
+class _Matches(NamedTuple):
+    """The matches, each a proposal of the growth, and what they are matches of."""
+
+    text: np.ndarray
+    previous: np.ndarray
+    latest: np.ndarray
+    last: int  # the last token before the draft
+    anchor: int
+    join: bool  # whether a match of one token may draft
+    copy_length: int
+    positions: np.ndarray  # int32, where in the text is what each match proposes
+    lengths: np.ndarray  # float64
+    number: np.ndarray  # int64 of shape (1,), how many matches there are so far
+
+
+@kernel(
+    f"Tuple(({TREE}, int64))(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
+    "boolean, int64)"
+)
+def copy_tree(text, previous, latest, context, budget, match_length, copy_length, chain, anchor):
+    """Grows a draft tree from all places in a text that agree with a context, best node first.
+
+    A match is a place behind tokens that equal the last tokens of the path to a node; the token at
+    that place is what it proposes for a child. A match of length l weighs l ** 3 (and more near the
+    anchor). With L the longest match at a node, one of the children is accepted with probability
+    L / (L + 1), after Laplace's rule of succession: a copy that held for L tokens. The children
+    divide it by the weight of their matches.
+
+    A match goes down with the child that it proposes, one longer. Other occurrences of the child's
+    token join it there with length 1, if matches so short may draft.
+
+    Args:
+        text, previous, latest: A `LinkedText`: what is copied from.
+        context: The last tokens, as many as may match, at least one.
+        budget: The most nodes.
+        match_length: n, the shortest match that counts.
+        copy_length: k, the longest path.
+        chain: Whether to grow a single path, at each node to the most probable child.
+        anchor: The last place that was copied from for long, -1 for none.
+
+    Returns:
+        The tree, and the new anchor.
+    """
+    capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
+    positions = np.empty(capacity, dtype=np.int32)
+    lengths = np.empty(capacity, dtype=np.float64)
+    count, longest = 0, ANCHOR_LENGTH - 1
+    for skipped in range(2):
+        kept = np.zeros(len(context) + 1, dtype=np.int32)
+        matches = text, previous, latest, context, skipped, match_length, positions, lengths, kept
+        count, place, length = _root_matches(matches, count)
+        if length > longest:
+            anchor, longest = place, length
+    join, number = match_length == 1, np.full(1, count)
+    found = _Matches(
+        text, previous, latest, context[-1], anchor, join, copy_length, positions, lengths, number
+    )
+    return grow(found, count, capacity, budget, chain), anchor
+
+
+@uncounted
+def _root_matches(matches, count):
+    """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
+
+    It counts in `kept` how many there are of each length.
+
+    Returns:
+        The number of matches now, and the longest of the new ones: its position and its length.
+    """
+    text, previous, latest, context, skipped, match_length, positions, lengths, kept = matches
+    longest_position, longest = -1, 0
+    if len(context) <= skipped:
+        return count, longest_position, longest
+    occurrence = latest_of(latest, context[-1 - skipped])
+    for _ in range(ROOT_OCCURRENCES):
+        # Once there are enough of the greatest length, nothing better is to come.
+        if occurrence < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
+            break
+        position = occurrence + 1 + skipped
+        usable = position < len(text) and text[position] >= 0 and text[position - 1] >= 0
+        if skipped and usable:  # otherwise it is a match without skipping
+            usable = text[position - 1] != context[-1]
+        length = common_suffix(text, occurrence, context, skipped) if usable else 0
+        occurrence = previous[occurrence]
+        if length < max(match_length, 1 + skipped) or kept[length] == MATCHES_KEPT:
+            continue
+        kept[length] += 1
+        positions[count] = position
+        lengths[count] = SKIP_LENGTH if skipped else length
+        count += 1
+        if length > longest:
+            longest_position, longest = position, length
+    return count, longest_position, longest
+
+
+@expands(_Matches)
+def _expand(found, growth, first, node, depth, prob):
+    if depth == found.copy_length:
+        return 0
+    if node >= 0:
+        _go_on(found, growth, first, node)
+    text, anchor = found.text, found.anchor
+    positions, lengths = found.positions, found.lengths
+    following, proposed, weights = growth.following, growth.proposed, growth.weights
+    match, total, longest = first, 0.0, 0.0
+    while match >= 0:
+        position = positions[match]
+        if position < len(text) and text[position] >= 0:
+            weight = lengths[match] ** 3
+            if anchor >= 0 and 0 <= position - anchor < NEAR:
+                weight *= NEAR_FACTOR
+            total += weight
+            longest = max(longest, lengths[match])
+            proposed[match], weights[match] = text[position], weight
+        else:
+            proposed[match] = -1
+        match = following[match]
+    count = divide(growth, first, node)
+    for child in growth.children[:count]:
+        weights[child] = prob * weights[child] / total * longest / (longest + 1.0)
+    return count
+
+
+@uncounted
+def _go_on(found, growth, first, node):
+    """Moves the matches of a new node on behind its token, and lets others of the token join.
+
+    Those that stand behind its parent's token as well are among its matches already.
+    """
+    text, positions, lengths = found.text, found.positions, found.lengths
+    following = growth.following
+    match = first
+    while match >= 0:
+        positions[match] += 1
+        lengths[match] += 1.0
+        match = following[match]
+    if not found.join:
+        return
+    parent, previous = growth.parents[node], found.previous
+    before = growth.tokens[parent] if parent >= 0 else found.last
+    occurrence = found.latest[growth.tokens[node]]
+    joined, count = 0, found.number[0]
+    for _ in range(NODE_OCCURRENCES):
+        if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
+            break
+        if occurrence == 0 or text[occurrence - 1] != before:
+            positions[count], lengths[count] = occurrence + 1, 1.0
+            following[count] = following[first]
+            following[first] = count
+            count += 1
+            joined += 1
+        occurrence = previous[occurrence]
+    found.number[0] = count

@@ -1,0 +1,256 @@
+"""CREST's table: the commonest n-grams of a datastore, each with a stored draft tree.
+
+"CREST: Effectively Compacting a Datastore For Retrieval-Based Speculative Decoding" (arXiv
+2408.04678): what REST (rest_trie.py) grows at every draft is grown once and looked up in O(1). Here
+it is an open-addressing hash table in plain arrays, which can be mapped from a file.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from .draft_tree import TREE, TreeArrays
+from .kernels import kernel
+
+# A parent is one byte; this one is the root.
+ROOT_BYTE = 255
+LARGEST_TREE = 255
+# A probability is a power of 1/2 in one byte: each step makes it 4 % smaller, the last is 2e-5.
+STEPS_PER_HALF = 16
+# Where a quarter of the slots is free, hundreds in a row are taken at most; in a file that was made
+# to waste time it may be all of them.
+MOST_PROBES = 1 << 14
+_DAMAGED = (
+    "the datastore is damaged: its n-gram table points outside of itself; "
+    "Datastore.verify() tells which file it is"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NgramTable:
+    """n-grams and their draft trees in plain arrays, perhaps mapped from a file nobody has checked.
+
+    Attributes:
+        keys (`np.ndarray`, uint16 or uint32 of shape `(entries * max_ngram,)`):
+            The tokens of each n-gram, filled up with the largest number of the type.
+        slots (`np.ndarray`, uint32 of shape `(a power of two,)`):
+            By hash, the n-gram's index + 1; 0 is free. A collision moves on to the next slot.
+        starts (`np.ndarray`, uint32 of shape `(entries + 1,)`):
+            Where each tree begins among the nodes, and where the last one ends.
+        node_tokens (`np.ndarray`, type of `keys`, of shape `(nodes,)`): The nodes' tokens.
+        node_parents (`np.ndarray`, uint8 of shape `(nodes,)`): Their parents' indices in the tree.
+        node_probs (`np.ndarray`, uint8 of shape `(nodes,)`): `prob = 2 ** -(byte / 16)`.
+        max_ngram (`int`): The length of the longest n-grams.
+        vocab_size (`int`): All tokens are below it.
+    """
+
+    keys: np.ndarray
+    slots: np.ndarray
+    starts: np.ndarray
+    node_tokens: np.ndarray
+    node_parents: np.ndarray
+    node_probs: np.ndarray
+    max_ngram: int
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
+        """Looks up the draft tree of the longest n-gram that a context ends with.
+
+        Args:
+            context (`np.ndarray`, int32 of shape `(n,)`): The last tokens.
+            min_match (`int`): The shortest n-gram that counts.
+            budget (`int`): The most nodes.
+
+        Raises:
+            ValueError: If the arrays point outside of each other.
+        """
+        return look_up(
+            self.keys,
+            self.slots,
+            self.starts,
+            self.node_tokens,
+            self.node_parents,
+            self.node_probs,
+            self.max_ngram,
+            self.vocab_size,
+            context,
+            min_match,
+            min(budget, LARGEST_TREE),
+        )
+
+
+def build_table(
+    ngrams: Sequence[np.ndarray],
+    trees: Sequence[TreeArrays],
+    dtype: np.dtype,
+    vocab_size: int,
+) -> NgramTable:
+    """Builds a table.
+
+    Args:
+        ngrams (sequence of `np.ndarray`): Of each order from 1 on, int32 of shape `(count, n)`.
+        trees (sequence of `TreeArrays`): Of each n-gram in turn, of at most 255 nodes.
+        dtype (`np.dtype`): uint16 or uint32.
+        vocab_size (`int`): All tokens are below it.
+    """
+    max_ngram = len(ngrams)
+    entries = sum(len(order) for order in ngrams)
+    keys = np.full((entries, max_ngram), np.iinfo(dtype).max, dtype=dtype)
+    end = 0
+    for n, order in enumerate(ngrams, start=1):
+        keys[end : end + len(order), :n] = order
+        end += len(order)
+    slots = np.zeros(_slot_count(entries), dtype=np.uint32)
+    fill_slots(keys.reshape(-1), max_ngram, slots)
+    sizes = [len(tokens) for tokens, _, _ in trees]
+    starts = np.cumsum([0, *sizes], dtype=np.uint32)
+    tokens, parents, probs = (
+        [np.concatenate(parts) for parts in zip(*trees, strict=True)]
+        if trees
+        else [np.empty(0)] * 3
+    )
+    steps = np.round(-STEPS_PER_HALF * np.log2(np.maximum(probs, 1e-9)))
+    return NgramTable(
+        keys=keys.reshape(-1),
+        slots=slots,
+        starts=starts,
+        node_tokens=tokens.astype(dtype),
+        node_parents=np.where(parents < 0, ROOT_BYTE, parents).astype(np.uint8),
+        node_probs=np.clip(steps, 0, 255).astype(np.uint8),
+        max_ngram=max_ngram,
+        vocab_size=vocab_size,
+    )
+
+
+def table_bytes(entries: int, nodes: int, max_ngram: int, dtype: np.dtype) -> int:
+    """The size of a table's arrays.
+
+    Args:
+        entries (`int`): n-grams.
+        nodes (`int`): Nodes of all trees.
+        max_ngram (`int`): The length of the longest n-grams.
+        dtype (`np.dtype`): Of the tokens.
+    """
+    token = np.dtype(dtype).itemsize
+    slots = 4 * _slot_count(entries)
+    return entries * max_ngram * token + slots + 4 * (entries + 1) + nodes * (token + 2)
+
+
+def _slot_count(entries: int) -> int:
+    """A power of two that leaves at least a quarter of the slots free."""
+    count = 1
+    while 3 * count < 4 * entries or count == entries:
+        count *= 2
+    return count
+
+
+@njit
+def _hash(ngram):
+    """A number whose low bits depend on all bits of all tokens (FNV-1a, then a final mix)."""
+    mixed = np.uint64(14695981039346656037)
+    for token in ngram:
+        mixed = (mixed ^ np.uint64(token)) * np.uint64(1099511628211)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@kernel(
+    "void(uint16[::1], int64, uint32[::1])",
+    "void(uint32[::1], int64, uint32[::1])",
+    drafts=False,
+)
+def fill_slots(keys, max_ngram, slots):
+    """Enters all n-grams of `keys`, as in an `NgramTable`, into free `slots`."""
+    filler = np.iinfo(keys.dtype).max
+    for entry in range(len(keys) // max_ngram):
+        key = keys[entry * max_ngram : (entry + 1) * max_ngram]
+        length = max_ngram
+        while key[length - 1] == filler:
+            length -= 1
+        slot = np.int64(_hash(key[:length]) & np.uint64(len(slots) - 1))
+        while slots[slot] > 0:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = entry + 1
+
+
+@njit
+def _find(keys, slots, max_ngram, ngram):
+    """The index of an n-gram, -1 if it is not there."""
+    filler = np.iinfo(keys.dtype).max
+    entries = len(keys) // max_ngram
+    slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
+    for _ in range(min(len(slots), MOST_PROBES)):
+        entry = np.int64(slots[slot]) - 1
+        if entry < 0:
+            return -1
+        if entry >= entries:
+            raise ValueError(_DAMAGED)
+        same = True
+        for i in range(max_ngram):
+            wanted = ngram[i] if i < len(ngram) else filler
+            if keys[entry * max_ngram + i] != wanted:
+                same = False
+                break
+        if same:
+            return entry
+        slot = (slot + 1) & (len(slots) - 1)
+    return -1
+
+
+_LOOK_UP = (
+    TREE + "({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
+    "int32[::1], int64, int64)"
+)
+
+
+@kernel(_LOOK_UP.format("uint16"), _LOOK_UP.format("uint32"))
+def look_up(
+    keys,
+    slots,
+    starts,
+    node_tokens,
+    node_parents,
+    node_probs,
+    max_ngram,
+    vocab_size,
+    context,
+    min_match,
+    budget,
+):
+    """The tree of the longest n-gram that `context` ends with.
+
+    The arguments are those of an `NgramTable` and of its `tree`.
+    """
+    tokens = np.empty(budget, dtype=np.int64)
+    parents = np.empty(budget, dtype=np.int32)
+    probs = np.empty(budget, dtype=np.float32)
+    entry, length = -1, min(max_ngram, len(context))
+    while entry < 0 and length >= min_match:
+        entry = _find(keys, slots, max_ngram, context[len(context) - length :])
+        length -= 1
+    if entry < 0:
+        return tokens[:0], parents[:0], probs[:0]
+    start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
+    if not start <= end <= len(node_tokens):
+        raise ValueError(_DAMAGED)
+    size = min(end - start, budget)
+    for node in range(size):
+        parent = np.int64(node_parents[start + node])
+        parent = -1 if parent == ROOT_BYTE else parent
+        if parent >= node or node_tokens[start + node] >= vocab_size:
+            raise ValueError(_DAMAGED)
+        tokens[node], parents[node] = node_tokens[start + node], parent
+        for other in range(node):
+            if parents[other] == parent and tokens[other] == tokens[node]:
+                raise ValueError(_DAMAGED)
+        prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
+        probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
+    return tokens[:size], parents[:size], probs[:size]

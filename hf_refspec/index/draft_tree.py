@@ -1,0 +1,118 @@
+"""Draft trees as arrays: tokens, parents (-1 is the root) and probabilities, parents first."""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from .best_first import expands, grow
+from .kernels import kernel
+
+# Tokens (int64), parents (int32) and probabilities (float32), each of shape (T,), and as numba's.
+TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
+
+
+@kernel("int32[::1](int32[::1])")
+def tree_depths(parents):
+    """The depth of each node: 1 for the children of the root."""
+    depths = np.empty(len(parents), dtype=np.int32)
+    for node in range(len(parents)):
+        depths[node] = 1 if parents[node] < 0 else depths[parents[node]] + 1
+    return depths
+
+
+@kernel("boolean[:, ::1](int32[::1])")
+def tree_ancestors(parents):
+    """Whether node `j` is node `i` or an ancestor of it, at `[i, j]`."""
+    ancestors = np.zeros((len(parents), len(parents)), dtype=np.bool_)
+    for node in range(len(parents)):
+        ancestor = node
+        while ancestor >= 0:
+            ancestors[node, ancestor] = True
+            ancestor = parents[ancestor]
+    return ancestors
+
+
+@kernel("int32[::1](int32[::1], float32[::1])")
+def best_path(parents, probs):
+    """The nodes of the path with the largest sum of `probs`, top down.
+
+    Of paths with equal sums it is the one whose last node stands first.
+    """
+    sums = np.zeros(len(parents), dtype=np.float64)
+    depths = np.zeros(len(parents), dtype=np.int64)
+    best = -1
+    for node in range(len(parents)):
+        parent = parents[node]
+        sums[node] = probs[node] + (sums[parent] if parent >= 0 else 0.0)
+        depths[node] = 1 + (depths[parent] if parent >= 0 else 0)
+        if best < 0 or sums[node] > sums[best]:
+            best = node
+    path = np.empty(depths[best] if best >= 0 else 0, dtype=np.int32)
+    for i in range(len(path) - 1, -1, -1):
+        path[i] = best
+        best = parents[best]
+    return path
+
+
+class _Merged(NamedTuple):
+    """All nodes of some trees, merged by path; each is the one proposal of itself."""
+
+    child: np.ndarray  # int32, the first child of each, -1 for none; the root's at the end
+    sibling: np.ndarray  # int32, the next child of its parent
+    token: np.ndarray  # int32
+    prob: np.ndarray  # float32
+
+
+@kernel(f"{TREE}(int64[::1], int64[::1], int32[::1], float32[::1], int64)")
+def merge_trees(sizes, tokens, parents, probs, budget):
+    """Merges draft trees by token path and keeps the most probable nodes, best node first.
+
+    A path that several trees have fails only if it fails in all of them, as if they were
+    independent: with estimates p and q it has the probability 1 - (1 - p)(1 - q).
+
+    Args:
+        sizes: How many nodes each tree has.
+        tokens, parents, probs: The trees one after another, each with its own indices as parents.
+        budget: The most nodes that are kept.
+    """
+    total = len(tokens)
+    child = np.full(total + 1, -1, dtype=np.int32)
+    sibling = np.empty(total, dtype=np.int32)
+    token = np.empty(total, dtype=np.int32)
+    prob = np.empty(total, dtype=np.float32)
+    merged = np.empty(total, dtype=np.int32)
+    count, offset = 0, 0
+    for size in sizes:
+        for i in range(offset, offset + size):
+            parent = merged[offset + parents[i]] if parents[i] >= 0 else total
+            node = child[parent]
+            while node >= 0 and token[node] != tokens[i]:
+                node = sibling[node]
+            if node < 0:
+                node = count
+                count += 1
+                token[node], prob[node] = tokens[i], probs[i]
+                sibling[node] = child[parent]
+                child[parent] = node
+            else:
+                prob[node] = 1 - (1 - prob[node]) * (1 - probs[i])
+            merged[i] = node
+        offset += size
+    return grow(_Merged(child, sibling, token, prob), total, total, budget, False)
+
+
+@expands(_Merged)
+def _expand(found, growth, first, node, depth, prob):
+    count, each = 0, found.child[first if node >= 0 else len(found.sibling)]
+    while each >= 0:
+        growth.proposed[each] = found.token[each]
+        growth.weights[each] = min(found.prob[each], prob)
+        growth.children[count] = each
+        count += 1
+        each = found.sibling[each]
+    return count

@@ -1,0 +1,1 @@
+"""Building stores: sources, tokenising, shards, embeddings."""

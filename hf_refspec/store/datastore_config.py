@@ -1,0 +1,162 @@
+"""What the config.json of a datastore says.
+
+tokens-00001.safetensors        tokens    uint16 or uint32, a separator after each document
+suffixes-00001.safetensors      suffixes  int32, the suffix array of those tokens
+ngrams-0123456789ab.safetensors (compact form) n-grams and their draft trees
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from .card import cell, readable_size
+from .files import DatastoreError, FileEntry
+from .folder import FolderConfig, token_dtype
+from .schema import AtMost, Named, Range
+
+Form: TypeAlias = Literal["full", "compact"]
+
+TOKENS = Named("a file of tokens", r"tokens-[0-9]{5,}\.safetensors")
+SUFFIXES = Named("a file of suffixes", r"suffixes-[0-9]{5,}\.safetensors")
+NGRAMS = Named("a file of n-grams", r"ngrams-[0-9a-f]{12}\.safetensors")
+# Two files of each are mapped into memory, and Linux lets a process have 65,530 of such maps.
+MOST_SHARDS = 30_000
+LONGEST_NGRAM = 8
+# A position in a shard must fit into an int32.
+LARGEST_SHARD = 2**31 - 2
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A part of the corpus.
+
+    Attributes:
+        tokens (`int`): Entries of its arrays, the separators among them.
+        documents (`int`): Documents that end in it.
+        tokens_file, suffixes_file (`FileEntry`): Where its two arrays are.
+    """
+
+    tokens: Annotated[int, Range(1, LARGEST_SHARD)]
+    documents: Annotated[int, Range(0, LARGEST_SHARD)]
+    tokens_file: Annotated[FileEntry, TOKENS]
+    suffixes_file: Annotated[FileEntry, SUFFIXES]
+
+
+@dataclass(frozen=True)
+class NgramsEntry:
+    """The compact form.
+
+    Attributes:
+        ngrams (`list[int]`): How many n-grams of the orders 1, 2, ... are in it.
+        nodes (`int`): Nodes of all draft trees together.
+        corpus_tokens (`int`): Entries of the shards that were counted.
+        file (`FileEntry`): Where its arrays are.
+    """
+
+    ngrams: Annotated[list[Annotated[int, Range(0, LARGEST_SHARD)]], AtMost(LONGEST_NGRAM)]
+    nodes: Annotated[int, Range(0, LARGEST_SHARD)]
+    corpus_tokens: Annotated[int, Range(0, 2**62)]
+    file: Annotated[FileEntry, NGRAMS]
+
+
+@dataclass(frozen=True)
+class StoreConfig(FolderConfig):
+    """What the config.json of a datastore says.
+
+    Attributes:
+        vocab_size (`int`): All token ids are below it.
+        source (`dict`): How the store was built, for people and for the card.
+        shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
+        ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
+    """
+
+    NOUN = "datastore"
+    HEADER: ClassVar[dict[str, Any]] = {"format_version": 1}
+    FILES = (TOKENS, SUFFIXES, NGRAMS)
+    TEMPLATE = "datastore.md"
+
+    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
+    source: dict[str, Any] = field(default_factory=dict)
+    shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
+    ngrams: NgramsEntry | None = None
+
+    def check(self) -> None:
+        if not self.shards and self.ngrams is None:
+            raise ValueError("it names neither shards nor n-grams")
+        if self.ngrams is not None and not self.ngrams.ngrams:
+            raise ValueError("its n-grams have no length")
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """uint16 where it holds all tokens and the separator, else uint32."""
+        return token_dtype(self.vocab_size)
+
+    @property
+    def separator(self) -> int:
+        """What stands after each document: the largest number of `token_dtype`."""
+        return int(np.iinfo(self.token_dtype).max)
+
+    @property
+    def full_size(self) -> int:
+        """The bytes of the full form."""
+        return sum(shard.tokens_file.size + shard.suffixes_file.size for shard in self.shards)
+
+    def in_form(self, form: Form | None) -> StoreConfig:
+        """The part of the datastore that a form needs; the full form leaves nothing out.
+
+        Raises:
+            DatastoreError: If it does not have that form.
+        """
+        if form == "full" and not self.shards:
+            raise DatastoreError('it has only the compact form; open it with form="compact"')
+        if form == "compact" and self.ngrams is None:
+            raise DatastoreError("it has no compact form; make it with compact()")
+        return replace(self, shards=[]) if form == "compact" else self
+
+    def card_texts(self) -> dict[str, str]:
+        shards, ngrams = self.shards, self.ngrams
+        documents = sum(shard.documents for shard in shards) or self.source.get("documents")
+        texts = {
+            "documents": cell(documents or "not stated"),
+            "mat": _mat(self.source.get("mat")),
+            "full_form": "none",
+            "compact_form": "none",
+            "compact_use": "",
+        }
+        if self.source.get("deduplicated"):
+            texts["documents"] += ", exact duplicates dropped"
+        if shards:
+            # Each document is followed by a separator, which is no token.
+            tokens = sum(shard.tokens - shard.documents for shard in shards)
+            size = readable_size(self.full_size)
+            texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
+        if ngrams:
+            size = readable_size(ngrams.file.size)
+            texts["compact_form"] = (
+                f"{size}: {sum(ngrams.ngrams):,} n-grams of up to {len(ngrams.ngrams)} tokens, "
+                f"with {ngrams.nodes:,} draft nodes, from {ngrams.corpus_tokens:,} tokens"
+            )
+        if shards and ngrams:
+            texts["compact_use"] = (
+                f'With `form="compact"` only the compact form is downloaded, {size}.\n\n'
+            )
+        return texts
+
+
+def check_form(form: str | None) -> None:
+    """Refuses what is neither a form of a datastore nor `None`, with a ValueError."""
+    if form is not None and form not in get_args(Form):
+        raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
+
+
+def _mat(figures: dict[str, float] | None) -> str:
+    if not figures:
+        return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
+    rows = "\n".join(f"| {cell(label)} | {value:.2f} |" for label, value in figures.items())
+    return (
+        "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
+        f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"
+    )

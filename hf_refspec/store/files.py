@@ -1,0 +1,194 @@
+"""The files of a stored folder: safetensors arrays, mapped into memory and never trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .schema import Range
+
+CONFIG = "config.json"
+# No real header comes near it; what is larger is not read.
+_LARGEST_HEADER = 1 << 16
+
+
+class DatastoreError(ValueError):
+    """A stored folder that cannot be used: files are missing, damaged or for something else."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file that config.json vouches for.
+
+    Attributes:
+        name (`str`): Its name in the folder.
+        size (`int`): In bytes.
+        sha256 (`str`): The checksum of all of it, in hexadecimal.
+    """
+
+    name: str
+    size: Annotated[int, Range(0, 2**62)]
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileEntry:
+        """Reads the file at `path` and notes what it is."""
+        return cls(path.name, path.stat().st_size, sha256(path))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Writes a file that is at `path` only once it is written and on the disk.
+
+    Yields:
+        `Path`: Where to write it meanwhile. If that fails, as on a full disk, it is deleted.
+    """
+    new = path.with_name(f".{path.name}.new")
+    try:
+        yield new
+        with open(new, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
+    """Writes arrays into a file; one that is there already is replaced in one go.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk.
+    """
+    with replacing(path) as new:
+        try:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from None
+        os.chmod(new, 0o644)  # It is written for its owner's eyes only.
+        written = FileEntry.of(new)
+    return FileEntry(path.name, written.size, written.sha256)
+
+
+def write_rows(
+    path: Path, name: str, rows: Iterable[np.ndarray], shape: tuple[int, int]
+) -> FileEntry:
+    """Writes one float32 array, laid out in one dimension, without ever having all of it in memory.
+
+    Args:
+        path (`Path`): The file.
+        name (`str`): The array's.
+        rows (`Iterable[np.ndarray]`): Its rows in order, float32 of shape `(any, shape[1])`.
+        shape (`tuple[int, int]`): Of all of it.
+
+    Raises:
+        OSError: If it cannot be written, as on a full disk.
+    """
+    size = 4 * shape[0] * shape[1]
+    about = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({name: about}).encode()
+    header += b" " * (-len(header) % 8)  # The numbers begin at a multiple of their size.
+    with replacing(path) as new, open(new, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for some in rows:
+            file.write(np.ascontiguousarray(some, "<f4").data)
+    return FileEntry.of(path)
+
+
+def read_arrays(
+    folder: Path, entry: FileEntry, expected: Mapping[str, tuple[np.dtype, int | None]]
+) -> dict[str, np.ndarray]:
+    """Maps the arrays of a file into memory; their content is not read, and not checked.
+
+    Args:
+        folder (`Path`): Where the file is.
+        entry (`FileEntry`): What config.json says about it.
+        expected (`dict`): By name, each array's type and length; `None` is any length.
+
+    Returns:
+        `dict[str, np.ndarray]`: The arrays, all with one dimension.
+
+    Raises:
+        DatastoreError: If the file is missing or not what it should be.
+    """
+    path = find_file(folder, entry)
+    try:
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > _LARGEST_HEADER:
+            raise ValueError(f"its header should have {header} bytes")
+        # Of torch's tensors, and only of those, the library makes no copy.
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name).numpy() for name in expected}
+    except Exception as error:  # Three libraries have their say on a bad header.
+        raise DatastoreError(f"{path} is damaged: {error}") from None
+    for name, (dtype, length) in expected.items():
+        array = arrays[name]
+        fits = array.dtype == dtype and array.ndim == 1 and array.flags.aligned
+        if not fits or length not in (None, len(array)):
+            raise DatastoreError(
+                f"{path} is damaged: {name} is {array.dtype} of shape {array.shape}, but should "
+                f"be {dtype} with {'one dimension' if length is None else f'{length} entries'}"
+            )
+    return arrays
+
+
+def find_file(folder: Path, entry: FileEntry) -> Path:
+    """The path of a file, which is not opened.
+
+    Raises:
+        DatastoreError: If it is missing, no regular file or of another size.
+    """
+    path = folder / entry.name
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise DatastoreError(
+            f"{path} cannot be read: it is missing, though {CONFIG} names it"
+        ) from None
+    except OSError as error:
+        raise DatastoreError(f"{path} cannot be read: {error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise DatastoreError(f"{path} is not a file")
+    if found.st_size != entry.size:
+        raise DatastoreError(
+            f"{path} is damaged: it has {found.st_size} bytes, but {CONFIG} says {entry.size}"
+        )
+    return path
+
+
+def check_file(folder: Path, entry: FileEntry) -> None:
+    """Reads a whole file and compares it with its checksum.
+
+    Raises:
+        DatastoreError: If it is not the file that was written.
+    """
+    path = find_file(folder, entry)
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise DatastoreError(f"{path} cannot be read: {error}") from None
+    if found != entry.sha256:
+        raise DatastoreError(
+            f"{path} is damaged: its checksum is {found}, but {CONFIG} says {entry.sha256}"
+        )
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 checksum of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,151 @@
+"""What a JSON file may hold, declared by a dataclass: the annotation of a field is its check.
+
+```python
+@dataclass(frozen=True)
+class ShardEntry:
+    tokens: Annotated[int, Range(1, 100)]
+    file: Annotated[FileEntry, Named("a file of tokens", r"tokens-[0-9]{5}\\.safetensors")]
+```
+
+A field is a `str`, an `int`, a `Literal` of strings, a `dict` that is not looked into, a `list` of
+such, another dataclass, or one of these or `None`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from reprlib import repr as short
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_DEEPEST_DICT = 20
+
+
+@dataclass(frozen=True)
+class Range:
+    """An `int` must be from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def check(self, name: str, value: int) -> None:
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{name} is {short(value)}")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A `list` must have no more than `count` entries."""
+
+    count: int
+
+    def check(self, name: str, value: list[Any]) -> None:
+        if len(value) > self.count:
+            raise ValueError(f"{name} has {len(value)} entries, more than {self.count}")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A file entry's name must match `pattern`: else it could be one outside of its folder.
+
+    Attributes:
+        kind (`str`): What such a file is, for messages.
+        pattern (`str`): A regular expression for all of the name.
+    """
+
+    kind: str
+    pattern: str
+
+    def matches(self, name: str) -> bool:
+        return re.fullmatch(self.pattern, name) is not None
+
+    def check(self, name: str, value: Any) -> None:
+        if not self.matches(value.name):
+            raise ValueError(f"{short(value.name)} is not the name of {self.kind} in its folder")
+
+
+def parse(kind: type[T], content: Any) -> T:
+    """Makes a dataclass of a JSON object that names exactly its fields.
+
+    Args:
+        kind (`type`): The dataclass.
+        content: What `json.loads` has returned.
+
+    Raises:
+        KeyError: If it lacks a field.
+        ValueError: If a value is not what its field is declared to be, or there are others.
+    """
+    hints = _hints(cast(Any, kind))
+    if not isinstance(content, dict):
+        raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")
+    parsed = {name: _value(name, content[name], hint) for name, hint in hints.items()}
+    unknown = sorted(content.keys() - parsed.keys())
+    if unknown:
+        raise ValueError(f"{short(unknown[0])} is not a name that belongs there")
+    return kind(**parsed)
+
+
+def values_of(kind: type[T], parsed: Any) -> Iterator[T]:
+    """All instances of a dataclass in another one, at any depth, in the order of the fields."""
+    if isinstance(parsed, kind):
+        yield parsed
+    elif is_dataclass(parsed):
+        for each in fields(parsed):
+            yield from values_of(kind, getattr(parsed, each.name))
+    elif isinstance(parsed, list):
+        for value in parsed:
+            yield from values_of(kind, value)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    """Checks the value of a field, and makes dataclasses of the objects in it."""
+    if NoneType in get_args(hint):
+        if value is None:
+            return None
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    checks: list[Any] = []
+    if get_origin(hint) is Annotated:
+        hint, *checks = get_args(hint)
+    if is_dataclass(hint):
+        kind: Any = hint
+        value = parse(kind, value)
+    elif not _is_of(value, hint):
+        raise ValueError(f"{name} is {short(value)}")
+    for check in checks:  # the length of a list before all that is in it
+        check.check(name, value)
+    if get_origin(hint) is list:
+        (inner,) = get_args(hint)
+        value = [_value(f"{name}[{i}]", each, inner) for i, each in enumerate(value)]
+    elif isinstance(value, dict):
+        _check_depth(name, value)
+    return value
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint) or hint
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    return isinstance(value, origin) and not isinstance(value, bool)
+
+
+def _check_depth(name: str, value: dict[str, Any]) -> None:
+    """Refuses lists and dicts so deep in each other that Python cannot write them again."""
+    depth = 0
+    level: list[Any] = [value]
+    while level and depth <= _DEEPEST_DICT:
+        depth += 1
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for some in inner for each in some if isinstance(each, (dict, list))]
+    if depth > _DEEPEST_DICT:
+        raise ValueError(f"{name} is nested too deep")

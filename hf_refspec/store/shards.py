@@ -1,0 +1,65 @@
+"""The full form of a datastore: shards of tokens with suffix arrays, mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..index.suffix_array import IndexedText
+from .datastore_config import ShardEntry, StoreConfig
+from .files import read_arrays
+
+# Tokens that are searched for the ends of documents at a time.
+_BLOCK = 1 << 20
+
+
+def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarray:
+    """The tokens of a shard, uint16 or uint32 of shape `(n,)`.
+
+    Raises:
+        DatastoreError: If their file is missing or damaged, as far as its size and header tell.
+    """
+    expected = {"tokens": (config.token_dtype, shard.tokens)}
+    return read_arrays(folder, shard.tokens_file, expected)["tokens"]
+
+
+def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
+    """The tokens of a shard with their suffix array.
+
+    Raises:
+        DatastoreError: As [`map_tokens`], of both files.
+    """
+    tokens = map_tokens(folder, config, shard)
+    expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
+    suffixes = read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
+    return IndexedText(tokens, suffixes, config.vocab_size)
+
+
+def split_documents(
+    texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
+) -> Generator[np.ndarray, None, np.ndarray]:
+    """Cuts tokens at the separators; a document can go on in the next text.
+
+    Args:
+        texts (iterable of `np.ndarray`, of shape `(n,)`): Tokens.
+        separator (`int`): What stands after each document.
+        block (`int`, *optional*): How many tokens are looked at at a time.
+
+    Yields:
+        Each document that ends, without its separator.
+
+    Returns:
+        What stands behind the last separator.
+    """
+    begun: list[np.ndarray] = []
+    for text in texts:
+        for begin in range(0, len(text), block):
+            tokens = text[begin : begin + block]
+            start = 0
+            for end in np.flatnonzero(tokens == separator):
+                yield np.concatenate([*begun, tokens[start:end]])
+                begun, start = [], int(end) + 1
+            begun.append(tokens[start:])
+    return np.concatenate(begun) if begun else np.empty(0, np.int64)

@@ -1,0 +1,48 @@
+"""How far the drafts of a call may reach."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .positions import PositionLimits, boundaries
+from .probe import probe
+from .verifier import Verifier
+
+
+class Reach:
+    """The positions that a draft may have, see [`PositionLimits`], and the lengths that are probed.
+
+    Drafts first end before the next length at which attention may become another computation. Once
+    a text is there, a probe whose text crosses it decides whether drafts go on.
+
+    Args:
+        kind (`type`): Of the call's verifier.
+        model (`PreTrainedModel`): The target model.
+        rows (`int`): How many.
+        model_kwargs (`dict`): Keyword arguments of the forward pass.
+    """
+
+    def __init__(
+        self,
+        kind: type[Verifier],
+        model: PreTrainedModel,
+        rows: int,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self._probed = (kind, model, rows, model_kwargs)
+        self._positions = PositionLimits.of(config)
+        self._boundaries = boundaries(config)
+
+    def depth(self, length: int, last_position: int) -> int:
+        """How deep a draft may go behind so many tokens, the last of them at this position."""
+        furthest = self._positions.furthest(last_position)
+        deepest = sys.maxsize if furthest is None else furthest - last_position
+        while self._boundaries and length >= self._boundaries[0]:
+            if not probe(*self._probed, boundary=self._boundaries[0]).exact:
+                return 0
+            self._boundaries = self._boundaries[1:]
+        return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest

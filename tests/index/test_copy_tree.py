@@ -1,0 +1,192 @@
+"""Draft trees copied from a text, against a twin that searches for every match at every node."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hf_refspec.index.copy_tree import ANCHOR_LENGTH, NEAR, NEAR_FACTOR, SKIP_LENGTH, copy_tree
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.token_buffer import TokenBuffer
+
+warmup()  # here, where it is in no test's time
+
+texts = st.lists(st.integers(-1, 4), max_size=40)
+contexts = st.lists(st.integers(0, 4), min_size=1, max_size=16)
+
+
+def common_suffix(a: list[int], b: list[int]) -> int:
+    length = 0
+    while length < min(len(a), len(b)) and a[-1 - length] == b[-1 - length]:
+        length += 1
+    return length
+
+
+def grow(text, context, budget, match_length=1, copy_length=99, chain=False, anchor=-1):
+    buffer = TokenBuffer()
+    buffer.extend(np.array(text, dtype=np.int64))
+    options = match_length, copy_length, chain, anchor
+    tree, anchor = copy_tree(*buffer.text, np.array(context, np.int32), budget, *options)
+    return *(array.tolist() for array in tree), anchor
+
+
+def child_probs(text, context, path, match_length, anchor):
+    """The children that matches propose below `path`, token -> conditional probability."""
+    context_and_path = context + path
+    found = {}  # position -> weights' lengths, at most one exact and one skipping match each
+    for position in range(1, len(text)):
+        if text[position] < 0:
+            continue
+        exact = common_suffix(text[:position], context_and_path)
+        joins = exact >= 1 and (match_length == 1 or exact - len(path) >= match_length)
+        if joins:
+            found.setdefault(position, []).append(min(exact, len(context) + len(path)))
+        # A skipping match replaced the context's last token and agrees with all of the path.
+        root = position - len(path)
+        skips = (
+            root >= 2
+            and text[root:position] == path
+            and text[root - 1] >= 0
+            and text[root - 1] != context[-1]
+            and common_suffix(text[: root - 1], context[:-1]) >= max(2, match_length)
+        )
+        if skips:
+            found.setdefault(position, []).append(SKIP_LENGTH + len(path))
+    weights: dict[int, float] = {}
+    longest = 0.0
+    for position, lengths in found.items():
+        near = anchor >= 0 and 0 <= position - anchor < NEAR
+        for length in lengths:
+            longest = max(longest, length)
+            weight = length**3 * (NEAR_FACTOR if near else 1)
+            weights[text[position]] = weights.get(text[position], 0.0) + weight
+    total = sum(weights.values())
+    return {t: w / total * longest / (longest + 1) for t, w in weights.items()}
+
+
+def twin_anchor(text, context, match_length, anchor):
+    best = ANCHOR_LENGTH - 1
+    for skipped in range(min(2, len(context))):
+        known = context[: len(context) - skipped]
+        for position in range(len(text) - 1, skipped, -1):
+            replaced = text[position - 1] if skipped else None
+            if text[position] < 0 or replaced in (-1, context[-1]):
+                continue
+            length = common_suffix(text[: position - skipped], known)
+            if length > best and length >= match_length:
+                best, anchor = length, position
+    return anchor
+
+
+def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=False, anchor=-1):
+    """The twin of `copy_tree`: every match is searched for anew at every node."""
+    anchor = twin_anchor(text, context, match_length, anchor)
+    nodes, waiting, path, node, prob = [], {}, [], -1, 1.0
+    while True:
+        if len(path) < copy_length:
+            for token, share in child_probs(text, context, path, match_length, anchor).items():
+                waiting[node, token] = prob * share, [*path, token]
+        if not waiting or len(nodes) == budget:
+            return nodes, waiting, anchor
+        (parent, token), (prob, path) = max(waiting.items(), key=lambda item: item[1][0])
+        if chain:
+            waiting.clear()
+        else:
+            del waiting[parent, token]
+        node = len(nodes)
+        nodes.append((tuple(path), prob))
+
+
+def paths_of(tokens, parents):
+    paths = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    texts,
+    contexts,
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(-1, 30),
+)
+def test_copy_tree_takes_the_most_probable_nodes(
+    text, context, budget, match_length, copy_length, anchor
+):
+    tokens, parents, probs, new_anchor = grow(
+        text, context, budget, match_length, copy_length, anchor=anchor
+    )
+    nodes, waiting, twin_anchor = grow_slowly(
+        text, context, budget, match_length, copy_length, anchor=anchor
+    )
+    assert new_anchor == twin_anchor
+    assert probs == pytest.approx([prob for _, prob in nodes], rel=1e-5)
+    # Nodes of equal probability may come in any order, and either may be the last that fits.
+    expected = dict(nodes) | {tuple(path): prob for prob, path in waiting.values()}
+    for path, prob in zip(paths_of(tokens, parents), probs, strict=True):
+        if path in expected:
+            assert prob == pytest.approx(expected[path], rel=1e-5)
+    ties = len({round(prob, 6) for prob in expected.values()}) < len(expected)
+    assert ties or set(paths_of(tokens, parents)) == {path for path, _ in nodes}
+
+
+@settings(deadline=None)
+@given(texts, contexts, st.integers(1, 30), st.booleans())
+def test_copy_tree_is_a_legal_tree_within_its_budget(text, context, budget, chain):
+    tokens, parents, probs, _ = grow(text, context, budget, chain=chain)
+    assert len(tokens) <= budget
+    assert all(-1 <= parent < node for node, parent in enumerate(parents))
+    assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
+    assert all(0 < p <= (probs[q] if q >= 0 else 1.0) for p, q in zip(probs, parents, strict=True))
+    assert min(tokens, default=0) >= 0
+    if chain:
+        assert parents == list(range(-1, len(tokens) - 1))
+
+
+@settings(deadline=None)
+@given(texts, contexts, st.integers(1, 12))
+def test_a_chain_goes_to_the_most_probable_child_each_time(text, context, budget):
+    _, _, probs, _ = grow(text, context, budget, chain=True)
+    nodes, _, _ = grow_slowly(text, context, budget, chain=True)
+    assume(len(probs) == len(nodes))  # ties may lead to paths of unequal lengths
+    assert probs[:1] == pytest.approx([prob for _, prob in nodes][:1], rel=1e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=5), contexts)
+def test_no_path_of_exact_matches_runs_across_a_boundary(documents, context):
+    text = [token for document in documents for token in [*document, -1]]
+    tokens, parents, _, _ = grow(text, context, 30)
+    pairs = {pair for document in documents for pair in pairwise(document)}
+    for token, parent in zip(tokens, parents, strict=True):
+        if parent >= 0:
+            assert (tokens[parent], token) in pairs
+
+
+def test_one_token_over_and_over_is_drafted_to_the_full_budget():
+    tokens, parents, _, _ = grow([3] * 5000, [3] * 16, budget=40)
+    assert tokens == [3] * 40
+    assert parents == list(range(-1, 39))
+
+
+def test_a_long_match_is_found_behind_any_number_of_short_ones():
+    context = list(range(10, 26))
+    tokens, _, _, _ = grow([*context, 4, *[9, 25] * 3000], context, budget=1)
+    assert tokens == [4]
+
+
+def test_copying_goes_on_where_one_token_was_replaced():
+    # "a b c d e f" was copied, but with x in the place of d.
+    tokens, _, _, _ = grow([1, 2, 3, 4, 5, 6], [1, 2, 3, 9], budget=2)
+    assert tokens == [5, 6]
+
+
+def test_of_equal_matches_the_one_near_the_last_copied_place_wins():
+    text = [1, 2, -1, *[0] * 50, 1, 3, -1]
+    assert grow(text, [1], budget=1, anchor=0)[0] == [2]
+    assert grow(text, [1], budget=1, anchor=50)[0] == [3]

@@ -1,0 +1,304 @@
+"""REST's trie and the mixed one, against counting all that followed in plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.index import mixed_trie, rest_trie
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
+from hf_refspec.index.rest_trie import all_matches, grow_trie
+from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+
+warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 3
+ALL = 1_000_000  # continuations, more than there are
+
+documents_lists = st.lists(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=10), min_size=1, max_size=8
+)
+shard_counts = st.integers(1, 3)
+contexts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5)
+types = st.sampled_from([np.uint16, np.uint32])
+
+
+def shards_of(documents, count=1, dtype=np.uint16, vocab_size=VOCAB_SIZE) -> list[IndexedText]:
+    """Deals documents out to shards; a shard without one has an empty document."""
+    shards = []
+    for part in range(count):
+        some = documents[part::count] or [[]]
+        tokens = np.array([t for each in some for t in [*each, np.iinfo(dtype).max]], dtype)
+        shards.append(IndexedText(tokens, build_suffix_array(tokens), vocab_size))
+    return shards
+
+
+def occurrences(documents, pattern: list[int]) -> list[list[int]]:
+    """What follows each occurrence of a pattern, to the end of its document."""
+    return [
+        document[start + len(pattern) :]
+        for document in documents
+        for start in range(len(document) - len(pattern) + 1)
+        if document[start : start + len(pattern)] == pattern
+    ]
+
+
+def nodes_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, tree.probs.tolist(), strict=True))
+
+
+def grown_by(grow):
+    def grown(texts, context, budget=999, max_continuations=ALL, length=4, min_match=1):
+        context = np.array(context, np.int32)
+        return DraftTree(*grow(texts, context, min_match, budget, max_continuations, length))
+
+    return grown
+
+
+rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
+both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
+
+
+# --- matches
+
+
+@settings(deadline=None)
+@given(documents_lists, contexts, shard_counts, types, st.integers(1, 6))
+def test_all_matches_are_all_places_in_all_shards(documents, context, count, dtype, min_match):
+    texts = shards_of(documents, count, dtype)
+    matches = all_matches(texts, np.array(context, np.int32), min_match)
+    found = [(length, occurrences(documents, context[-length:])) for length in range(1, 6)]
+    expected = [
+        (length, len(places))
+        for length, places in reversed(found)
+        if places and min_match <= length <= len(context)
+    ]
+    assert [(match.length, match.count) for match in matches] == expected
+    for match in matches:
+        assert (match.ranges[:, 1] - match.ranges[:, 0]).sum() == match.count
+
+
+@settings(deadline=None)
+@given(documents_lists, contexts, shard_counts, st.integers(1, 3))
+def test_mixed_matches_are_the_lengths_that_stand_in_more_places(
+    documents, context, count, min_match
+):
+    matches = mixed_matches(shards_of(documents, count), np.array(context, np.int32), min_match)
+    expected, places = [], 0
+    for length in range(len(context), min_match - 1, -1):
+        more = len(occurrences(documents, context[-length:]))
+        if more > places:
+            expected.append((length, more))
+            places = more
+    assert [(match.length, match.count) for match in matches] == expected
+
+
+def test_a_frequent_match_leaves_nothing_to_shorter_ones():
+    frequent = int(PSEUDO_COUNT / LEAST_WEIGHT) + 1
+    context = np.array([1, 2], np.int32)
+    for many, lengths in ((frequent - 100, [2, 1]), (frequent, [2])):
+        matches = mixed_matches(shards_of([[1, 2, 0]] * many + [[2, 1]]), context, 1)
+        assert [match.length for match in matches] == lengths
+
+
+# --- grow_trie
+
+
+def grow(rows, occurrences, orders, pseudo_count, budget) -> DraftTree:
+    padded = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    lengths = np.array([len(row) for row in rows], np.int32)
+    read = padded, lengths, np.array(orders, np.int32), np.array(occurrences, np.float64)
+    return DraftTree(*grow_trie(*read, max(orders, default=0) + 1, pseudo_count, budget))
+
+
+def child_probs(rows, occurrences, orders, pseudo_count, path) -> dict[int, float]:
+    """The children below a path, each with its probability given the path."""
+    here = [i for i, row in enumerate(rows) if row[: len(path)] == path]
+    probs: Counter = Counter()
+    left = 1.0
+    for order in sorted({orders[i] for i in here}):
+        voters = [i for i in here if orders[i] == order]
+        weight = left * len(voters) / (len(voters) + pseudo_count)
+        left -= weight
+        for i in voters:
+            if len(rows[i]) > len(path):
+                vote = occurrences[i] / sum(occurrences[j] for j in voters)
+                probs[rows[i][len(path)]] += weight * vote
+    return dict(probs)
+
+
+def grow_slowly(rows, occurrences, orders, pseudo_count):
+    """The twin of `grow_trie`: the probabilities of all nodes there can be."""
+    nodes, unseen = {}, [([], 1.0)]
+    while unseen:
+        path, prob = unseen.pop()
+        for token, prob_here in child_probs(rows, occurrences, orders, pseudo_count, path).items():
+            nodes[(*path, token)] = prob * prob_here
+            unseen.append(([*path, token], prob * prob_here))
+    return nodes
+
+
+@st.composite
+def continuations(draw):
+    rows = draw(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=12))
+    orders = sorted(draw(st.integers(0, 2)) for _ in rows)
+    return rows, [draw(st.sampled_from([1, 2, 5])) for _ in rows], orders
+
+
+@settings(deadline=None, max_examples=200)
+@given(continuations(), st.sampled_from([0.0, 1.0, PSEUDO_COUNT]), st.integers(0, 20))
+def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
+    tree = grow(*read, pseudo_count, budget)
+    tree.checked(VOCAB_SIZE)
+    expected = grow_slowly(*read, pseudo_count)
+    best = sorted(expected.values(), reverse=True)[:budget]
+    assert tree.probs.tolist() == pytest.approx(best, rel=1e-5)
+    assert (np.diff(tree.probs) <= 0).all()
+    for path, prob in nodes_of(tree).items():
+        assert prob == pytest.approx(expected[path], rel=1e-5)
+
+
+def test_large_tokens_that_share_a_slot_are_kept_apart():
+    rows = [[token] for token in (0, 2**16, 2**17, 2**20, 2**31 - 2)]
+    tree = grow(rows, [1] * 5, [0] * 5, 0.0, 9)
+    assert sorted(tree.tokens.tolist()) == [0, 2**16, 2**17, 2**20, 2**31 - 2]
+
+
+# --- trees
+
+
+@both_trees
+def test_trees_are_legal_best_first_and_within_their_budget(grown):
+    @settings(deadline=None)
+    @given(documents_lists, contexts, shard_counts, st.integers(0, 12), types, st.integers(1, 30))
+    def check(documents, context, count, budget, dtype, max_continuations):
+        texts = shards_of(documents, count, dtype)
+        tree = grown(texts, context, budget, max_continuations)
+        tree.checked(VOCAB_SIZE)
+        assert (np.diff(tree.probs) <= 0).all()
+        assert len(tree) == min(budget, len(grown(texts, context, 999, max_continuations)))
+
+    check()
+
+
+@both_trees
+def test_a_tree_does_not_run_across_a_documents_end(grown):
+    @settings(deadline=None)
+    @given(documents_lists, contexts, shard_counts)
+    def check(documents, context, count):
+        for path in nodes_of(grown(shards_of(documents, count), context)):
+            assert occurrences(documents, [context[-1], *path])
+
+    check()
+
+
+@both_trees
+def test_a_tree_is_the_same_however_the_documents_are_dealt_out_to_shards(grown):
+    @settings(deadline=None)
+    @given(documents_lists, contexts, st.integers(2, 4), st.randoms(use_true_random=False))
+    def check(documents, context, count, random):
+        together = nodes_of(grown(shards_of(documents), context))
+        dealt = random.sample(documents, len(documents))
+        assert nodes_of(grown(shards_of(dealt, count), context)) == pytest.approx(together)
+
+    check()
+
+
+@both_trees
+def test_no_match_is_no_tree(grown):
+    texts = shards_of([[0, 1], [1, 0]], 2)
+    assert len(grown(texts, [2])) == 0
+    assert len(grown(texts, [2, 2, 1], min_match=2)) == 0
+    assert len(grown(texts, [0, 1], min_match=2)) == 0  # found, but nothing follows
+
+
+@settings(deadline=None)
+@given(documents_lists, contexts, shard_counts, st.integers(1, 10), st.integers(1, 4))
+def test_rests_tree_is_the_most_frequent_nodes_of_the_trie(
+    documents, context, count, budget, length
+):
+    texts = shards_of(documents, count)
+    matches = all_matches(texts, np.array(context, np.int32), 1)
+    assume(matches)
+    following = occurrences(documents, context[-matches[0].length :])
+    trie = Counter(
+        tuple(each[:depth]) for each in following for depth in range(1, min(length, len(each)) + 1)
+    )
+    tree = rest_tree(texts, context, budget, len(following), length)
+    nodes = nodes_of(tree)
+    frequent = [frequency for _, frequency in trie.most_common(budget)]
+    assert tree.probs.tolist() == pytest.approx([each / len(following) for each in frequent])
+    assert nodes == pytest.approx({path: trie[path] / len(following) for path in nodes})
+
+
+@settings(deadline=None)
+@given(documents_lists, contexts, shard_counts)
+def test_a_mixed_tree_is_grown_from_all_its_matches(documents, context, count):
+    texts = shards_of(documents, count)
+    rows, orders = [], []
+    for order, match in enumerate(mixed_matches(texts, np.array(context, np.int32), 1)):
+        for following in occurrences(documents, context[-match.length :]):
+            rows.append(following[: 4 if order else 12])
+            orders.append(order)
+    expected = grow_slowly(rows, [1.0] * len(rows), orders, PSEUDO_COUNT)
+    assert nodes_of(mixed_tree(texts, context)) == pytest.approx(expected, rel=1e-5)
+
+
+@settings(deadline=None)
+@given(documents_lists, contexts, shard_counts, st.integers(0, 20))
+def test_a_rare_long_match_does_not_shrink_the_tree(documents, context, count, budget):
+    texts = shards_of([*documents, context], count)
+    shortest = rest_tree(texts, context[-1:])
+    mixed = mixed_tree(texts, context)
+    assert set(nodes_of(shortest)) <= set(nodes_of(mixed))
+    assert len(mixed_tree(texts, context, budget)) >= min(budget, len(shortest))
+
+
+def test_where_the_longest_match_leaves_no_choice_it_is_followed_further():
+    document = list(range(40))
+    texts = shards_of([document, [1, 9]], vocab_size=40)
+    assert mixed_tree(texts, [0, 1], length=5).depths().max() == 15
+    assert rest_tree(texts, [0, 1], length=5).depths().max() == 5
+
+
+def test_a_tree_of_a_sample_is_nearly_that_of_all():
+    rng = np.random.default_rng(0)
+    documents = [[0, int(token), 1] for token in rng.choice(20, 6000, p=np.arange(1, 21) / 210)]
+    texts = shards_of(documents, 3, vocab_size=20)
+    sample = nodes_of(rest_tree(texts, [0], max_continuations=300, length=1))
+    for path, prob in nodes_of(rest_tree(texts, [0], length=1)).items():
+        assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
+
+
+def test_what_only_a_small_shard_has_is_read_and_counts_for_what_it_is():
+    texts = [*shards_of([[0, 1]] * 500), *shards_of([[0, 2]])]
+    nodes = nodes_of(rest_tree(texts, [0], max_continuations=10))
+    assert nodes == pytest.approx({(1,): 500 / 501, (2,): 1 / 501})
+
+
+@both_trees
+@pytest.mark.parametrize("suffix", [-1, 10**6])
+def test_damaged_suffixes_are_refused_in_any_shard(grown, suffix):
+    whole, other = shards_of([[0, 1, 2]] * 4, 2)
+    damaged = IndexedText(other.tokens, np.full_like(other.suffixes, suffix), VOCAB_SIZE)
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        grown([whole, damaged], [0, 1])
+
+
+@both_trees
+def test_tokens_outside_of_the_vocabulary_are_refused_in_any_shard(grown):
+    whole, other = shards_of([[0, 1, 5]] * 4, 2, vocab_size=6)
+    damaged = IndexedText(other.tokens, other.suffixes, vocab_size=5)
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        grown([whole, damaged], [0, 1])
