@@ -144,6 +144,28 @@ def test_an_observe_of_before_works_and_warns_where_it_is_defined(llama, takes_l
             assert len(drafter.told) < 20
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_observes_of_before_call_those_that_they_override(llama):
+    told = []
+
+    class Old(rs.ReferenceCopy):
+        def observe(self, tokens, logits=None):
+            told.extend(tokens.tolist())
+            super().observe(tokens, logits)
+
+    class Older(Old):
+        def observe(self, tokens, logits=None):
+            super().observe(tokens)
+
+    ids = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    plain = llama.generate(ids, **options)
+    for kind in (Old, Older):
+        told.clear()
+        assert llama.generate(ids, candidate_generator=kind(), **options).tolist() == plain.tolist()
+        assert told == plain[0, 9:].tolist()
+
+
 def test_an_observe_of_now_does_not_warn(recwarn):
     class New(Recorder):
         def observe(self, tokens, verified, logits):
