@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from .index.kernels import warmup as warmup
     from .index.retrieved import Retrieved as Retrieved
     from .ralm.checked_search import RetrievalError as RetrievalError
-    from .ralm.engine import Speculation as Speculation
     from .ralm.iterative import iterative_ralm as iterative_ralm
     from .ralm.knn_lm import knn_lm as knn_lm
     from .ralm.knn_lm import perplexity as perplexity
+    from .ralm.options import Speculation as Speculation
     from .ralm.stats import RetrievalStats as RetrievalStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
@@ -55,7 +55,7 @@ _MODULES = {
     "index.kernels": ["warmup"],
     "index.retrieved": ["Retrieved"],
     "ralm.checked_search": ["RetrievalError"],
-    "ralm.engine": ["Speculation"],
+    "ralm.options": ["Speculation"],
     "ralm.iterative": ["iterative_ralm"],
     "ralm.knn_lm": ["knn_lm", "perplexity"],
     "ralm.stats": ["RetrievalStats"],

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..demo import corpus
-from ..ralm.engine import Speculation
 from ..ralm.knn_lm import knn_lm
+from ..ralm.options import Speculation
 from ..store.knn_datastore import KnnDatastore
 from .measure import Bench
 from .methods import Method, retrieving_methods
@@ -85,7 +85,7 @@ class KnnStores(Searched):
         """Ours without the PQ index as well, where there is one."""
         methods = super().methods(setting, bench)
         if self._store(setting).pq_index is not None:
-            without = {WITHOUT_PQ_INDEX: Speculation(sketch=False)}
+            without = {WITHOUT_PQ_INDEX: Speculation(pq_index=False)}
             methods += retrieving_methods(without, **self.options(setting, bench))
         return methods
 

@@ -12,7 +12,7 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
-from ..ralm.engine import Speculation
+from ..ralm.options import Speculation
 from ..store.datastore import Datastore
 
 PLAIN = "plain generate"

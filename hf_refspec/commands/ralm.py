@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from ..demo.default_model import load_model, load_tokenizer
 from ..drafting.reference_copy import ReferenceCopy
 from ..options import Option
-from ..ralm.engine import Speculation
 from ..ralm.iterative import iterative_ralm
+from ..ralm.options import Speculation
 from ..retrieval.bm25 import SparseRetriever
 from ..retrieval.dense import DenseRetriever
 from ..retrieval.retriever import Retriever

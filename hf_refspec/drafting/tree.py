@@ -127,11 +127,11 @@ class DraftTree:
                 token, or a node has a probability that is no number in [0, 1] or larger than its
                 parent's.
         """
-        tree = DraftTree(
-            _converted("tokens", self.tokens, np.int64),
-            _converted("parents", self.parents, np.int32),
-            _converted("probs", self.probs, np.float32),
-        )
+        tree = self
+        if not all(_fits(getattr(self, name), dtype) for name, dtype in _DTYPES):
+            tree = DraftTree(
+                **{name: _converted(name, getattr(self, name), dtype) for name, dtype in _DTYPES}
+            )
         for name in ("parents", "probs"):
             count = len(getattr(tree, name))
             if count != len(tree):
@@ -157,6 +157,15 @@ class DraftTree:
             raise ValueError(
                 "DraftTree.probs must be in [0, 1] and must not increase from parent to child"
             )
+
+
+_DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
+
+
+def _fits(values: Any, dtype: Any) -> bool:
+    """Whether a kernel can take it as it is."""
+    is_array = isinstance(values, np.ndarray) and values.dtype == dtype and values.ndim == 1
+    return is_array and values.flags.carray
 
 
 def _converted(name: str, values: Any, dtype: type[np.generic]) -> np.ndarray:

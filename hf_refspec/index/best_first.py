@@ -60,7 +60,7 @@ def grow(found, count, capacity, budget, chain):
         The tree's tokens (int64), parents (int32) and probabilities (float32).
     """
     if count == 0:
-        capacity = budget = 0
+        return no_tree()
     following = np.empty(capacity, dtype=np.int32)
     for proposal in range(count):
         following[proposal] = proposal + 1 if proposal + 1 < count else -1
@@ -83,6 +83,12 @@ def grow(found, count, capacity, budget, chain):
     )
     size = _grow(found, growth, chain)
     return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
+
+
+@njit
+def no_tree():
+    """The tree without nodes."""
+    return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 @uncounted

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .best_first import divide, expands, grow, uncounted
+from .best_first import divide, expands, grow, no_tree, uncounted
 from .draft_tree import TREE
 from .kernels import kernel
 from .token_buffer import common_suffix, latest_of
@@ -80,6 +80,10 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     Returns:
         The tree, and the new anchor.
     """
+    if latest_of(latest, context[-1]) < 0 and (
+        len(context) < 2 or latest_of(latest, context[-2]) < 0
+    ):  # the usual case where nothing repeats, to cost nothing
+        return no_tree(), anchor
     capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
     positions = np.empty(capacity, dtype=np.int32)
     lengths = np.empty(capacity, dtype=np.float64)

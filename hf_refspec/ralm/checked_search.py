@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -13,11 +15,11 @@ import numpy as np
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 
-_ATTEMPTS = 2
+_TRIES = 2
 
 
 class RetrievalError(RuntimeError):
-    """The retriever failed, twice where that can be chance, or gave an answer that none can be.
+    """The retriever failed, twice where that can be chance, or returned what cannot be an answer.
 
     Attributes:
         text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
@@ -28,88 +30,73 @@ class RetrievalError(RuntimeError):
         self.text_ids = text_ids
 
 
-def attempt(retriever: Retriever, method: str, *args: Any) -> Any:
+def call_with_retry(retriever: Retriever, method: str, *args: Any) -> Any:
     """Calls a retriever's method, and once more if that raises.
 
     Raises:
         RetrievalError: If it raises again.
     """
-    for _ in range(_ATTEMPTS - 1):
+    for tries_left in reversed(range(_TRIES)):
         try:
             return getattr(retriever, method)(*args)
-        except Exception:  # the second time says what it is
-            continue
-    try:
-        return getattr(retriever, method)(*args)
-    except Exception as error:
-        raise _failed(retriever, method, error) from error
+        except Exception as error:
+            if tries_left == 0:
+                raise _failed(retriever, method, error) from error
 
 
 def _failed(retriever: Retriever, method: str, error: BaseException) -> RetrievalError:
     return RetrievalError(
-        f"{type(retriever).__name__}.{method} raised {type(error).__name__} {_ATTEMPTS} times: "
-        f"{error}"
+        f"{type(retriever).__name__}.{method} raised {type(error).__name__} {_TRIES} times: {error}"
     )
 
 
+@dataclass(slots=True)
 class RunningSearch:
     """A search that another thread does.
 
     Attributes:
         queries (sequence): What is searched for.
         count (`int`): How many passages for each.
-        began (`float`): When, by `perf_counter`.
-        seconds (`float`): What it took; 0 before it is done.
+        began (`float`): When, by the clock.
+        answer (`Future`): What the retriever returns or raises, with the seconds that it took.
     """
 
-    def __init__(self, queries: Sequence[Any], count: int) -> None:
-        self.queries = queries
-        self.count = count
-        self.began = perf_counter()
-        self.seconds = 0.0
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self._done = threading.Event()
+    queries: Sequence[Any]
+    count: int
+    began: float
+    answer: Future[tuple[Any, float]]
 
     @property
     def done(self) -> bool:
-        return self._done.is_set()
-
-    def run(self, retriever: Retriever) -> None:
-        """Does it, in the thread that calls this."""
-        began = perf_counter()
-        try:
-            self.answer = retriever.search(self.queries, self.count)
-        except BaseException as error:  # it is raised where it is waited for
-            self.error = error
-        self.seconds = perf_counter() - began
-        self._done.set()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Waits until it is done, or has taken that long. Says whether it is done."""
-        if timeout is not None:
-            timeout = max(timeout - (perf_counter() - self.began), 0.0)
-        return self._done.wait(timeout)
+        return self.answer.done()
 
 
 class CheckedRetriever:
-    """Searches in a thread of its own, tries again once, and checks every answer.
+    """Searches in a thread of its own, repeats a search that fails once, and checks every answer.
 
     A context manager: the thread ends with it. One that a retriever holds fast ends when the
     retriever lets go; it does not keep the process alive.
 
     Args:
-        retriever ([`Retriever`]): What is asked.
+        retriever ([`Retriever`]): What is searched.
         k (`int`): How many passages a step needs. Fewer are only an answer where there are no
             more.
         timeout (`float`, *optional*): The most seconds that a search may take.
+        clock (callable, *optional*): Returns the time in seconds.
     """
 
-    def __init__(self, retriever: Retriever, k: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        retriever: Retriever,
+        k: int,
+        timeout: float | None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self._retriever = retriever
         self._name = type(retriever).__name__
         self._k = k
         self._timeout = timeout
+        self._clock = clock
         self._most_known = 0  # how many passages it certainly has
         self._search: RunningSearch | None = None  # the last one
         self._begin_thread()
@@ -124,7 +111,7 @@ class CheckedRetriever:
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
         """Has another thread search for the `count` best passages of each query."""
-        self._search = search = RunningSearch(queries, count)
+        self._search = search = RunningSearch(queries, count, self._clock(), Future())
         self._jobs.put(search)
         return search
 
@@ -138,33 +125,40 @@ class CheckedRetriever:
             RetrievalError: If it failed, or was too slow, for the second time, or if its answer
                 cannot be one.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            done = search.wait(self._timeout)
-            if done and search.error is None:
-                return self._checked(search), search.seconds
-            if attempt < _ATTEMPTS:
+        for tries_left in reversed(range(_TRIES)):
+            wait([search.answer], self._seconds_left(search))
+            done = search.done
+            error = search.answer.exception() if done else None
+            if done and error is None:
+                answer, seconds = search.answer.result()
+                return self._checked(search, answer), seconds
+            if tries_left:
                 if not done:  # it is left alone with its thread
                     self._jobs.put(None)
                     self._begin_thread()
                 search = self.begin(search.queries, search.count)
-        if search.error is not None and done:
-            raise _failed(self._retriever, "search", search.error) from search.error
+        if error is not None:
+            raise _failed(self._retriever, "search", error) from error
         raise RetrievalError(
             f"{self._name}.search did not answer within the time limit of {self._timeout:g} "
-            f"seconds, asked {_ATTEMPTS} times. Is its server up? `Speculation(timeout=...)` "
-            "allows more."
+            f"seconds, {_TRIES} times. Is its server up? `Speculation(timeout=...)` allows more."
         )
 
+    def _seconds_left(self, search: RunningSearch) -> float | None:
+        if self._timeout is None:
+            return None
+        return max(self._timeout - (self._clock() - search.began), 0.0)
+
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """`Retriever.score`, tried again once.
+        """`Retriever.score`, repeated once if it fails.
 
         Raises:
             RetrievalError: If it failed, or if its answer cannot be one.
         """
-        scores = np.asarray(attempt(self._retriever, "score", query, ids))
+        scores = np.asarray(call_with_retry(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
             raise RetrievalError(
-                f"{self._name}.score was asked for {len(ids)} passages, but returned an array of "
+                f"{self._name}.score was called with {len(ids)} passages, but returned an array of "
                 f"shape {scores.shape}."
             )
         self._check_finite("score", scores)
@@ -174,21 +168,23 @@ class CheckedRetriever:
         self._jobs: queue.SimpleQueue[RunningSearch | None] = queue.SimpleQueue()
         # A daemon: a server that stalls must not keep the process from ending.
         self._thread = threading.Thread(
-            target=_work, args=(self._jobs, self._retriever), name="retrieval", daemon=True
+            target=_work,
+            args=(self._jobs, self._retriever, self._clock),
+            name="retrieval",
+            daemon=True,
         )
         self._thread.start()
 
-    def _checked(self, search: RunningSearch) -> list[Retrieved]:
-        answers, asked = search.answer, len(search.queries)
+    def _checked(self, search: RunningSearch, answer: Any) -> list[Retrieved]:
         try:
-            answers = list(answers)
+            answers = list(answer)
         except TypeError:
             answers = None
-        if answers is None or len(answers) != asked:
-            returned = repr(search.answer) if answers is None else f"{len(answers)} answers"
+        if answers is None or len(answers) != len(search.queries):
+            returned = repr(answer) if answers is None else f"{len(answers)} answers"
             raise RetrievalError(
-                f"{self._name}.search was asked {asked} queries, but returned {returned}. It must "
-                "return a list with one Retrieved for each."
+                f"{self._name}.search was called with {len(search.queries)} queries, but returned "
+                f"{returned}. It must return a list with one Retrieved for each."
             )
         checked = [self._checked_answer(answer, search.count) for answer in answers]
         self._most_known = max(self._most_known, *map(len, checked))
@@ -234,7 +230,14 @@ class CheckedRetriever:
             )
 
 
-def _work(jobs: queue.SimpleQueue, retriever: Retriever) -> None:
+def _work(jobs: queue.SimpleQueue, retriever: Retriever, clock: Callable[[], float]) -> None:
     while (search := jobs.get()) is not None:
-        search.run(retriever)
+        began = clock()
+        try:
+            found = retriever.search(search.queries, search.count)
+        except BaseException as error:  # it is raised where the search is waited for
+            search.answer.set_exception(error)
+        else:
+            search.answer.set_result((found, clock() - began))
+            del found
         del search  # and what it found, while there is nothing to do

@@ -1,16 +1,16 @@
-"""Gamma: how likely a speculated step is right (RaLMSpec, section 4.2).
+"""Gamma: how likely a speculated step is right (RaLMSpec, arXiv 2401.14021, section 4.2).
 
 The paper takes it to be the same for every step. It is not: the further the text has gone since the
-last query whose search the request cache has taken in, the less the cache knows of what is asked
-now. That distance is a step's lag: the first step after a verification has a lag of 1, the next 2;
-beside a verification, the steps that it is about count as well.
+last query whose search the request cache has taken in, the less the cache knows of what is searched
+for now. That distance is a step's lag: the first step after a verification has a lag of 1, the next
+2; beside a verification, the steps that it is about count as well.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,23 +26,6 @@ _FADING, _REMEMBERED = 0.95, 30.0
 _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
 
 
-class Gamma(Protocol):
-    """An estimate from what verifications have found."""
-
-    def record(self, lags: Sequence[int], right: int) -> None:
-        """Adds a verification.
-
-        Args:
-            lags (sequence of `int`): Of the steps that were verified.
-            right (`int`): How many of them were right. The next one, if there is one, was wrong;
-                nothing is known of those after it.
-        """
-
-    def of(self, lags: np.ndarray) -> np.ndarray:
-        """How likely steps with these lags (int64 of any shape) are right, each given that those
-        before it are: float64 of the same shape, below 1."""
-
-
 class PublishedGamma:
     """That of the paper: maximum likelihood over the last verifications, with a cap.
 
@@ -56,11 +39,18 @@ class PublishedGamma:
         self._most = most
 
     def record(self, lags: Sequence[int], right: int) -> None:
-        """See [`Gamma`]."""
+        """Adds a verification.
+
+        Args:
+            lags (sequence of `int`): Of the steps that were verified.
+            right (`int`): How many of them were right. The next one, if there is one, was wrong;
+                nothing is known of those after it.
+        """
         self._window.append((right, min(len(lags), right + 1)))
 
     def of(self, lags: np.ndarray) -> np.ndarray:
-        """See [`Gamma`]."""
+        """How likely steps with these lags (int64 of any shape) are right, each given that those
+        before it are: float64 of the same shape, below 1."""
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
         return np.full(lags.shape, min(right / max(steps, 1), self._most))
 
@@ -83,7 +73,7 @@ class GammaByLag:
         self._of_group = self._estimated()
 
     def record(self, lags: Sequence[int], right: int) -> None:
-        """See [`Gamma`]."""
+        """See [`PublishedGamma`]."""
         if len(self._window) == self._window.maxlen:
             self._faded = _FADING * self._faded + self._window[0]
         groups = _groups(np.array(lags[: right + 1], dtype=np.int64))
@@ -93,7 +83,7 @@ class GammaByLag:
         self._of_group = self._estimated()
 
     def of(self, lags: np.ndarray) -> np.ndarray:
-        """See [`Gamma`]."""
+        """See [`PublishedGamma`]."""
         return self._of_group[_groups(lags)]
 
     def remembered(self) -> np.ndarray:
@@ -117,6 +107,9 @@ class GammaByLag:
         # would keep strides so short that nothing better could be found out.
         no_worse = np.maximum.accumulate(gammas[::-1])[::-1]
         return np.clip(no_worse, _LEAST_GAMMA, _MOST_GAMMA)
+
+
+Gamma: TypeAlias = PublishedGamma | GammaByLag
 
 
 def _groups(lags: np.ndarray) -> np.ndarray:

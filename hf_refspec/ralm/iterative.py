@@ -1,7 +1,7 @@
 """Iterative RaLM: generation that retrieves a passage every few tokens (RaLMSpec, section 2).
 
 The passage stands before the prompt, in place of the one before it. With speculation the passage
-comes from the request cache, see `speculation.py`.
+comes from the request cache, see `engine.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
 from ..verification.reach import Reach
-from .checked_search import RetrievalError, attempt
-from .engine import Speculation, generate_speculatively
+from .checked_search import RetrievalError, call_with_retry
+from .engine import generate_speculatively
+from .options import Speculation
 from .passage_contexts import Context, ContextChange, PassageContexts
 from .stats import RetrievalStats
 
@@ -170,7 +171,7 @@ class Passages:
                 model.
         """
         if passage_id not in self._tokens:
-            tokens = np.asarray(attempt(self.retriever, "passage", passage_id))
+            tokens = np.asarray(call_with_retry(self.retriever, "passage", passage_id))
             self._check(passage_id, tokens)
             self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
         return self._tokens[passage_id]
@@ -250,7 +251,7 @@ class IterativeStep:
 
 
 class IterativeText:
-    """The text of one call, see [`SpeculativeText`].
+    """The text of one call, see [`RetrievalAugmentedGeneration`].
 
     Args:
         row ([`Row`]): Prompt and output.
@@ -291,7 +292,7 @@ class IterativeText:
     def query(self) -> Any:
         last = self._row.tail(min(self._query_length, len(self._row.output)))
         ids = np.concatenate([self._prompt, last])[-self._query_length :]
-        return attempt(self._passages.retriever, "encode", ids)
+        return call_with_retry(self._passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
         passage = self._passages[int(found.ids[0])]

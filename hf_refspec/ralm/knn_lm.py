@@ -30,7 +30,6 @@ from ..generation.acceptance import accept
 from ..generation.entry_point import entry_point
 from ..generation.row import Row, RowMark
 from ..generation.validation import check_model, check_request
-from ..index.nearest_rows import LEAST_WALKED
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..store.build.hidden_states import HiddenStates, Layer, recorded
@@ -39,7 +38,9 @@ from ..store.knn_datastore import KnnDatastore
 from ..verification.cache import find_cache
 from ..verification.plain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
-from .engine import RetrievalError, Speculation, generate_speculatively
+from .checked_search import RetrievalError
+from .engine import generate_speculatively
+from .options import Speculation
 from .stats import RetrievalStats
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def knn_lm(
             f"{retrieval_stats!r}"
         )
     _check_request(model, input_ids, logits_processor, generation_config, model_kwargs, speculation)
-    _check_prefetch(mixture, speculation)
     mixture.datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
@@ -120,7 +120,7 @@ def knn_lm(
                 retriever,
                 speculation,
                 mixture.k,
-                **_beside_cache(mixture, speculation),
+                **_guesses(mixture, speculation),
                 stats=retrieval_stats,
             )
         except RetrievalError as error:
@@ -216,7 +216,7 @@ class _Step:
 
 
 class KnnText:
-    """The text of one call, as [`SpeculativeText`]: a step is a token.
+    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token.
 
     Args:
         row ([`Row`]): Prompt and output.
@@ -320,26 +320,18 @@ def _check_request(
             )
 
 
-def _beside_cache(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
-    """Where guesses come from beside what was retrieved: the sketch, or the entries after it."""
-    store = mixture.datastore
+def _guesses(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
+    """What guesses come from beside what was retrieved: the entries after it (RaLMSpec, section
+    5.3), and the PQ index."""
     if speculation is None:
         return {}
-    if speculation.sketch and store.pq_index is not None:
-        return {"candidates": store.pq_index.candidates}
-    return {"neighbours": store.neighbours} if mixture.k <= _MOST_WITH_NEIGHBOURS else {}
-
-
-def _check_prefetch(mixture: Mixture, speculation: Speculation | None) -> None:
-    """A graph may find another nearest entry where more of them are wanted."""
-    if speculation is None or speculation.prefetch == "auto" or mixture.datastore.index == "flat":
-        return
-    most = max(mixture.k, LEAST_WALKED)
-    if speculation.prefetch > most:
-        raise ValueError(
-            f'prefetch must be at most {most} with index="hnsw" and k={mixture.k}, but is '
-            f"{speculation.prefetch}"
-        )
+    store = mixture.datastore
+    guesses: dict[str, Any] = {}
+    if mixture.k <= _MOST_WITH_NEIGHBOURS:
+        guesses["neighbours"] = store.neighbours
+    if speculation.pq_index and store.pq_index is not None:
+        guesses["candidates"] = store.pq_index.candidates
+    return guesses
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """The stride scheduler: how many steps to speculate before they are verified.
 
-Optimal speculation stride (OS3; RaLMSpec, section 4.2): the stride that maximises the expected
-number of verified steps per second, from what a step and a verification are measured to take and
-from how often speculation is right.
+Optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2): the stride that maximises
+the expected number of verified steps per second, from what a step and a verification are measured
+to take and from how often speculation is right (`gamma.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def expected_steps(right: np.ndarray) -> np.ndarray:
     those before the first wrong one, which is made again with the truth and counts as well.
 
     Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
+        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
 
     Returns:
         `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
@@ -54,7 +54,7 @@ def expected_rates(
     saved the synchronous one, with `min(a, b)` saved where all are right the asynchronous one.
 
     Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step, see [`Gamma.of`].
+        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
         step_seconds (`float`): a, of one speculated step.
         search_seconds (`np.ndarray`, float64 of shape `(n,)`): b, of a verification of 1 to n
             steps.
@@ -116,19 +116,29 @@ class StrideScheduler:
         search_seconds ([`SearchSeconds`]): What searches take.
         steps_ahead (`int`, *optional*): The most steps that run beside a verification: 0 where it
             is waited for, 1 as in the paper, `None` for as many as pay.
+        step_samples (iterable of `float`, *optional*): What steps of an earlier request took.
     """
 
     def __init__(
-        self, gamma: Gamma, search_seconds: SearchSeconds, steps_ahead: int | None
+        self,
+        gamma: Gamma,
+        search_seconds: SearchSeconds,
+        steps_ahead: int | None,
+        step_samples: Iterable[float] = (),
     ) -> None:
-        self._gamma = gamma
+        self.gamma = gamma
         self.search_seconds = search_seconds
         self._steps_ahead = steps_ahead
-        self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
+        self._step_seconds: deque[float] = deque(step_samples, maxlen=_STEP_SAMPLES)
         # The same, parted by whether a search ran beside them.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
+
+    @property
+    def step_samples(self) -> list[float]:
+        """What the last speculated steps took."""
+        return list(self._step_seconds)
 
     @property
     def step_seconds(self) -> float:
@@ -164,22 +174,34 @@ class StrideScheduler:
             made (`int`, *optional*, defaults to 0): How many steps have been speculated already,
                 beside the last verification.
         """
-        if not self._overheads:
+        if not self._overheads or not self._step_seconds:
             return 1
-        search_seconds = self.search_seconds(_STRIDES)
-        taken = search_seconds + median(self._overheads)
-        saved = self._saved_seconds(search_seconds)
-        rates = expected_rates(self._gamma.of(_STRIDES), self.step_seconds, taken, saved)
-        stride = int(_STRIDES[np.argmax(rates)])
-        if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
+        stride = int(_STRIDES[np.argmax(self._rates())])
+        taken = self._verification_seconds()[stride - 1]
+        if self._steps_ahead is None and taken > stride * self.step_seconds:
             verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
             if self.pays_to_go_on(verified, ahead, elapsed=0.0):
                 stride = 1
         return max(stride, made)
 
+    def rate(self, stride: int | None = None) -> float:
+        """The expected verified steps per second with a stride, by default the best one."""
+        rates = self._rates()
+        return float(rates.max() if stride is None else rates[min(stride, LONGEST_STRIDE) - 1])
+
+    def _rates(self) -> np.ndarray:
+        """The same for every stride."""
+        saved = self._saved_seconds(self.search_seconds(_STRIDES))
+        taken = self._verification_seconds()
+        return expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
+
+    def _verification_seconds(self) -> np.ndarray:
+        """What a verification of each stride takes, its search and all else."""
+        return self.search_seconds(_STRIDES) + median(self._overheads or [0.0])
+
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
         """What steps beside a verification of each stride are expected to save."""
-        all_right = np.cumprod(self._gamma.of(_LAGS))
+        all_right = np.cumprod(self.gamma.of(_LAGS))
         if self._steps_ahead is not None:
             saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
             return all_right[:LONGEST_STRIDE] * saved
@@ -205,7 +227,7 @@ class StrideScheduler:
             elapsed (`float`): For how long the verification has been running.
         """
         lags = np.array([*verified, *made, len(verified) + len(made) + 1])
-        right = np.cumprod(self._gamma.of(lags))
+        right = np.cumprod(self.gamma.of(lags))
         batch_right, made_right, all_right = right[len(verified) - 1], right[-2], right[-1]
         # One that is late already is as likely as not to be late by as much again.
         remaining = abs(self.search_seconds(len(verified)) - elapsed)

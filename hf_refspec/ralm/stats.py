@@ -13,18 +13,18 @@ class RetrievalStats:
 
     Attributes:
         searches (`int`): Searches of the retriever, each for one or more queries.
-        retrievals (`int`): Queries that it was asked in them.
+        retrievals (`int`): Queries of these searches.
         speculated (`int`): Steps that were generated with what the request cache found.
         verified (`int`): Of these, those that were found right.
         mismatched (`int`): Those that were found wrong, and were done again with the truth.
         discarded (`int`): Those that came after a wrong one.
         strides (`list[int]`): How many steps each verification was of.
-        best_ids (`list[int]`): For each step of the text, the best of what the retriever found.
+        best_ids (`list[int]`): For each step of the text, the best passage of the retriever.
         speculation_was_right (`list[bool]`): For each step of the text, whether it was speculated
             and found right.
         model_seconds (`float`): Generating.
-        query_seconds (`float`): Making queries.
-        cache_seconds (`float`): Asking the request cache, and filling it.
+        query_seconds (`float`): Encoding queries.
+        cache_seconds (`float`): Guessing what a search finds, and filling the request cache.
         verification_seconds (`float`): Searches, also while the model was generating.
         waiting_seconds (`float`): Waiting for a search.
     """
@@ -51,7 +51,8 @@ class RetrievalStats:
 
     @property
     def gamma(self) -> float:
-        """The share of verified steps that were right, of those that a verification got to."""
+        """The fraction of steps that were right, of those that a verification got to (RaLMSpec,
+        section 4.2)."""
         return self.verified / max(self.verified + self.mismatched, 1)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Sparse retrieval: BM25 over tokens, with an index by bm25s."""
+"""Sparse retrieval: BM25 over tokens, with an index by bm25s (arXiv 2407.03618)."""
 
 # mypy: disallow-untyped-defs=False
 # The types of a kernel's arguments are those of its numba signatures.
@@ -13,19 +13,13 @@ import numpy as np
 from numba import njit
 
 from ..index.kernels import kernel
-from ..index.lanes import (
-    LANES,
-    add_rounded_products,
-    larger_lanes,
-    load_lanes,
-    side_by_side,
-    store_lanes,
-)
 from ..index.retrieved import Retrieved
+from ..index.simd import add_scaled_row, side_by_side
 from ..store.knowledge_base import KnowledgeBase
 
 # Passages that are scored together: their scores stay in the fastest memory.
 _PASSAGES_AT_ONCE = 512
+_TOGETHER = 8  # queries whose scores lie side by side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +44,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
     """Finds the best passages of each query; of two with the same score the lower id.
 
     Every list is walked once for all queries. A passage's score is summed in the order of the
-    tokens, as in `bm25_scores`: what a query finds does not depend on what is asked beside it.
+    tokens, as in `bm25_scores`: what a query finds does not depend on the batch.
 
     Args:
         weights (float32 of shape `(postings,)`): What a token adds to a passage's score.
@@ -67,9 +61,8 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
     at = np.empty(len(tokens), np.int64)
     for t in range(len(tokens)):
         at[t] = bounds[tokens[t]]
-    lanes = side_by_side(counts)
-    sums = np.empty((len(lanes), block, LANES), np.float32)
-    largest = np.empty((1, LANES), np.float32)
+    grouped = side_by_side(counts, _TOGETHER)
+    sums = np.empty((len(grouped), block, _TOGETHER), np.float32)
     for begin in range(0, number, block):
         end = min(begin + block, number)
         sums[:] = 0
@@ -77,30 +70,25 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
             last = bounds[tokens[t] + 1]
             j = at[t]
             while j < last and passages[j] < end:
-                for group in range(len(lanes)):
-                    _add(sums[group], passages[j] - begin, weights[j], load_lanes(lanes[group], t))
+                for group in range(len(grouped)):
+                    add_scaled_row(sums[group], passages[j] - begin, weights[j], grouped[group], t)
                 j += 1
             at[t] = j
-        for group in range(len(lanes)):
-            _largest_of(sums[group, : end - begin], largest)
-            for q in range(group * LANES, min((group + 1) * LANES, len(counts))):
-                if largest[0, q % LANES] > scores[q, -1]:
-                    _keep_best(sums[group, : end - begin, q % LANES], begin, scores[q], ids[q])
+        for group in range(len(grouped)):
+            largest = _largest_of_each(sums[group, : end - begin])
+            for q in range(group * _TOGETHER, min((group + 1) * _TOGETHER, len(counts))):
+                if largest[q % _TOGETHER] > scores[q, -1]:
+                    _keep_best(sums[group, : end - begin, q % _TOGETHER], begin, scores[q], ids[q])
 
 
 @njit(nogil=True)
-def _add(sums, row, weight, counts):
-    # A score must not depend on how it was computed, to the last bit.
-    store_lanes(sums, row, add_rounded_products(load_lanes(sums, row), weight, counts))
-
-
-@njit(nogil=True)
-def _largest_of(sums, largest):
-    """The largest sum of each lane, into the one row of `largest`."""
-    lanes = load_lanes(sums, 0)
+def _largest_of_each(sums):
+    """The largest sum of each query, `(8,)`."""
+    largest = sums[0].copy()
     for row in range(1, len(sums)):
-        lanes = larger_lanes(lanes, load_lanes(sums, row))
-    store_lanes(largest, 0, lanes)
+        for q in range(_TOGETHER):
+            largest[q] = max(largest[q], sums[row, q])
+    return largest
 
 
 @njit(nogil=True)
@@ -147,8 +135,8 @@ class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75).
 
     The words are the tokens of the language model: nothing is split, stemmed or left out, a common
-    token weighs little by itself. A query is the last tokens as they are. bm25s makes the index; it
-    is searched here, a batch of queries at once and with ties broken by id. The queries of a
+    token weighs little by itself. A query is the last tokens as they are. bm25s builds the index,
+    which is searched here, a batch of queries at once and with ties broken by id. The queries of a
     verification have most of their tokens in common, so that it takes little longer than one.
 
     Args:

@@ -1,28 +1,104 @@
-"""Dense retrieval: exact, or approximate by a graph of near passages (FAISS)."""
+"""Dense retrieval: passages by the inner product of their embeddings with the query's."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..index.nearest_rows import LINKS, QUERIES_AT_ONCE, import_faiss, scan_rows
+from ..index.flat import FlatIndex
+from ..index.hnsw import HnswIndex
+from ..index.retrieved import Retrieved
+from ..index.vector_index import VectorIndex, squared_lengths
+from ..store.build.text_encoder import TextEncoder
+from ..store.folder import DatastoreError
 from ..store.knowledge_base import KnowledgeBase
-from .embedding_search import EmbeddingSearch, Index
 
-_MOST_OF_A_GPU = 2048  # neighbours of a query, in FAISS
-Candidates = list[tuple[np.ndarray, float]]
+Index: TypeAlias = Literal["flat", "hnsw"]
 
 
-class DenseRetriever(EmbeddingSearch):
+class EmbeddingRetriever:
+    """What retrievers by embeddings have in common, whatever index holds these.
+
+    Args:
+        knowledge_base ([`KnowledgeBase`]): What is searched.
+        encoder (callable or `SentenceTransformer`): The one that it was built with, see
+            [`TextEncoder`].
+        index (`"flat"` or `"hnsw"`): Exact or approximate.
+
+    Raises:
+        ValueError: If the index is neither, or the knowledge base has no embeddings.
+        DatastoreError: If an embedding is not finite.
+    """
+
+    _vectors: VectorIndex  # a subclass sets it
+
+    def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index) -> None:
+        if index not in get_args(Index):
+            raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+        if knowledge_base.embeddings is None:
+            raise ValueError(
+                f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
+                "encoder=None; build it with one, or search it with SparseRetriever"
+            )
+        self.knowledge_base = knowledge_base
+        self.index = index
+        self._embeddings: np.ndarray = knowledge_base.embeddings
+        self._lengths = squared_lengths(self._embeddings)
+        self._encoder = TextEncoder(encoder)
+        bad = np.flatnonzero(~np.isfinite(self._lengths))
+        if len(bad):
+            raise DatastoreError(
+                f"the embedding of passage {bad[0]} of {knowledge_base.path} is NaN or infinite; "
+                "its files are damaged, build it again"
+            )
+
+    def encode(self, token_ids: np.ndarray) -> np.ndarray:
+        """The embedding of a text's last tokens (int64 of shape `(n,)`), float32 of shape `(d,)`.
+
+        Raises:
+            RuntimeError: If the encoder fails.
+            ValueError: If it returns something else than a finite vector of the right dimension.
+        """
+        text = self.knowledge_base.tokenizer.decode(
+            np.asarray(token_ids).tolist(),
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return self._encoder.query(str(text), self._embeddings.shape[1])
+
+    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
+        """The `k` best passages for each query, all queries at once."""
+        if len(queries) == 0:
+            return []
+        stacked = np.ascontiguousarray(np.stack(list(queries)), dtype=np.float32)
+        return self._vectors.search(stacked, k)
+
+    def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """The inner products with some passages, float32 of shape `(n,)`.
+
+        Raises:
+            IndexError: If there is no such passage.
+        """
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
+            raise IndexError(
+                f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "
+                f"{len(self.knowledge_base)} passages"
+            )
+        return self._vectors.score(query, ids)
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens (int64) of a passage."""
+        return self.knowledge_base.passage(passage_id)
+
+
+class DenseRetriever(EmbeddingRetriever):
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages: on the GPUs where
-    faiss-gpu finds some (IndexFlatIP), else where they are, mapped into memory and not copied. All
-    queries of a batch are held against a passage while it is at hand, so that eight cost a quarter
-    of what they cost FAISS's flat index on a CPU, and one query the same. `"hnsw"` walks FAISS's
-    graph, which is made here and holds a copy of the embeddings; it misses some passages, and is
-    much faster.
+    The query is the text of the last tokens. `"flat"` looks at all passages where they are, mapped
+    into memory and not copied, see [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which
+    is built here and holds a copy of the embeddings; it misses some passages, and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
@@ -37,48 +113,5 @@ class DenseRetriever(EmbeddingSearch):
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
         super().__init__(knowledge_base, encoder, index)
-        self._faiss = import_faiss('index="hnsw"') if index == "hnsw" else _faiss_if_there()
-        self._made = self._make_index()
-        self._no_lengths = np.zeros(len(knowledge_base), dtype=np.float32)
-
-    def _make_index(self) -> Any:
-        """The FAISS index; `None` where the embeddings themselves are searched."""
-        faiss, dimension = self._faiss, self._embeddings.shape[1]
-        if self.index == "hnsw":
-            made = faiss.IndexHNSWFlat(dimension, LINKS, faiss.METRIC_INNER_PRODUCT)
-        elif faiss is not None and faiss.get_num_gpus() > 0:
-            made = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(dimension))
-            self._most_candidates = min(self._most_candidates, _MOST_OF_A_GPU)
-        else:
-            return None
-        made.add(self._embeddings)
-        return made
-
-    def _candidates(self, queries: np.ndarray, count: int) -> Candidates:
-        if self._made is None:
-            return [
-                each
-                for begin in range(0, len(queries), QUERIES_AT_ONCE)
-                for each in self._scan(queries[begin : begin + QUERIES_AT_ONCE], count)
-            ]
-        options = {}
-        if self.index == "hnsw":
-            options["params"] = self._faiss.SearchParametersHNSW(efSearch=count)
-        products, ids = self._made.search(queries, count, **options)
-        # A graph that falls apart gives fewer, and -1 for the others.
-        return [
-            (some[some >= 0], float(likely[-1])) for some, likely in zip(ids, products, strict=True)
-        ]
-
-    def _scan(self, queries: np.ndarray, count: int) -> Candidates:
-        """Looks at all embeddings."""
-        # Without lengths, a distance is minus twice the product.
-        found = scan_rows(self._embeddings, self._no_lengths, queries, count)
-        return [(ids, -bound / 2) for ids, bound in found]
-
-
-def _faiss_if_there() -> Any:
-    try:
-        return import_faiss("GPU search")
-    except ImportError:
-        return None
+        vector_index = FlatIndex if index == "flat" else HnswIndex
+        self._vectors = vector_index(self._embeddings, self._lengths, "inner_product")

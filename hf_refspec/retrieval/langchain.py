@@ -1,4 +1,4 @@
-"""Retrievers of LangChain."""
+"""Retrievers of LangChain, made ones that can be speculated with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TextQuery:
     """The last tokens of a text.
 
     Attributes:
-        text (`str`): As the retriever is asked.
+        text (`str`): What the retriever gets.
         tokens (`frozenset[int]`): Each once.
     """
 
@@ -34,12 +34,10 @@ class _Passage:
     """A passage that a search has found.
 
     Attributes:
-        text (`str`): Its text.
         tokens (`np.ndarray`, int64 of shape `(n,)`): Of the language model.
         words (`frozenset[int]`): Each token once.
     """
 
-    text: str
     tokens: np.ndarray
     words: frozenset[int]
 
@@ -47,11 +45,11 @@ class _Passage:
 class LangChainRetriever:
     """A LangChain retriever as one that can be speculated with; made by [`from_langchain`].
 
-    LangChain gives no ids and no scores. A passage's id comes from its text: the same one in every
-    process, whatever was found before. `search` scores by rank, the best with 1, then 1/2, 1/3, ...
-    How the retriever would rank passages that are in the request cache cannot be asked; `score`
-    ranks them by the tokens that they share with the query. It is only a guess at what the next
-    search finds: a bad one costs a correction, the output is the same.
+    LangChain returns no ids and no scores. A passage's id comes from its text: the same one in
+    every process, whatever was found before. `search` scores by rank, the best with 1, then 1/2,
+    1/3, ... How the retriever would rank passages that are in the request cache cannot be known;
+    `score` ranks them by the tokens that they have in common with the query. It is only a guess at
+    what the next search finds: a bad one costs a correction, the output is the same.
 
     What was found is kept for as long as this object lives.
     """
@@ -84,8 +82,8 @@ class LangChainRetriever:
     def score(self, query: TextQuery, ids: np.ndarray) -> np.ndarray:
         """How much each passage that was found before resembles a query, float32 of shape `(n,)`.
 
-        It is the share of the passage's tokens that the query has as well, rare ones counting more
-        (not what `search` scores by, see above).
+        It is the fraction of the passage's tokens that the query has as well, rare ones counting
+        more (not what `search` scores by, see above).
 
         Raises:
             KeyError: If no search has found one of them.
@@ -126,9 +124,7 @@ class LangChainRetriever:
                 tokens = self._backend.encode(text, add_special_tokens=False).ids
                 if not tokens:
                     return None
-                self._passages[passage_id] = _Passage(
-                    text, np.array(tokens, np.int64), frozenset(tokens)
-                )
+                self._passages[passage_id] = _Passage(np.array(tokens, np.int64), frozenset(tokens))
         return passage_id
 
 

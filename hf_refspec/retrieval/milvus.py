@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..index.vector_index import VectorIndex
 from ..store.knowledge_base import KnowledgeBase
-from .embedding_search import EmbeddingSearch, Index
+from .dense import EmbeddingRetriever, Index
 
-# What a server takes at once, and what it gives.
+# What a server takes at once, and what it returns.
 _ROWS_AT_ONCE = 2000
 _MOST_RESULTS = 16_384
 _FIELD = "embedding"
@@ -22,13 +23,13 @@ _PAUSE = 0.1  # seconds
 _PARAMETERS = {"flat": {}, "hnsw": {"M": 32, "efConstruction": 200}}
 
 
-class MilvusRetriever(EmbeddingSearch):
+class MilvusRetriever(EmbeddingRetriever):
     """Finds passages in Milvus, for knowledge bases that outgrow the memory of one machine.
 
     The same code runs on an embedded file (milvus-lite) and on a cluster. Milvus holds ids and
-    vectors, and is asked once for all queries of a verification; texts stay in the knowledge base.
-    The collection is made and filled where it is not there; if that is interrupted, the next time
-    goes on with it.
+    vectors, and gets one request for all queries of a verification; texts stay in the knowledge
+    base. The collection is made and filled where it is not there; if that is interrupted, the next
+    time goes on with it.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
@@ -62,14 +63,17 @@ class MilvusRetriever(EmbeddingSearch):
         progress: bool = True,
     ) -> None:
         super().__init__(knowledge_base, encoder, index)
-        self._most_candidates = min(self._most_candidates, _MOST_RESULTS)
         self.collection = collection or self._collection_name()
         self._timeout = timeout
+        self._vectors = VectorIndex(
+            *(self._embeddings, self._lengths, "inner_product", self._candidates),
+            exact=index == "flat",
+            most_candidates=_MOST_RESULTS,
+        )
         pymilvus = _import_pymilvus()
-        self._error = pymilvus.MilvusException
         try:
             self._client = pymilvus.MilvusClient(os.fspath(uri), token=token or "", timeout=timeout)
-            self._prepare(pymilvus, progress)
+            self._fill(progress)
         except pymilvus.MilvusException as error:
             raise OSError(
                 f"Milvus at uri={os.fspath(uri)!r} cannot be used ({error.message}); check the "
@@ -85,11 +89,11 @@ class MilvusRetriever(EmbeddingSearch):
         assert file is not None  # or it would not have come so far
         return f"hf_refspec_{file.sha256[:16]}_{self.index}"
 
-    def _prepare(self, pymilvus: Any, progress: bool) -> None:
+    def _fill(self, progress: bool) -> None:
         """Makes the collection where it is not there, and fills it where it is not full."""
         name, total = self.collection, len(self._embeddings)
         if not self._client.has_collection(name, timeout=self._timeout):
-            self._create(pymilvus)
+            self._create()
         self._load()
         present = self._count()
         self._check(present)
@@ -107,7 +111,8 @@ class MilvusRetriever(EmbeddingSearch):
                 self._client.upsert(name, rows, timeout=self._timeout)
                 bar.update(len(rows))
 
-    def _create(self, pymilvus: Any) -> None:
+    def _create(self) -> None:
+        pymilvus = _import_pymilvus()
         schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
         schema.add_field(_FIELD, pymilvus.DataType.FLOAT_VECTOR, dim=self._embeddings.shape[1])
@@ -171,11 +176,12 @@ class MilvusRetriever(EmbeddingSearch):
     def _once_reachable(self, ask: Callable[[], Any]) -> Any:
         """Asks a server again that cannot be reached, for as long as a request may take: one that
         restarts is back within seconds, with nothing loaded, but its client refuses at once."""
+        exception = _import_pymilvus().MilvusException
         given_up = monotonic() + self._timeout
         while True:
             try:
                 return ask()
-            except self._error as error:
+            except exception as error:
                 if error.code not in (_NOT_REACHED, _NOT_LOADED) or monotonic() > given_up:
                     raise
                 sleep(_PAUSE)

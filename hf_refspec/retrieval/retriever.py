@@ -15,8 +15,12 @@ class Retriever(Protocol):
     """Finds passages. Anything that has these methods will do.
 
     A query is whatever `encode` returns and `search` and `score` take. The same query must find the
-    same passages with the same scores whatever is asked beside it: the request cache decides by
-    `score` what `search` would have found.
+    same passages with the same scores whatever else is in the batch: the request cache decides by
+    `score` what `search` would have found (RaLMSpec, arXiv 2401.14021, section 3).
+
+    What speculation learns of a retriever from one call to the next, how long its searches take and
+    how often guesses at them are right, is kept in the retriever object itself (as an entry of its
+    `__dict__`; one that has none starts afresh with each call).
     """
 
     def encode(self, token_ids: np.ndarray) -> Any:
@@ -29,7 +33,7 @@ class Retriever(Protocol):
         """
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32 of shape `(n,)`) that `search` gives to the passages `ids`."""
+        """The scores (float32 of shape `(n,)`) that the passages `ids` have in `search`."""
 
     def passage(self, passage_id: int) -> np.ndarray:
         """The tokens (int64) of a passage."""

@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..index.nearest_rows import LinkedRows, Rows, ScannedRows
+from ..index.flat import FlatIndex
+from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
 from .build.hidden_states import Layer, recorded
-from .build.keys import probe, read_corpus, squared_lengths
+from .build.keys import checked_lengths, probe, read_corpus
 from .files import DatastoreError, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint
 from .folder import new_folder, only_writer
@@ -89,11 +90,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 f"{self.path / config.file.name} is damaged: a value is not below "
                 f"{config.vocab_size}"
             )
-        self._rows: Rows
-        if index == "flat":
-            self._rows = ScannedRows(self.keys, arrays["norms"])
-        else:
-            self._rows = LinkedRows(self.keys)
+        vector_index = FlatIndex if index == "flat" else HnswIndex
+        self._index = vector_index(self.keys, arrays["norms"], "l2")
 
     def __repr__(self) -> str:
         return f"KnnDatastore({str(self.path)!r}, index={self.index!r}, entries={len(self):,})"
@@ -234,11 +232,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 f"queries must be of {self.config.dimension} finite numbers, but are of shape "
                 f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
             )
-        return self._rows.search(batch, min(k, len(self)))
+        return self._index.search(batch, k)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) that `search` gives to the entries `ids`."""
-        return self._rows.score(query, ids)
+        return self._index.score(query, ids)
 
     def neighbours(self, ids: np.ndarray) -> np.ndarray:
         """The 10 entries after each of some, as far as there are so many (spatial locality)."""
@@ -273,7 +271,7 @@ def _write(
     """Writes all of a datastore into a folder."""
     arrays = {
         "keys": keys.reshape(-1),
-        "norms": squared_lengths(keys),
+        "norms": checked_lengths(keys),
         "values": values,
         "probe": probe(model, layer),
     }

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index.nearest_rows import import_faiss
+from ..index.hnsw import import_faiss
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 
 FILE = "pq_index.safetensors"

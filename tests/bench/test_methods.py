@@ -12,7 +12,7 @@ from hf_refspec.bench.methods import (
     strides,
     transformers_methods,
 )
-from hf_refspec.ralm.engine import Speculation
+from hf_refspec.ralm.options import Speculation
 
 
 def test_every_method_has_a_name_of_its_own_and_the_baseline_is_first():

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.ralm.engine import (
-    RetrievalError,
-    Speculation,
-    _remembered_of,
-    generate_speculatively,
-)
+from hf_refspec.ralm.checked_search import RetrievalError
+from hf_refspec.ralm.engine import generate_speculatively
 from hf_refspec.ralm.gamma import GammaByLag
+from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.os3 import SearchSeconds
 
 ENTRIES = 40
@@ -94,7 +91,7 @@ def generated(speculation, retriever, length=20, seed=0, jumpiness=0.5, k=1, **b
 
 speculations = st.builds(
     Speculation,
-    prefetch=st.sampled_from(["auto", 1, 3, 20]),
+    prefetch=st.sampled_from([1, 3, 20]),
     stride=st.one_of(st.just("os3"), st.integers(1, 9)),
     asynchronous=st.booleans(),
     max_gamma=st.sampled_from([None, 0.6]),
@@ -110,14 +107,14 @@ speculations = st.builds(
     k=st.sampled_from([1, 4]),
     length=st.integers(0, 30),
     nearby=st.booleans(),
-    sketched=st.booleans(),
+    indexed=st.booleans(),
 )
-def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby, sketched):
+def test_no_speculation_changes_the_text(speculation, seed, jumpiness, k, length, nearby, indexed):
     retriever = Vectors(seed)
     args = (length, seed, jumpiness, k)
     plain, plain_stats = generated(None, retriever, *args)
     neighbours = (lambda ids: np.minimum(ids + 1, ENTRIES - 1)) if nearby else None
-    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if sketched else None
+    candidates = (lambda query, k: np.arange(0, ENTRIES, 3)) if indexed else None
     beside_cache = {"neighbours": neighbours, "candidates": candidates}
     steps, stats = generated(speculation, retriever, *args, **beside_cache)
     assert steps == plain
@@ -144,7 +141,7 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
     full = Speculation.published("sap")
     assert (full.prefetch, full.stride, full.asynchronous) == (20, "os3", True)
     assert (full.max_gamma, full.steps_ahead) == (0.6, 1)
-    assert not full.sketch
+    assert not full.pq_index
     assert Speculation.parse("psa") == Speculation()
     assert Speculation.parse(None) is None
     assert Speculation.parse(full) is full
@@ -157,11 +154,11 @@ def test_the_letters_mean_what_they_mean_in_the_paper():
         (lambda: Speculation.parse("pp"), ValueError),
         (lambda: Speculation.parse(True), TypeError),
         (lambda: Speculation(prefetch=0), ValueError),
-        (lambda: Speculation(prefetch="all"), TypeError),
+        (lambda: Speculation(prefetch="auto"), TypeError),
         (lambda: Speculation(stride=0), ValueError),
         (lambda: Speculation(stride=2.5), TypeError),
         (lambda: Speculation(asynchronous="yes"), TypeError),
-        (lambda: Speculation(sketch=1), TypeError),
+        (lambda: Speculation(pq_index=1), TypeError),
         (lambda: Speculation(max_gamma=1.0), ValueError),
         (lambda: Speculation(steps_ahead=0), ValueError),
         (lambda: Speculation(window=0), ValueError),
@@ -339,23 +336,10 @@ def test_stats_are_cleared_filled_and_printed():
 PSA = Speculation.parse("psa")
 
 
-def test_a_request_leaves_what_it_has_seen_to_the_next_of_its_kind():
-    retriever = Vectors()
-    generated(PSA, retriever)
-    remembered = _remembered_of(retriever)
-    assert list(remembered) == [(1, 20, True, False, False)]
-    right, searches = remembered[1, 20, True, False, False]
-    assert right.sum() > 0 and len(searches) > 1
-    generated(Speculation.parse("sa"), retriever)
-    generated(Speculation.parse("ps"), retriever)
-    assert list(remembered)[1:] == [(1, 1, True, False, False), (1, 20, False, False, False)]
-    assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
-
-
-class Watched(GammaByLag):
+class Told(GammaByLag):
     """What a request was told of earlier ones, and what it told."""
 
-    made: ClassVar[list[Watched]] = []
+    made: ClassVar[list[Told]] = []
 
     def __init__(self, window, seen=None):
         super().__init__(window, seen)
@@ -368,13 +352,13 @@ class Watched(GammaByLag):
 
 
 @pytest.fixture
-def watched(monkeypatch) -> list[Watched]:
-    monkeypatch.setattr("hf_refspec.ralm.engine.GammaByLag", Watched)
-    monkeypatch.setattr(Watched, "made", [])
-    return Watched.made
+def gammas(monkeypatch) -> list[Told]:
+    monkeypatch.setattr("hf_refspec.ralm.guesses.GammaByLag", Told)
+    monkeypatch.setattr(Told, "made", [])
+    return Told.made
 
 
-def test_a_request_begins_with_what_the_last_one_has_seen(watched, monkeypatch):
+def test_a_request_begins_with_what_the_last_one_of_its_kind_has_seen(gammas, monkeypatch):
     retriever, samples = Vectors(), []
 
     class Handed(SearchSeconds):
@@ -382,36 +366,43 @@ def test_a_request_begins_with_what_the_last_one_has_seen(watched, monkeypatch):
             samples.append(list(earlier))
             super().__init__(earlier)
 
-    monkeypatch.setattr("hf_refspec.ralm.engine.SearchSeconds", Handed)
+    monkeypatch.setattr("hf_refspec.ralm.guesses.SearchSeconds", Handed)
     generated(PSA, retriever)
-    right, searches = _remembered_of(retriever)[1, 20, True, False, False]
     generated(PSA, retriever)
-    first, second = watched
-    assert first.seen is None and np.array_equal(second.seen, right)
-    assert samples == [[], searches]
+    first, second = gammas
+    assert first.seen is None and np.array_equal(second.seen, first.remembered())
+    assert second.seen.sum() > 0 and samples[0] == [] and len(samples[1]) > 1
+    for other in ("sa", "ps"):  # of another kind
+        generated(Speculation.parse(other), retriever)
+        assert gammas[-1].seen is None and samples[-1] == []
+    generated(PSA, Vectors())  # nor is another retriever the same
+    assert gammas[-1].seen is None
+    assert generated(PSA, retriever)[0] == generated(None, retriever)[0]
 
 
-def test_as_published_nothing_is_left_to_others_nor_taken_from_them(watched):
+def test_as_published_nothing_is_left_to_others_nor_taken_from_them(gammas):
     retriever = Vectors()
+    before = vars(retriever).keys() | {"searches"}
     generated(Speculation.published("psa"), retriever)
-    assert not _remembered_of(retriever) and not watched
+    assert vars(retriever).keys() == before and not gammas
     generated(PSA, retriever)
-    before = dict(_remembered_of(retriever))
     generated(Speculation.published("psa"), retriever)
-    assert _remembered_of(retriever) == before and len(watched) == 1
+    generated(PSA, retriever)
+    first, second = gammas
+    assert np.array_equal(second.seen, first.remembered())
 
 
-def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(watched):
+def test_a_lag_counts_the_steps_since_the_last_search_that_the_cache_has(gammas):
     generated(Speculation(stride=4, asynchronous=False), Vectors())
-    [gamma] = watched
+    [gamma] = gammas
     assert all(lags == list(range(1, len(lags) + 1)) for lags, _ in gamma.told)
 
 
-def test_beside_a_verification_the_lag_counts_the_steps_that_it_is_about(watched):
+def test_beside_a_verification_the_lag_counts_the_steps_that_it_is_about(gammas):
     generated(Speculation(stride=2, steps_ahead=3), Slow(), length=40, jumpiness=1.0)
-    [gamma] = watched
+    [gamma] = gammas
     (lags, right), outcomes = gamma.told[0], set()
-    assert lags == [1, 2]
+    assert lags == [1, 2][: len(lags)]
     for next_lags, next_right in gamma.told[1:]:
         all_right = right == len(lags)
         begun = [len(lags) + i for i in (1, 2, 3)] if all_right else [1, 2]
@@ -421,10 +412,151 @@ def test_beside_a_verification_the_lag_counts_the_steps_that_it_is_about(watched
     assert outcomes == {True, False}
 
 
-def test_a_retriever_that_cannot_be_remembered_is_none_the_worse():
-    class Listed(list, Vectors):
-        """Without a hash, as every list."""
+@pytest.mark.parametrize("base", [list, type("Slotted", (), {"__slots__": ()})])
+def test_a_retriever_that_can_keep_nothing_is_none_the_worse(base):
+    class Bare(base):
+        __slots__ = ()
 
-    retriever = Listed()
-    Vectors.__init__(retriever)
-    assert generated(PSA, retriever)[0] == generated(None, Vectors())[0]
+        def search(self, queries, k):
+            return Vectors().search(queries, k)
+
+        def score(self, query, ids):
+            return Vectors().score(query, ids)
+
+    assert generated(PSA, Bare())[0] == generated(None, Vectors())[0]
+
+
+def test_more_prefetched_than_a_graph_is_walked_for_is_refused():
+    retriever = Vectors()
+    retriever.index = "hnsw"
+    with pytest.raises(ValueError, match="prefetch must be at most 128"):
+        generated(Speculation(prefetch=200), retriever)
+    assert generated(Speculation(prefetch=200), retriever, k=200)[1].steps > 0
+    assert generated(Speculation(prefetch=200), Vectors())[1].steps > 0
+
+
+class VirtualTime:
+    """A clock that stands still but for what is waited by it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+class Timed:
+    """The query of a step is its number; what is found is near the last one, or anywhere.
+
+    Args:
+        clock ([`VirtualTime`]): A search takes so long by it, whatever the batch.
+        search_seconds (`float`): How long.
+        jumps (`float`): How often it is anywhere: a request cache does not have it then.
+    """
+
+    ENTRIES = 100_000
+
+    def __init__(self, clock, search_seconds, jumps, steps):
+        rng = np.random.default_rng(0)
+        self.clock, self.search_seconds = clock, search_seconds
+        anywhere = rng.integers(0, self.ENTRIES, steps)
+        last_jump = np.maximum.accumulate(np.where(rng.random(steps) < jumps, np.arange(steps), 0))
+        self.answers = anywhere[last_jump]
+
+    def search(self, queries, k):
+        self.clock.wait(self.search_seconds)
+        near = np.arange(-k, k + 1)
+        found = [np.unique(np.clip(self.answers[q] + near, 0, self.ENTRIES - 1)) for q in queries]
+        pairs = zip(queries, found, strict=True)
+        return [Retrieved.best(ids, self.score(query, ids), k) for query, ids in pairs]
+
+    def score(self, query, ids):
+        return -np.abs(ids - self.answers[query]).astype(np.float32)
+
+
+class TimedText:
+    """A step takes a second."""
+
+    def __init__(self, clock, length):
+        self.clock, self.length, self.steps = clock, length, []
+
+    @property
+    def finished(self):
+        return len(self.steps) >= self.length
+
+    def query(self):
+        return len(self.steps)
+
+    def step(self, found):
+        self.clock.wait(1.0)
+        self.steps.append(int(found.ids[0]))
+        return len(self.steps) - 1, self.steps[-1]
+
+    def agrees(self, step, truth):
+        return step[1] == int(truth.ids[0])
+
+    def roll_back(self, step):
+        del self.steps[step[0] :]
+
+    def commit(self, steps):
+        pass
+
+
+def in_virtual_time(search_seconds, jumps, index_seconds=None, requests=1, steps=200):
+    """How long texts take, and how often an index was asked, which always has what is searched."""
+    clock, asked = VirtualTime(), 0
+    retriever = Timed(clock, search_seconds, jumps, steps)
+
+    def candidates(query, k):
+        nonlocal asked
+        asked += 1
+        clock.wait(index_seconds)
+        return retriever.answers[query : query + 1]
+
+    for _ in range(requests):
+        text = TimedText(clock, steps)
+        generate_speculatively(
+            text,
+            retriever,
+            Speculation(asynchronous=False),
+            k=1,
+            candidates=None if index_seconds is None else candidates,
+            clock=clock,
+        )
+        assert text.steps == retriever.answers.tolist()
+    return clock.now, asked
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_an_index_guesses_where_mistakes_cost_more_than_it_does(requests):
+    seconds, asked = in_virtual_time(50.0, jumps=0.3, index_seconds=0.5, requests=requests)
+    with_cache, _ = in_virtual_time(50.0, jumps=0.3, requests=requests)
+    assert asked > 150 * requests
+    assert seconds < 0.65 * with_cache
+
+
+@pytest.mark.parametrize(
+    ("search_seconds", "jumps", "index_seconds"),
+    [
+        (50.0, 0.0, 20.0),  # the cache is right as well
+        (0.5, 0.3, 5.0),  # a mistake costs less
+    ],
+)
+def test_the_request_cache_guesses_where_an_index_costs_more_than_it_brings(
+    search_seconds, jumps, index_seconds
+):
+    seconds, asked = in_virtual_time(search_seconds, jumps, index_seconds, requests=3)
+    with_cache, _ = in_virtual_time(search_seconds, jumps, requests=3)
+    assert 16 <= asked < 150  # of 600 steps
+    assert seconds < 1.1 * with_cache + asked * index_seconds
+
+
+def test_all_is_measured_by_the_clock_that_is_given():
+    clock = VirtualTime()
+    retriever, text = Timed(clock, 3.0, jumps=0.5, steps=10), TimedText(clock, 10)
+    stats = generate_speculatively(text, retriever, None, k=1, clock=clock)
+    assert clock.now == 40.0
+    assert (stats.model_seconds, stats.waiting_seconds, stats.verification_seconds) == (10, 30, 30)

@@ -15,8 +15,9 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_refspec as rs
 from hf_refspec.index.retrieved import Retrieved
-from hf_refspec.ralm.engine import RetrievalError, Speculation
+from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.iterative import iterative_ralm
+from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 
 BOS = 1
@@ -29,7 +30,6 @@ SPECULATIONS = [
     "a",
     "psa",
     Speculation.published("psa"),
-    Speculation(prefetch="auto"),
     Speculation(stride=1, asynchronous=False),
     Speculation(stride=5, prefetch=2),
 ]

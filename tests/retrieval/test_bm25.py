@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import some_texts
 
-from hf_refspec.retrieval import bm25 as sparse
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.store.knowledge_base import KnowledgeBase
 
-TEXTS = [*some_texts(300, words=9), *some_texts(30, words=2), "tree"]
+# More than are scored at a time.
+TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,6 @@ def retriever(tmp_path_factory, tokenizer):
     path = tmp_path_factory.mktemp("sparse") / "base"
     base = KnowledgeBase.build(TEXTS, tokenizer, None, path, progress=False)
     return SparseRetriever(base, progress=False)
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that several of them are needed."""
-    monkeypatch.setattr(sparse, "_PASSAGES_AT_ONCE", 64)
 
 
 def query_of(retriever, text):
@@ -44,7 +38,7 @@ def ranking(retriever, query):
 
 def test_it_is_a_retriever(retriever):
     assert isinstance(retriever, Retriever)
-    assert retriever.knowledge_base.tokenizer.decode(retriever.passage(330)) == "tree"
+    assert retriever.knowledge_base.tokenizer.decode(retriever.passage(1030)) == "tree"
 
 
 def test_scores_are_those_of_bm25s(retriever):
@@ -61,7 +55,7 @@ def test_scores_are_those_of_bm25s(retriever):
         np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("k", [1, 7, 331, 1000])
+@pytest.mark.parametrize("k", [1, 7, 1031, 2000])
 def test_the_best_of_all_are_found_with_the_scores_of_score(retriever, k):
     queries = [query_of(retriever, text) for text in some_texts(6, seed=2)]
     for query, found in zip(queries, retriever.search(queries, k), strict=True):
@@ -99,7 +93,7 @@ def test_a_query_that_no_passage_has_finds_the_first_ones_with_nothing(retriever
 
 
 def test_a_token_that_is_asked_twice_counts_twice(retriever):
-    ids = np.arange(331)
+    ids = np.arange(len(TEXTS))
     once, twice = (retriever.score(query_of(retriever, text), ids) for text in ("e", "ee"))
     np.testing.assert_allclose(twice, 2 * once)
 

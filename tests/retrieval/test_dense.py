@@ -270,11 +270,11 @@ def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
 
 
 def test_the_modules_import_no_index_library():
-    modules = "knowledge_base dense sparse milvus langchain"
+    modules = "store.knowledge_base retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
     program = "; ".join(
         [
             "import sys",
-            *(f"import hf_refspec.ralm.{module}" for module in modules.split()),
+            *(f"import hf_refspec.{module}" for module in modules.split()),
             "names = 'faiss bm25s pymilvus langchain_core sentence_transformers datasets'.split()",
             "print([name for name in names if name in sys.modules])",
         ]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from texts import bag_of_words, some_texts
 
-from hf_refspec.retrieval import milvus
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.milvus import MilvusRetriever
 from hf_refspec.retrieval.retriever import Retriever
@@ -92,9 +91,10 @@ def test_hnsw_finds_most_of_what_there_is(retrievers, queries):
 def test_all_queries_are_one_request(retrievers, queries, monkeypatch):
     retriever = retrievers["flat"]
     asked = []
-    search = retriever._client.search
+    client = retriever._client
+    search = client.search
     monkeypatch.setattr(
-        retriever._client,
+        client,
         "search",
         lambda *args, **options: asked.append(len(options["data"])) or search(*args, **options),
     )
@@ -117,8 +117,10 @@ def test_a_full_collection_is_not_filled_again(retrievers, base, file, queries, 
     ]
 
 
-def test_filling_that_was_interrupted_goes_on(base, file, queries, monkeypatch):
-    monkeypatch.setattr(milvus, "_ROWS_AT_ONCE", 100)
+def test_filling_that_was_interrupted_goes_on(tmp_path, tokenizer, queries, monkeypatch):
+    texts = some_texts(4100, seed=5)  # more than two requests take
+    base = KnowledgeBase.build(texts, tokenizer, bag_of_words, tmp_path / "base", progress=False)
+    file = tmp_path / "passages.db"
     upsert = pymilvus.MilvusClient.upsert
     begun = []
 
@@ -133,7 +135,7 @@ def test_filling_that_was_interrupted_goes_on(base, file, queries, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         MilvusRetriever(base, bag_of_words, file, **options)
     retriever = MilvusRetriever(base, bag_of_words, file, **options)
-    assert begun == [0, 100, 100, 200]
+    assert begun == [0, 2000, 2000, 4000]
     expected = DenseRetriever(base, bag_of_words).search(queries, 20)
     for found, wanted in zip(retriever.search(queries, 20), expected, strict=True):
         np.testing.assert_array_equal(found.ids, wanted.ids)

@@ -111,11 +111,13 @@ class RetrievalCache(Drafter):
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
         view = self._memory.view
-        limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-        of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
         copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
         of_tail, _ = copy_tree(*view.tail, *copied)
-        trees = [_weighted(of_segments, _TRUST), _weighted(of_tail, _TRUST)]
+        trees = [_weighted(of_tail, _TRUST)]
+        if view.segments:
+            limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
+            of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
+            trees.append(_weighted(of_segments, _TRUST))
         if self._references is not None:
             of_similar, _ = copy_tree(*self._references, *copied)
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))

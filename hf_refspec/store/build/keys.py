@@ -9,11 +9,11 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...index.vector_index import squared_lengths
 from .hidden_states import Layer, recorded
 from .windows import batches, context_length, padded, tokenized, windows
 
 _PROBE_LENGTH = 8
-_ROWS_AT_ONCE = 1 << 16
 
 
 @torch.no_grad()
@@ -59,21 +59,18 @@ def read_corpus(
     return np.concatenate(keys)[:max_entries], np.concatenate(values)[:max_entries]
 
 
-def squared_lengths(keys: np.ndarray) -> np.ndarray:
-    """Of each key, float32 of shape `(entries,)`.
+def checked_lengths(keys: np.ndarray) -> np.ndarray:
+    """The squared length of each key, float32 of shape `(entries,)`.
 
     Raises:
         ValueError: If a key is not finite.
     """
-    lengths = np.empty(len(keys), dtype=np.float32)
-    for begin in range(0, len(keys), _ROWS_AT_ONCE):
-        some = keys[begin : begin + _ROWS_AT_ONCE].astype(np.float64)
-        if not np.isfinite(some).all():
-            raise ValueError(
-                f"the model's hidden states are not finite as {keys.dtype}; "
-                + ("is the model damaged?" if keys.dtype == np.float32 else 'try "float32"')
-            )
-        lengths[begin : begin + len(some)] = np.einsum("nd,nd->n", some, some)
+    lengths = squared_lengths(keys)
+    if not np.isfinite(lengths).all():
+        raise ValueError(
+            f"the model's hidden states are not finite as {keys.dtype}; "
+            + ("is the model damaged?" if keys.dtype == np.float32 else 'try "float32"')
+        )
     return lengths
 
 

@@ -1,0 +1,53 @@
+"""Approximate search by a graph of near vectors (HNSW, arXiv 1603.09320), by FAISS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .vector_index import Metric, VectorIndex
+
+_LINKS = 32  # of a vector in the graph
+
+
+class HnswIndex(VectorIndex):
+    """Walks the graph: approximate, and much less work than looking at all vectors.
+
+    The graph is built here, and holds a copy of the vectors.
+
+    Args:
+        vectors, lengths, metric: See [`VectorIndex`].
+
+    Raises:
+        ImportError: If FAISS is not installed (extra `retrieval`).
+    """
+
+    def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
+        self._faiss = faiss = import_faiss('index="hnsw"')
+        by = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        self._graph = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, by)
+        self._graph.add(vectors)
+        super().__init__(vectors, lengths, metric, self._walk, exact=False)
+
+    def _walk(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        parameters = self._faiss.SearchParametersHNSW(efSearch=count)
+        _, ids = self._graph.search(queries, count, params=parameters)
+        # A graph that falls apart gives fewer, and -1 for the others. Others may be better.
+        return [(some[some >= 0], np.inf) for some in ids]
+
+
+def import_faiss(what: str) -> Any:
+    """FAISS.
+
+    Args:
+        what (`str`): What needs it.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ImportError(f'{what} needs FAISS: pip install "hf_refspec[retrieval]"') from None
+    return faiss

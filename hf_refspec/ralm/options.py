@@ -1,0 +1,124 @@
+"""How retrieval is speculated: what RaLMSpec calls P, S and A, and what is beyond the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+# What the paper takes, and what it takes where the scheduler or prefetching is off.
+_PREFETCH, _NO_PREFETCH = 20, 1
+_FIXED_STRIDE = 3
+_PUBLISHED_MAX_GAMMA = 0.6
+DEFAULT_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How retrieval is speculated. [`Speculation.published`] has the paper's settings (RaLMSpec,
+    arXiv 2401.14021).
+
+    Args:
+        prefetch (`int`, *optional*, defaults to 20):
+            P: how many passages of each search the request cache takes, 1 for the best alone.
+        stride (`int` or `"os3"`, *optional*, defaults to `"os3"`):
+            S: how many steps are speculated before they are verified. `"os3"` chooses what
+            maximises the expected verified steps per second.
+        asynchronous (`bool`, *optional*, defaults to `True`):
+            A: whether speculation goes on while a verification runs.
+        max_gamma (`float`, *optional*):
+            The most that OS3 takes the chance of a right step to be, which it then estimates as the
+            paper does (0.6 there). By default it is estimated otherwise, and may come close to 1:
+            see [`~ralm.gamma.GammaByLag`].
+        steps_ahead (`int`, *optional*):
+            The most steps that are speculated beside an asynchronous verification; 1 in the paper.
+            By default as many as pay.
+        pq_index (`bool`, *optional*, defaults to `True`):
+            Whether speculation may use a kNN datastore's PQ index, where it has one (see
+            [`KnnDatastore.add_pq_index`]), instead of the request cache. The one of the two with
+            which more steps are verified per second is used, as far as measured; not in the paper.
+        window (`int`, *optional*, defaults to 5):
+            The verifications from which OS3 estimates the chance of a right step; without
+            `max_gamma` those before them count as well, less and less.
+        timeout (`float`, *optional*, defaults to 60):
+            The most seconds for one search. A search that takes longer, or fails, is repeated
+            once. `None` for no limit.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument has a value that it cannot have.
+    """
+
+    prefetch: int = _PREFETCH
+    stride: int | Literal["os3"] = "os3"
+    asynchronous: bool = True
+    max_gamma: float | None = None
+    steps_ahead: int | None = None
+    pq_index: bool = True
+    window: int = 5
+    timeout: float | None = DEFAULT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        _check_count("prefetch", self.prefetch)
+        if self.stride != "os3":
+            _check_count("stride", self.stride, ' or "os3"')
+        for name in ("asynchronous", "pq_index"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, but is {getattr(self, name)!r}")
+        if self.max_gamma is not None and not 0 < self.max_gamma < 1:
+            raise ValueError(
+                f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
+            )
+        if self.steps_ahead is not None:
+            _check_count("steps_ahead", self.steps_ahead, " or None")
+        _check_count("window", self.window)
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, or None, but is {self.timeout}")
+
+    @classmethod
+    def parse(cls, text: str | Speculation | None) -> Speculation | None:
+        """What the option `speculation` means: the letters of what is on, as in the paper's tables.
+
+        Args:
+            text (`str`, `Speculation`, *optional*): Of `"p"` (prefetching), `"s"` (stride
+                scheduler) and `"a"` (asynchronous verification), in any order; `""` speculates
+                with a stride of 3 and nothing else. `None` is the baseline, which does not
+                speculate.
+
+        Raises:
+            TypeError: If it is something else.
+            ValueError: If it has other letters, or one twice.
+        """
+        return text if text is None or isinstance(text, Speculation) else cls(**_switched(text))
+
+    @classmethod
+    def published(cls, text: str) -> Speculation:
+        """The same letters with the paper's own settings: gamma at most 0.6, one step beside a
+        verification, and no PQ index. Arguments and exceptions as of [`Speculation.parse`]."""
+        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, steps_ahead=1, pq_index=False)
+
+
+def _switched(text: str) -> dict[str, Any]:
+    if not isinstance(text, str):
+        raise TypeError(
+            'speculation must be a string like "psa", a Speculation, or None for none, but is '
+            f"{text!r}"
+        )
+    if not set(text) <= set("psa") or len(set(text)) < len(text):
+        raise ValueError(
+            'speculation must be of the letters "p" (prefetching), "s" (stride scheduler) and "a" '
+            f"(asynchronous verification), each at most once, but is {text!r}"
+        )
+    return {
+        "prefetch": _PREFETCH if "p" in text else _NO_PREFETCH,
+        "stride": "os3" if "s" in text else _FIXED_STRIDE,
+        "asynchronous": "a" in text,
+    }
+
+
+def _check_count(name: str, value: Any, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an int{otherwise}, but is {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, but is {value}")
