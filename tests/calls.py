@@ -3,10 +3,81 @@
 from __future__ import annotations
 
 import torch
+from architectures import VOCAB_SIZE
+from drafters import Prophets
 from transformers import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
+
+
+_PADDING = (0, 5, 2, 9, 0)
+
+
+def padded_prompts(rows: int, length: int = 12, seed: int = 1) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask` of prompts of different lengths, padded on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB_SIZE, (rows, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, padding in enumerate(_PADDING[:rows]):
+        ids[row, :padding] = 0
+        mask[row, :padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Call:
+    """A greedy call of some rows and what plain decoding returns for it.
+
+    Attributes:
+        inputs: `input_ids` and `attention_mask`.
+        options: These, and what makes it greedy and 32 tokens long.
+        plain: The ids, `(rows, 12 + 32)`.
+    """
+
+    prompt_length, new_tokens = 12, 32
+
+    def __init__(self, model, rows: int, seed: int = 1):
+        self.model, self.rows = model, rows
+        self.inputs = padded_prompts(rows, self.prompt_length, seed)
+        self.options = {
+            **self.inputs,
+            "max_new_tokens": self.new_tokens,
+            "do_sample": False,
+            "eos_token_id": None,
+        }
+        self.plain = self.generate()
+
+    def generate(self, **kwargs):
+        """With other options than those of the call where they are given."""
+        return self.model.generate(**{**self.options, **kwargs})
+
+    def drafter(self, accuracies=0.8, branches: int = 2, seed: int = 0) -> Prophets:
+        """One that knows the texts, each row's as well as its accuracy says."""
+        if not isinstance(accuracies, float):
+            accuracies = accuracies[: self.rows]
+        return Prophets(self.inputs, self.plain, accuracies, branches, seed)
+
+
+def up_to_end(tokens: torch.Tensor, ends) -> list[int]:
+    """New tokens up to the first end of text."""
+    tokens = tokens.tolist()
+    places = [place for place, token in enumerate(tokens) if token in ends]
+    return tokens[: places[0] + 1] if places else tokens
+
+
+def prepared(model, input_ids, **kwargs):
+    """The generation config and the keyword arguments of the forward pass that `generate` prepares
+    for its decoding loop."""
+    taken = []
+
+    def taking(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+    ):
+        taken.extend([generation_config, model_kwargs])
+        return input_ids
+
+    model.generate(input_ids, custom_generate=taking, **kwargs)
+    return taken
 
 
 class Forced(LogitsProcessor):

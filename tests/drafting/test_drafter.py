@@ -7,7 +7,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+from drafters import Prophet
 
+import hf_refspec as rs
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.tree import DraftTree
 
@@ -104,6 +106,77 @@ def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
     assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
 
 
+@pytest.mark.parametrize("takes_logits", [True, False])
+def test_an_observe_of_before_works_and_warns_where_it_is_defined(llama, takes_logits):
+    with pytest.warns(
+        FutureWarning, match=r"Old.observe takes .*\(tokens, verified, logits\)"
+    ) as warned:
+        if takes_logits:
+
+            class Old(Prophet):
+                def observe(self, tokens, logits=None):
+                    self.told.append((tokens.tolist(), None if logits is None else logits.shape))
+                    Prophet.observe(self, tokens, None, logits)
+        else:
+
+            class Old(Prophet):
+                def observe(self, tokens):
+                    self.told.append((tokens.tolist(), None))
+                    Prophet.observe(self, tokens, None, None)
+
+    assert warned[0].filename == __file__
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    ids = torch.from_numpy(PROMPT)[None]
+    plain = llama.generate(ids, **options)
+    for blended in (False, True):
+        drafter = Old(plain, accuracy=0.9)
+        drafter.told = []
+        drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
+        if blended:
+            drafting["candidate_generator"] = drafter | rs.ReferenceCopy()
+        assert llama.generate(ids, **drafting, **options).tolist() == plain.tolist()
+        assert drafting["candidate_generator"].stats.mat > 1.5
+        assert [token for tokens, _ in drafter.told for token in tokens] == plain[0, 3:].tolist()
+        if takes_logits:
+            shapes = [shape for _, shape in drafter.told]
+            assert shapes[0] == (1, 97) and max(shape[0] for shape in shapes) > 2
+        else:
+            assert len(drafter.told) < 20
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_observes_of_before_call_those_that_they_override(llama):
+    told = []
+
+    class Old(rs.ReferenceCopy):
+        def observe(self, tokens, logits=None):
+            told.extend(tokens.tolist())
+            super().observe(tokens, logits)
+
+    class Older(Old):
+        def observe(self, tokens, logits=None):
+            super().observe(tokens)
+
+    ids = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    plain = llama.generate(ids, **options)
+    for kind in (Old, Older):
+        told.clear()
+        assert llama.generate(ids, candidate_generator=kind(), **options).tolist() == plain.tolist()
+        assert told == plain[0, 9:].tolist()
+
+
+def test_an_observe_of_now_does_not_warn(recwarn):
+    class New(Recorder):
+        def observe(self, tokens, verified, logits):
+            pass
+
+    class Inheriting(Recorder):
+        pass
+
+    assert not recwarn.list
+
+
 def test_draft_chain_is_the_best_path_of_the_tree():
     assert Recorder().draft_chain(4).tokens.tolist() == [7, 7, 7]
 
@@ -111,6 +184,30 @@ def test_draft_chain_is_the_best_path_of_the_tree():
 def test_the_base_class_cannot_draft():
     with pytest.raises(NotImplementedError, match="Drafter must implement draft"):
         Drafter().draft(1)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        rs.ReferenceCopy(references=[[5, 6, 7, 8]]),
+        rs.ReferenceCopy() | rs.ReferenceCopy(references=[[5, 6, 7, 8]]),
+    ],
+    ids=["ReferenceCopy", "Blend"],
+)
+def test_forks_draft_independently(drafter):
+    prompts = [np.array([1, 2, 3, 1]), np.array([9, 5]), np.array([4, 3, 4])]
+    with drafter.sessions(prompts, vocab_size=50) as rows:
+        assert rows[0] is drafter
+        assert len(set(map(id, rows))) == 3
+        drafts = [row.draft(2).tokens.tolist() for row in rows]
+        assert drafts == [[2, 3], [6, 7], [3, 4]]
+        rows[1].observe(np.array([40, 41, 40]), DraftTree.empty(), None)
+        assert rows[1].draft(1).tokens.tolist() == [41]
+        assert rows[0].draft(2).tokens.tolist() == [2, 3]
+        with pytest.raises(RuntimeError, match="in use"), drafter.session(prompts[0], 50):
+            pass
+    with drafter.sessions(prompts[:1], vocab_size=50) as rows:
+        assert rows[0].draft(2).tokens.tolist() == [2, 3]
 
 
 # --- transformers' protocol

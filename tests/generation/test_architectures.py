@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB_SIZE
+from calls import Call
 from drafters import Noise, Prophet
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_refspec as rs
 
+TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
+OTHERS = [a for a in ARCHITECTURES if a.verification != "tree"]
 VERIFIED = [a for a in ARCHITECTURES if a.verification != "none"]
 PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 
@@ -61,6 +65,27 @@ def test_ids_equal_plain_decoding(architecture, models_by_type, caplog):
             assert bad.stats.accepted == 0
     fell_back = "decoding plainly" in caplog.text
     assert fell_back == (architecture.verification == "none")
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("architecture", TREES, ids=str)
+def test_rows_equal_plain_batched_decoding(architecture, rows, models_by_type):
+    call = Call(models_by_type(architecture.model_type), rows, seed=rows)
+    unequal = call.drafter(np.linspace(0.95, 0.2, rows))
+    for drafter, verification in ((unequal, "chain"), (Noise(), "auto"), (unequal, "auto")):
+        options = {"candidate_generator": drafter, "verification": verification}
+        assert call.generate(max_draft_tokens=12, **options).tolist() == call.plain.tolist()
+        assert drafter.stats.mat > 1.2 or drafter is not unequal
+
+
+@pytest.mark.parametrize("architecture", OTHERS, ids=str)
+def test_rows_are_decoded_plainly_where_trees_are_not_exact(architecture, models_by_type, caplog):
+    call = Call(models_by_type(architecture.model_type), rows=3)
+    drafter = Noise()
+    drafted = call.generate(candidate_generator=drafter, max_new_tokens=6)
+    assert drafted.tolist() == call.plain[:, : 12 + 6].tolist()
+    assert "decoding plainly" in caplog.text
+    assert (drafter.stats.tokens, drafter.stats.mat) == (18, 1.0)
 
 
 @pytest.mark.parametrize("architecture", VERIFIED, ids=str)
@@ -115,18 +140,21 @@ def test_a_padded_prompt_gives_the_same_ids(model_type, models_by_type):
         assert drafted.tolist() == plain.tolist()
 
 
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe", "mistral"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_eager_attention_and_sdpa_both_give_the_same_ids(model_type, attention, models_by_type):
+def test_eager_attention_and_sdpa_both_give_the_same_ids(
+    model_type, attention, rows, models_by_type
+):
     model = models_by_type(model_type)
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
-        plain = generate(model, "greedy")
-        drafter = Prophet(plain, accuracy=0.8)
-        drafted = generate(model, "greedy", candidate_generator=drafter, max_draft_tokens=8)
-        assert drafted.tolist() == plain.tolist()
-        assert drafter.stats.mat > 1.5
+        call = Call(model, rows)
+        drafter = call.drafter([0.9, 0.7, 0.2])
+        drafted = call.generate(candidate_generator=drafter, max_draft_tokens=8)
+        assert drafted.tolist() == call.plain.tolist()
+        assert drafter.stats.mat > 1.5 or (model_type == "mistral" and rows > 1)
     finally:
         model.set_attn_implementation(before)
 

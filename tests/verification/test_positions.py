@@ -64,6 +64,23 @@ def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case)
     assert drafter.stats.mat > 1.3
 
 
+def test_drafts_stay_within_learned_positions(models_by_type):
+    """GPT-2 has 512 positions; a draft past them would index outside of the table."""
+    model = models_by_type("gpt2")
+    prompt = torch.randint(3, 97, (1, 490), generator=torch.Generator().manual_seed(0))
+    options = {"max_length": 512, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(prompt, **options)
+    drafting = {"candidate_generator": Prophet(plain, 1.0), "max_draft_tokens": 8}
+    drafted = model.generate(prompt, **drafting, **options)
+    assert drafted.tolist() == plain.tolist()
+    # An end of text keeps plain decoding within the table although max_length does not.
+    options = {"max_length": 600, "do_sample": False, "eos_token_id": int(plain[0, 510])}
+    plain = model.generate(prompt, **options)
+    drafting["candidate_generator"] = Noise()
+    drafted = model.generate(prompt, **drafting, **options)
+    assert drafted.tolist() == plain.tolist()
+
+
 @pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])
 def test_it_is_the_position_that_counts_not_the_length(models_by_type, case):
     """GPT-2 has a table of 512 positions; an index past its end would fail."""

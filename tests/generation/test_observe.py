@@ -1,0 +1,192 @@
+"""Drafters are told the tree that was verified, and the target's logits at each of its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from calls import Call
+from drafters import Prophets
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+import hf_refspec as rs
+from hf_refspec.drafting.tree import ROOT
+from hf_refspec.generation import budget as budgets
+from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
+
+ACCURACIES = [0.9, 0.4, 0.7]
+
+
+@dataclass
+class Told:
+    """One call of `observe`, and the text before it."""
+
+    text: list[int]
+    tokens: list[int]
+    verified: rs.DraftTree
+    logits: torch.Tensor
+
+
+class Listening(Prophets):
+    """Writes down what it is told; the forks of a call in the same list."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.told, self.drafted = [], []
+
+    def fork(self):
+        fork = super().fork()
+        fork.told, fork.drafted = self.told, self.drafted
+        return fork
+
+    def begin(self, prompt_ids, vocab_size):
+        super().begin(prompt_ids, vocab_size)
+        self.text = prompt_ids.tolist()
+
+    def observe(self, tokens, verified, logits):
+        # Copied: they are read before the next pass.
+        self.told.append(Told(self.text, tokens.tolist(), verified, logits.clone()))
+        self.text = self.text + tokens.tolist()
+        super().observe(tokens, verified, logits)
+
+    def draft(self, budget):
+        tree = super().draft(budget)
+        # Of different probabilities, so that some are worth verifying and others are not.
+        depths = tree.depths()
+        self.drafted.append(len(tree))
+        return rs.DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** depths)
+
+
+def paths(tree: rs.DraftTree):
+    """The tokens from the root to each node."""
+    found = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((found[parent] if parent != ROOT else []) + [token])
+    return found
+
+
+def check(model, told: list[Told]) -> None:
+    """Against plain forward passes over the text with the path to each node behind it."""
+    vocab_size = model.config.vocab_size
+    for each in told:
+        assert each.logits.shape == (1 + len(each.verified), vocab_size)
+        for path, logits in zip([[], *paths(each.verified)], each.logits, strict=True):
+            with torch.no_grad():
+                plain = model(torch.tensor([each.text + path])).logits[0, -1]
+            torch.testing.assert_close(logits, plain, rtol=1e-3, atol=1e-4)
+        # The accepted path and what the target chose after it.
+        *accepted, last = each.tokens
+        node = paths(each.verified).index(accepted) if accepted else ROOT
+        assert int(each.logits[1 + node].argmax()) == last
+
+
+@pytest.mark.parametrize("budget", ["auto", 7])
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "rows", "verification"),
+    [
+        ("llama", 1, "tree"),
+        ("llama", 1, "chain"),
+        ("llama", 3, "tree"),
+        ("gpt2", 3, "chain"),
+        ("mistral", 1, "chain"),
+        ("qwen3_next", 1, "chain"),
+    ],
+)
+def test_every_source_is_told_the_verified_tree_and_the_logits_of_its_nodes(
+    models_by_type, model_type, rows, verification, blended, budget
+):
+    call = Call(models_by_type(model_type), rows)
+    listening = [
+        Listening(call.inputs, call.plain, ACCURACIES[:rows], branches=2, seed=seed)
+        for seed in range(1 + blended)
+    ]
+    drafter = rs.Blend(listening) if blended else listening[0]
+    drafting = {"max_draft_tokens": budget, "verification": verification}
+    drafted = call.generate(candidate_generator=drafter, **drafting)
+    assert drafted.tolist() == call.plain.tolist()
+
+    for source in listening:
+        check(call.model, source.told)
+        assert [len(each.verified) for each in source.told[:rows]] == [0] * rows  # the prefill
+        sizes = [len(each.verified) for each in source.told]
+        assert sum(sizes) == drafter.stats.drafted > 0
+        assert sum(len(each.tokens) for each in source.told) == drafter.stats.tokens
+        if budget != "auto":
+            assert max(sizes) <= budget
+    if blended:  # both are told the same: the merged tree
+        for mine, theirs in zip(listening[0].told, listening[1].told, strict=True):
+            assert mine.verified is theirs.verified
+    branching = any(not each.verified.is_chain for each in listening[0].told)
+    assert branching == (verification == "tree")
+
+
+class Dear(PassCosts):
+    """Known from the first pass on: a node costs a fifth of a pass."""
+
+    most_tokens = PASS_TOKENS[-1]
+
+    def seconds(self):
+        return 1 + 0.2 * np.array(PASS_TOKENS)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_was_trimmed_is_not_told(llama, rows, monkeypatch):
+    monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: Dear())
+    call = Call(llama, rows)
+    drafter = Listening(call.inputs, call.plain, 0.9, branches=4)
+    drafted = call.generate(candidate_generator=drafter, max_draft_tokens="auto")
+    assert drafted.tolist() == call.plain.tolist()
+    check(llama, drafter.told)
+    sizes = [len(each.verified) for each in drafter.told]
+    assert 0 < sum(sizes) == drafter.stats.drafted < sum(drafter.drafted)
+    assert drafter.stats.mat > 1
+
+
+def test_a_pass_without_a_draft_has_the_logits_of_the_root(llama):
+    call = Call(llama, rows=3)
+    drafter = Listening(call.inputs, call.plain, 0.9)
+    call.generate(candidate_generator=drafter, max_draft_tokens=0, max_new_tokens=8)
+    assert len(drafter.told) == 3 * 8
+    assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.told)
+    check(llama, drafter.told)
+
+
+def test_without_verification_there_are_no_logits(models_by_type):
+    class Told(rs.Drafter):
+        def begin(self, prompt_ids, vocab_size):
+            self.told = []
+
+        def observe(self, tokens, verified, logits):
+            self.told.append((tokens.tolist(), len(verified), logits))
+
+    call = Call(models_by_type("mamba"), rows=1)
+    drafter = Told()
+    call.generate(candidate_generator=drafter)
+    assert drafter.told == [([token], 0, None) for token in call.plain[0, 12:].tolist()]
+
+
+def test_a_candidate_generator_is_told_the_scores_of_its_candidates(llama):
+    call, told = Call(llama, rows=1), []
+
+    class Theirs(PromptLookupCandidateGenerator):
+        def get_candidates(self, input_ids):
+            ids = call.plain[:, : input_ids.shape[1] + 3].clone()
+            ids[:, -1] = (ids[:, -1] + 1) % 97  # two right ones, one wrong
+            self.candidates = ids
+            return ids, None
+
+        def update_candidate_strategy(self, input_ids, scores, num_matches):
+            told.append((self.candidates, input_ids.clone(), scores.clone(), num_matches))
+
+    drafted = call.generate(candidate_generator=Theirs(), max_new_tokens=9)
+    assert drafted.tolist() == call.plain[:, : 12 + 9].tolist()
+    assert [matches for *_, matches in told][:2] == [2, 2]
+    for candidates, input_ids, scores, matches in told[:2]:
+        assert scores.shape == (1, 4, llama.config.vocab_size)
+        with torch.no_grad():
+            plain = llama(candidates).logits[:, -4:]
+        torch.testing.assert_close(scores, plain, rtol=1e-3, atol=1e-4)
+        assert input_ids.tolist() == call.plain[:, : candidates.shape[1] - 3 + matches + 1].tolist()

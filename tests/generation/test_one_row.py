@@ -1,0 +1,121 @@
+"""What only a call with one row has: its random numbers, streamers, scores, a cache to go on from
+where a call is cancelled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from calls import PROMPT, ListStreamer
+from drafters import Noise, Prophet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+from transformers.generation.streamers import BaseStreamer
+
+
+@pytest.fixture(scope="module")
+def plain_ids(llama) -> np.ndarray:
+    return llama.generate(PROMPT, max_new_tokens=48, do_sample=False, eos_token_id=None)[0].numpy()
+
+
+@settings(max_examples=25, deadline=None)
+@given(sampling_seed=st.integers(0, 2**16), accuracy=st.floats(0, 1), seed=st.integers(0, 2**16))
+def test_no_draft_changes_sampled_ids_or_uses_up_other_random_numbers(
+    llama, sampling_seed, accuracy, seed
+):
+    options = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 30}
+    torch.manual_seed(sampling_seed)
+    plain = llama.generate(PROMPT, **options)
+    state = torch.get_rng_state()
+    torch.manual_seed(sampling_seed)
+    drafter = Prophet(plain, accuracy, seed=seed)
+    drafted = llama.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_streamers_get_what_plain_decoding_gives_them(llama, plain_ids):
+    streamers = ListStreamer(), ListStreamer()
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    llama.generate(PROMPT, streamer=streamers[0], **options)
+    options |= {"candidate_generator": Prophet(plain_ids, accuracy=0.8), "max_draft_tokens": 8}
+    llama.generate(PROMPT, streamer=streamers[1], **options)
+    assert streamers[0].puts == streamers[1].puts
+    assert streamers[0].ended == streamers[1].ended == 1
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_scores_and_logits_match(llama, plain_ids, verification):
+    options = {
+        "max_new_tokens": 30,
+        "do_sample": False,
+        "repetition_penalty": 1.2,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    plain = llama.generate(PROMPT, **options)
+    drafter = Prophet(plain.sequences, accuracy=0.8)
+    options |= {"max_draft_tokens": 8, "verification": verification}
+    drafted = llama.generate(PROMPT, candidate_generator=drafter, **options)
+    assert drafted.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        mine, theirs = getattr(drafted, name), getattr(plain, name)
+        assert isinstance(mine, tuple) and len(mine) == len(theirs)
+        torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), rtol=1e-4, atol=1e-4)
+    assert drafted.scores[0].dtype == torch.float32
+
+
+class Cancelled(Exception):
+    pass
+
+
+class CancellingStreamer(BaseStreamer):
+    def __init__(self, tokens: int):
+        self.left = tokens + 1  # the prompt comes first
+
+    def put(self, value):
+        if self.left == 0:
+            raise Cancelled
+        self.left -= 1
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
+@pytest.mark.parametrize("tokens", [0, 4, 5, 6, 7, 8])
+def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
+    model = models_by_type(model_type)
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(PROMPT, **options)
+    cache = DynamicCache(config=model.config)
+    drafter = Prophet(plain, accuracy=1.0)
+    with pytest.raises(Cancelled):
+        model.generate(
+            PROMPT,
+            past_key_values=cache,
+            streamer=CancellingStreamer(tokens),
+            candidate_generator=drafter,
+            max_draft_tokens=8,
+            **options,
+        )
+    length = PROMPT.shape[1] + tokens + 1  # the last one was chosen and not streamed
+    assert cache.get_seq_length() < length
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    options["max_new_tokens"] = 29 - tokens
+    gone_on = model.generate(plain[:, :length], past_key_values=cache, **options)
+    assert gone_on.tolist() == plain.tolist()
+
+
+def test_a_model_that_cannot_verify_streams_and_counts_as_plain_decoding_does(models_by_type):
+    model = models_by_type("mamba")
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    streamers = ListStreamer(), ListStreamer()
+    model.generate(PROMPT, streamer=streamers[0], **options)
+    drafter = Noise()
+    model.generate(PROMPT, streamer=streamers[1], candidate_generator=drafter, **options)
+    assert streamers[0].puts == streamers[1].puts
+    assert streamers[1].ended == 1
+    assert (drafter.stats.tokens, drafter.stats.mat) == (12, 1.0)

@@ -1,0 +1,348 @@
+"""What only several rows have: refusals, the distribution of their tokens, ended rows, the cache's
+width."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from calls import Call, ListStreamer, up_to_end
+from drafters import Noise, Prophets
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+import hf_refspec as rs
+from hf_refspec.verification.tree import TreeVerifier
+
+UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
+
+
+@pytest.fixture(scope="module")
+def call(llama) -> Call:
+    return Call(llama, rows=4)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_drafts_are_accepted_whether_prompts_are_padded_or_not(llama, padded):
+    inputs = Call(llama, rows=3).inputs
+    if not padded:
+        inputs = {name: value[[0, 0, 0]] for name, value in inputs.items()}
+        inputs["input_ids"] = (inputs["input_ids"] + torch.arange(3)[:, None]) % 90 + 3
+    options = {**inputs, "max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    plain = llama.generate(**options)
+    model = LlamaForCausalLM(llama.config).eval()  # one that has not been probed
+    model.load_state_dict(llama.state_dict())
+    drafter = Prophets(inputs, plain, 0.9)
+    options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+    assert model.generate(**options).tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.5
+
+
+class StopAtLength(StoppingCriteria):
+    """Keeps state: stops a row once it has been asked as often as the row's first id says."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.asked += 1
+        return input_ids[:, 11] % 9 + 5 <= self.asked
+
+
+def test_criteria_that_keep_state_have_one_for_each_row(call):
+    options = {"eos_token_id": 2, "pad_token_id": 0}
+    criteria = [StoppingCriteriaList([StopAtLength()]) for _ in range(2)]
+    plain = call.generate(**options, stopping_criteria=criteria[0])
+    assert plain.shape[1] < 12 + 32
+    drafter = call.drafter(UNEQUAL)
+    drafted = call.generate(**options, stopping_criteria=criteria[1], candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+
+
+class Alternating(LogitsProcessor):
+    """Keeps state: forbids even tokens at every second call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls % 2:
+            scores[:, ::2] = -float("inf")
+        return scores
+
+
+def test_processors_that_keep_state_have_one_for_each_row(call):
+    plain = call.generate(logits_processor=LogitsProcessorList([Alternating()]))
+    drafter = Prophets(call.inputs, plain, UNEQUAL)
+    given_processor = Alternating()
+    drafted = call.generate(
+        logits_processor=LogitsProcessorList([given_processor]),
+        candidate_generator=drafter,
+    )
+    assert drafted.tolist() == plain.tolist()
+    assert given_processor.calls == 0
+    assert drafter.stats.mat > 1.2
+
+
+class Uncopyable(LogitsProcessor):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+REFUSED = {
+    "a streamer": ({"streamer": ListStreamer()}, "4 rows cannot be combined with `streamer`"),
+    "scores": (
+        {"output_scores": True, "return_dict_in_generate": True},
+        "`output_scores=True`",
+    ),
+    "logits": (
+        {"output_logits": True, "return_dict_in_generate": True},
+        "`output_logits=True`",
+    ),
+    "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
+    "prompt penalties": ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
+    "a processor that cannot be copied": (
+        {"logits_processor": LogitsProcessorList([Uncopyable()])},
+        "`logits_processor` has a Uncopyable that cannot be copied",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_rows_cannot_have_is_refused(call, case):
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call.generate(**options, candidate_generator=Noise())
+
+
+def deviation(counts: np.ndarray, probs: np.ndarray) -> float:
+    """How far counts are off what `probs` (of the same shape) say, in standard deviations of the
+    chi-squared statistic; outcomes that are expected less than five times are taken together."""
+    expected = probs * counts.sum()
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    statistic = ((observed - expected) ** 2 / np.maximum(expected, 1e-9)).sum()
+    freedom = len(observed) - 1
+    return (statistic - freedom) / np.sqrt(2 * freedom)
+
+
+SAMPLING = {
+    "temperature": {"temperature": 0.6, "top_k": 0},
+    "top-k": {"temperature": 1.3, "top_k": 6},
+    "top-p": {"top_p": 0.8, "top_k": 0},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_sampled_tokens_are_distributed_as_the_model_says(sampling):
+    """Three tokens of two prompts in hundreds of rows, against the model's own probabilities."""
+    vocab_size, rows = 20, 600
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.2,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.tensor([[0, 0, 5, 6, 7], [9, 8, 7, 6, 5]]).repeat_interleave(rows // 2, dim=0)
+    options = {
+        "attention_mask": (ids != 0).long(),
+        "do_sample": True,
+        "eos_token_id": None,
+        **SAMPLING[sampling],
+    }
+    drafted = torch.cat(
+        [
+            model.generate(
+                ids, max_new_tokens=3, candidate_generator=Fan(), max_draft_tokens=30, **options
+            )
+            for _ in range(4)
+        ]
+    )
+    wrong = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    for row in (0, -1):
+        prompt = ids[row][None]
+        sampled = drafted[(drafted[:, :5] == prompt).all(dim=-1)][:, 5:].numpy()  # (1200, 3)
+        for first, second in ((0, 1), (1, 2)):
+            counts = np.zeros((vocab_size, vocab_size))
+            np.add.at(counts, (sampled[:, first], sampled[:, second]), 1)
+            right = pair_probabilities(model, prompt, first, options)
+            assert deviation(counts, right) < 4
+            other = pair_probabilities(model, prompt, first, {**options, **wrong})
+            assert deviation(counts, other) > 4
+
+
+def pair_probabilities(model, prompt, skipped: int, options) -> np.ndarray:
+    """The probability of each pair of new tokens after `skipped` others, by plain decoding."""
+    options = {k: v for k, v in options.items() if k != "attention_mask"}
+    vocab_size = model.config.vocab_size
+    texts, weights = prompt, torch.ones(1)
+    for _step in range(skipped + 2):
+        scores = model.generate(
+            texts,
+            attention_mask=(torch.cumsum(texts != 0, dim=-1) > 0).long(),
+            max_new_tokens=1,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        ).scores[0]
+        weights = (weights[:, None] * scores.softmax(dim=-1)).flatten()
+        tokens = torch.arange(vocab_size).repeat(len(texts))[:, None]
+        texts = torch.cat([texts.repeat_interleave(vocab_size, dim=0), tokens], dim=-1)
+    return weights.reshape(-1, vocab_size, vocab_size).sum(dim=0).numpy()
+
+
+class Fan(rs.Drafter):
+    """Drafts five tokens after the last one, and five after each of them."""
+
+    def draft(self, budget):
+        tokens = np.array([3, 4, 5, 6, 7] * 6)
+        parents = np.repeat(np.arange(-1, 5), 5).astype(np.int32)
+        return rs.DraftTree(tokens, parents, np.ones(30, dtype=np.float32))
+
+
+def test_several_sequences_of_one_prompt_are_a_batch(llama, call):
+    prompt = call.inputs["input_ids"][:1]
+    torch.manual_seed(0)
+    options = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
+    drafted = llama.generate(prompt, candidate_generator=rs.ReferenceCopy(), **options)
+    assert drafted.shape == (3, 24)
+    assert len({tuple(row) for row in drafted.tolist()}) == 3
+    greedy = llama.generate(prompt, max_new_tokens=12, do_sample=False)
+    options |= {"top_k": 1}
+    drafted = llama.generate(prompt, candidate_generator=rs.ReferenceCopy(), **options)
+    assert drafted.tolist() == greedy.repeat(3, 1).tolist()
+
+
+def test_equal_rows_give_equal_texts(llama, call):
+    ids = call.inputs["input_ids"][:1].repeat(3, 1)
+    for drafter in (Noise(), rs.ReferenceCopy()):
+        drafted = llama.generate(
+            ids,
+            max_new_tokens=32,
+            do_sample=False,
+            eos_token_id=None,
+            candidate_generator=drafter,
+        )
+        assert drafted.tolist() == call.plain[:1].repeat(3, 1).tolist()
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The rows of each pass after the prefill, and the widths of the cache and its longest row."""
+    seen = []
+    forward = TreeVerifier.forward
+
+    def recorded(self, rows, drafts):
+        if len(self.cached):
+            seen.append((len(drafts), self.cache.get_seq_length(), max(self.cached)))
+            assert self.cache.layers[0].keys.shape[0] == len(drafts)
+        return forward(self, rows, drafts)
+
+    monkeypatch.setattr(TreeVerifier, "forward", recorded)
+    return seen
+
+
+def test_the_cache_is_never_wider_than_its_longest_row(call, passes):
+    drafter = call.drafter([1.0, 0.0, 0.5, 0.3])
+    call.generate(candidate_generator=drafter, max_draft_tokens=12)
+    assert len(passes) > 10
+    assert all(width == longest for _rows, width, longest in passes)
+    assert max(longest for _rows, _width, longest in passes) <= 12 + 32 - 1
+
+
+class Counted(Prophets):
+    """Notes in a list that all forks share when each row drafts."""
+
+    def __init__(self, *args, log):
+        super().__init__(*args)
+        self.log = log
+
+    def fork(self):
+        fork = super().fork()
+        fork.log = self.log
+        return fork
+
+    def draft(self, budget):
+        self.log.append((self.prompt, self.observed[-1]))
+        return super().draft(budget)
+
+    def begin(self, prompt_ids, vocab_size):
+        super().begin(prompt_ids, vocab_size)
+        self.prompt = tuple(prompt_ids)
+
+
+def test_rows_that_have_ended_draft_nothing_and_leave_the_passes(call, passes):
+    end = int(call.plain[1, 15])
+    options = {"eos_token_id": end, "pad_token_id": 0}
+    plain = call.generate(**options)
+    log = []
+    drafter = Counted(call.inputs, call.plain, 0.2, log=log)
+    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=4)
+    assert drafted.tolist() == plain.tolist()
+    assert log
+    assert all(last_token != end for _prompt, last_token in log)
+    rows = [rows for rows, _width, _longest in passes]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[0] == 4 > rows[-1]
+    assert drafter.stats.tokens == sum(len(up_to_end(row[12:], [end])) for row in plain)
+
+
+class Cancelled(Exception):
+    pass
+
+
+class Cancelling(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] == 20:
+            raise Cancelled
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_a_cancelled_call_leaves_the_prompts_in_the_cache(call):
+    cache = DynamicCache(config=call.model.config)
+    drafter = call.drafter([1.0, 0.1, 0.5, 0.5])
+    for _ in range(2):  # the drafter is free again as well
+        with pytest.raises(Cancelled):
+            call.generate(
+                past_key_values=cache,
+                stopping_criteria=StoppingCriteriaList([Cancelling()]),
+                candidate_generator=drafter,
+            )
+        assert cache.get_seq_length() == 12
+        cache.crop(-1)  # generate needs a token to begin with
+    assert call.generate(past_key_values=cache).tolist() == call.plain.tolist()
+
+
+def test_a_candidate_generator_drafts_for_each_row(call):
+    generator = PromptLookupCandidateGenerator(num_output_tokens=6, max_matching_ngram_size=2)
+    drafted = call.generate(candidate_generator=generator)
+    assert drafted.tolist() == call.plain.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe"])
+def test_short_types_are_not_refused(model_type, dtype, models_by_type, call):
+    model = models_by_type(model_type)
+    model = type(model)(model.config).to(dtype).eval()
+    drafted = model.generate(**call.options, candidate_generator=rs.ReferenceCopy())
+    assert drafted.shape == (4, 44)

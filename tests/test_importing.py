@@ -1,0 +1,31 @@
+"""`import hf_refspec` loads the hook; everything else is loaded when it is first used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hf_refspec as rs
+
+
+def test_loads_neither_compiled_kernels_nor_retrieval():
+    code = (
+        "import sys, hf_refspec\n"
+        "print([name for name in sys.modules if name.startswith(('hf_refspec.ralm', "
+        "'hf_refspec.index', 'hf_refspec.store', 'hf_refspec.retrieval', 'numba'))])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+@pytest.mark.parametrize("name", rs.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(rs, name) is not None
+    assert name in dir(rs)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'hf_refspec' has no attribute 'nothing'"):
+        _ = rs.nothing

@@ -1,0 +1,255 @@
+"""Passes over pending tokens and drafts, kept and rolled back, against plain forward passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from architectures import VOCAB_SIZE
+from calls import padded_prompts, prepared
+from transformers import PreTrainedModel
+
+from hf_refspec import DraftTree
+from hf_refspec.drafting.tree import ROOT
+from hf_refspec.verification.cache import keeps_every_position
+from hf_refspec.verification.chain import ChainVerifier
+from hf_refspec.verification.plain import PlainVerifier
+from hf_refspec.verification.recurrent import RecurrentVerifier
+from hf_refspec.verification.tree import TreeVerifier
+from hf_refspec.verification.verifier import FixedTokens, Verifier
+
+# A text long enough to cross Mistral's window of 16.
+TEXT = torch.randint(3, VOCAB_SIZE, (1, 40), generator=torch.Generator().manual_seed(3))
+EMPTY = DraftTree.empty()
+
+
+def branching(*path: int) -> DraftTree:
+    """The path with wrong siblings before each of its nodes; the path's are the odd ones."""
+    tokens, parents = [], []
+    for depth, token in enumerate(path):
+        parents += [2 * depth - 1] * 2
+        tokens += [(token + 1) % VOCAB_SIZE, token]
+    return DraftTree(
+        np.array(tokens), np.array(parents, dtype=np.int32), np.ones(len(tokens), np.float32)
+    )
+
+
+KINDS = {
+    "tree": (TreeVerifier, "llama", 1),
+    "tree, 3 rows": (TreeVerifier, "llama", 3),
+    "tree, gpt2, 3 rows": (TreeVerifier, "gpt2", 3),
+    "chain": (ChainVerifier, "llama", 1),
+    "chain, window": (ChainVerifier, "mistral", 1),
+    "recurrent": (RecurrentVerifier, "qwen3_next", 1),
+    "recurrent, mamba2": (RecurrentVerifier, "mamba2", 1),
+    "plain": (PlainVerifier, "llama", 1),
+    "plain, mamba": (PlainVerifier, "mamba", 1),
+    "plain, no cache": (PlainVerifier, "rwkv", 1),
+}
+
+
+class Bench:
+    """A verifier of some rows, whose texts are the prompts of a call and after them others."""
+
+    def __init__(self, kind: type[Verifier], model: PreTrainedModel, rows: int):
+        self.kind, self.model, self.rows = kind, model, rows
+        self.inputs = padded_prompts(rows)
+        self.text = torch.cat([self.inputs["input_ids"], TEXT.expand(rows, -1)], dim=-1)
+        self.text[1:, 12:] = self.text[1:, 12:].flip(1)
+        self.verifier = self.new(12)
+
+    @torch.no_grad()
+    def new(self, length: int) -> Verifier:
+        """Another verifier that has prefilled so many tokens of each row."""
+        mask = torch.ones_like(self.text[:, :length])
+        mask[:, :12] = self.inputs["attention_mask"]
+        inputs = {"input_ids": self.text[:, :length], "attention_mask": mask}
+        verifier = self.kind(self.model, *prepared(self.model, max_new_tokens=9, **inputs))
+        verifier.forward(self.at([length] * self.rows), [EMPTY] * self.rows)
+        verifier.keep([[]] * self.rows)
+        return verifier
+
+    def at(self, lengths) -> list[FixedTokens]:
+        return [FixedTokens(row[None, :n]) for row, n in zip(self.text, lengths, strict=True)]
+
+    @torch.no_grad()
+    def forward(self, lengths, drafts=None, verifier=None) -> torch.Tensor:
+        verifier = self.verifier if verifier is None else verifier
+        return verifier.forward(self.at(lengths), drafts or [EMPTY] * self.rows)
+
+    def next(self, row: int, length: int, count: int) -> list[int]:
+        """What follows so many tokens of a row in its text."""
+        return self.text[row, length : length + count].tolist()
+
+    def draft(self, row: int, length: int, count: int = 3) -> tuple[DraftTree, list[int]]:
+        """A draft of what follows, and its nodes on that path."""
+        path = self.next(row, length, count)
+        if self.kind is PlainVerifier:
+            return EMPTY, []
+        if self.kind.takes_trees:
+            return branching(*path), [2 * depth + 1 for depth in range(count)]
+        return DraftTree.chain(path), list(range(count))
+
+    @torch.no_grad()
+    def plain(self, row: int, ids: list[int]) -> torch.Tensor:
+        """The logits after `ids` of a row, in one forward pass without padding or cache."""
+        padding = int((self.inputs["attention_mask"][row] == 0).sum())
+        return self.model(torch.tensor([ids[padding:]]), use_cache=False).logits[0, -1]
+
+    def assert_plain(self, logits: torch.Tensor, lengths, drafts=None) -> None:
+        """The logits at the root and at each node of the drafts are those of plain passes."""
+        for row, length in enumerate(lengths):
+            draft = EMPTY if drafts is None else drafts[row]
+            paths = []
+            for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+                paths.append((paths[parent] if parent != ROOT else []) + [token])
+            for node, path in enumerate([[], *paths]):
+                expected = self.plain(row, self.text[row, :length].tolist() + path)
+                torch.testing.assert_close(logits[row, node], expected, rtol=1e-3, atol=2e-4)
+
+
+@pytest.fixture(params=KINDS)
+def bench(request, models_by_type) -> Bench:
+    kind, model_type, rows = KINDS[request.param]
+    return Bench(kind, models_by_type(model_type), rows)
+
+
+def test_several_pending_tokens_and_a_draft_behind_them_have_the_logits_of_plain_steps(bench):
+    for length in (15, 17, 20, 33):
+        lengths = [length] * bench.rows
+        drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
+        bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+        bench.verifier.keep([path[:1] for path in paths])
+
+
+def test_what_is_kept_of_a_draft_counts_as_run(bench):
+    """All, some and none of it: the next pass is right wherever it goes on."""
+    length = 13
+    for kept in (3, 1, 0, 2):
+        lengths = [length] * bench.rows
+        drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
+        bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+        bench.verifier.keep([path[:kept] for path in paths])
+        if not bench.verifier.reruns and bench.verifier.cache is not None:
+            accepted = len(paths[0][:kept])
+            assert bench.verifier.cached == [length + accepted] * bench.rows
+        length += kept + 1
+    bench.assert_plain(bench.forward([length] * bench.rows), [length] * bench.rows)
+
+
+def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
+    lengths, further = [14] * bench.rows, [30] * bench.rows
+    bench.forward(lengths)
+    bench.verifier.keep([[]] * bench.rows)
+    mark = bench.verifier.mark()
+    for _ in range(2):  # any number of times
+        drafts, paths = zip(*(bench.draft(row, 15) for row in range(bench.rows)), strict=True)
+        bench.forward([15] * bench.rows, drafts)
+        bench.verifier.keep(paths)
+        bench.forward(further)
+        bench.verifier.keep([[]] * bench.rows)
+        bench.verifier.roll_back(mark)
+        assert bench.verifier.cached == mark.attributes["cached"]
+
+        fresh = bench.new(14)
+        lengths = [17] * bench.rows
+        drafts, paths = zip(*(bench.draft(row, 17) for row in range(bench.rows)), strict=True)
+        logits = bench.forward(lengths, drafts)
+        bench.assert_plain(logits, lengths, drafts)
+        expected = bench.forward(lengths, drafts, fresh)
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=2e-4)
+        for verifier in (bench.verifier, fresh):
+            verifier.keep(paths)
+        bench.assert_plain(bench.forward([28] * bench.rows), [28] * bench.rows)
+        bench.verifier.keep([[]] * bench.rows)
+        bench.verifier.roll_back(mark)
+    cache = bench.verifier.cache
+    if cache is not None and keeps_every_position(cache):
+        assert cache.get_seq_length() == 14
+
+
+@pytest.fixture(params=["tree, 3 rows", "tree, gpt2, 3 rows"])
+def rows_bench(request, models_by_type) -> Bench:
+    kind, model_type, rows = KINDS[request.param]
+    return Bench(kind, models_by_type(model_type), rows)
+
+
+def test_rows_with_different_numbers_of_pending_tokens(rows_bench):
+    bench = rows_bench
+    for lengths, kept in (([13, 15, 20], [0, 2, 1]), ([17, 18, 30], [3, 0, 2])):
+        drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+        drafts = [drafts[0], EMPTY if kept[1] == 0 else drafts[1], drafts[2]]
+        bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+        bench.verifier.keep([path[:count] for path, count in zip(paths, kept, strict=True)])
+        after = [length + count for length, count in zip(lengths, kept, strict=True)]
+        assert bench.verifier.cached == after
+        assert bench.verifier.cache.get_seq_length() == max(after)
+
+
+def test_rows_of_different_lengths_are_rolled_back(rows_bench):
+    bench = rows_bench
+    bench.forward([13, 15, 20])
+    bench.verifier.keep([[], [], []])
+    mark = bench.verifier.mark()
+    for _ in range(2):
+        drafts, paths = zip(*(bench.draft(row, 22) for row in range(3)), strict=True)
+        bench.forward([22] * 3, drafts)
+        bench.verifier.keep([paths[0], None, paths[2][:1]])
+        bench.verifier.roll_back(mark)
+        assert bench.verifier.cached == [13, 15, 20]
+        assert bench.verifier.cache.get_seq_length() == 20
+        lengths = [16, 16, 21]
+        drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+        bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+        bench.verifier.keep(paths)
+        bench.verifier.roll_back(mark)
+
+
+def test_a_row_that_waits_keeps_nothing_of_a_pass(rows_bench):
+    bench = rows_bench
+    bench.forward([14] * 3)
+    bench.verifier.keep([[], None, []])
+    assert bench.verifier.cached == [14, 12, 14]
+    lengths = [16, 15, 17]
+    drafts, _ = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+    bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+
+
+def test_rows_that_leave_do_not_disturb_the_others(rows_bench):
+    bench = rows_bench
+    bench.forward([14, 20, 16])
+    bench.verifier.keep([[], [], []])
+    bench.verifier.select([0, 2])
+    assert bench.verifier.cache.get_seq_length() == 16
+    bench.text, bench.rows = bench.text[[0, 2]], 2
+    bench.inputs = {name: value[[0, 2]] for name, value in bench.inputs.items()}
+    lengths = [15, 19]
+    drafts, _ = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+    bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
+
+
+def test_finish_leaves_all_but_the_last_column_in_the_cache(rows_bench):
+    bench = rows_bench
+    bench.forward([14, 18, 16])
+    bench.verifier.keep([[], [], []])
+    with torch.no_grad():
+        bench.verifier.finish(bench.text[:, :18])
+    assert bench.verifier.cache.get_seq_length() == 17
+    fresh = bench.new(17)
+    for one, other in zip(bench.verifier.cache.layers, fresh.cache.layers, strict=True):
+        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_crop_drops_the_last_tokens_of_a_row(models_by_type, kept):
+    bench = Bench(TreeVerifier, models_by_type("llama"), 1)
+    draft, path = bench.draft(0, 20)
+    bench.forward([20], [draft])
+    bench.verifier.keep([path[:kept]])
+    assert bench.verifier.crop(15)
+    assert bench.verifier.cached == [15]
+    assert bench.verifier.cache.get_seq_length() == 15
+    bench.assert_plain(bench.forward([18]), [18])
+    sliding = Bench(ChainVerifier, models_by_type("mistral"), 1)
+    assert not sliding.verifier.crop(8)
