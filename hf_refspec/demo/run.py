@@ -96,7 +96,12 @@ class RecordedDrafts(Blend):
         super().begin(prompt_ids, vocab_size)
         self.steps: list[int] = []
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         super().observe(tokens, verified, logits)
         self.steps.append(len(tokens))
 

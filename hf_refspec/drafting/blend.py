@@ -61,7 +61,12 @@ class Blend(Drafter):
         chains = [drafter.draft_chain(budget) for drafter in self.drafters]
         return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         known = 0  # accepted tokens that a source before this one had drafted
         accepted = len(tokens) - 1
         for i, tree in enumerate(self._trees):

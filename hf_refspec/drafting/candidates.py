@@ -34,7 +34,12 @@ class CandidateChain(Drafter):
         self._asked = True
         return DraftTree.chain(candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True))
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
         if self._asked and logits is not None:
             # (1, 1 + T, vocab_size), and how many of the T candidates were right.

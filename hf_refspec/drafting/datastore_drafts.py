@@ -116,7 +116,12 @@ class DatastoreDrafts(Drafter):
         limits = (budget, self.max_continuations, self.continuation_length)
         return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         self._follow_text(tokens)
 
     def _follow_text(self, tokens: np.ndarray) -> None:

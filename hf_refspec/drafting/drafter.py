@@ -86,7 +86,12 @@ class Drafter(CandidateGenerator):
         # Checked before anything follows its parents.
         return self.draft(budget).checked(_ANY_VOCABULARY).best_chain()
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         """Is told what the target model chose, and what it verified.
 
         Args:
@@ -235,8 +240,10 @@ def _taking_verified(cls: type, observe: Callable[..., None]) -> Callable[..., N
 
     @functools.wraps(observe)
     def observe_verified(
-        self: Drafter, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None
+        self: Drafter, tokens: np.ndarray, verified: Any = None, logits: torch.Tensor | None = None
     ) -> None:
+        if logits is None and isinstance(verified, torch.Tensor):  # from a subclass of before 0.2
+            logits = verified
         observe(self, tokens, *([logits] if takes_logits else []))
 
     return observe_verified

@@ -108,7 +108,12 @@ class ReferenceCopy(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         self._unread.append(tokens)
 
     def end(self) -> None:

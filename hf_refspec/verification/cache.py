@@ -41,7 +41,7 @@ def fresh_kwargs(
     kwargs: dict[str, Any] = {"use_cache": True, name: new_cache(model)}
     if "logits_to_keep" in given:
         kwargs["logits_to_keep"] = 1
-    if given.get("attention_mask") is not None:
+    if given.get("attention_mask") is not None or not mask.all():
         kwargs["attention_mask"] = mask
     if (position_ids := given.get("position_ids")) is not None:
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)

@@ -123,7 +123,12 @@ class RetrievalCache(Drafter):
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
-    def observe(self, tokens: np.ndarray, verified: DraftTree, logits: torch.Tensor | None) -> None:
+    def observe(
+        self,
+        tokens: np.ndarray,
+        verified: DraftTree | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         self._output.append(tokens)
         self._context = last_tokens(self._context, tokens, LONGEST_MATCH)
 
