@@ -344,6 +344,17 @@ def _decode_plainly(
     for _ in range(new_ids.shape[1]):
         drafters[0].stats.record_rows([(0, 0)] * len(new_ids))
     for drafter, row in zip(drafters, new_ids, strict=True):
-        for token in row:
+        for token in _emitted(row, kwargs["generation_config"]) if len(new_ids) > 1 else row:
             drafter.observe(token[None], DraftTree.empty(), None)
     return output
+
+
+def _emitted(row: np.ndarray, generation_config: GenerationConfig) -> np.ndarray:
+    """New ids of one of several rows without the padding that follows where it ended early."""
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    if eos is None or pad is None:
+        return row
+    ends = np.flatnonzero(np.isin(row, eos.numpy(force=True)))
+    if len(ends):
+        return row[: ends[0] + 1]
+    return row[: np.flatnonzero(row != int(pad)).max(initial=-1) + 1]  # another criterion
