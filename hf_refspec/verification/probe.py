@@ -32,7 +32,7 @@ logger = logging.getLogger("hf_refspec")
 VERIFIERS: tuple[type[Verifier], ...] = (TreeVerifier, ChainVerifier, RecurrentVerifier)
 
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
-_PADDING = 3  # of the second row
+_PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # Special tokens stand among the lowest ids, and a text of them is no text to a trained model: its
 # logits are flat, and rounding is large beside what they differ by.
@@ -86,7 +86,7 @@ def select_verifier(
         generation_config (`GenerationConfig`): The call's own.
         model_kwargs (`dict`): Keyword arguments of the forward pass.
         drafts (`bool`, *optional*, defaults to `True`): Whether anything will be drafted. If not,
-            every verifier takes the steps of plain decoding and there is nothing to probe.
+            a single row without padding takes the steps of plain decoding, and is not probed.
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -101,7 +101,8 @@ def select_verifier(
         allowed = requested in ("auto", kind.name) or (rows > 1 and requested == "chain")
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
-        finding = probe(kind, model, rows, model_kwargs) if drafts else Finding(True)
+        plain = not drafts and rows == 1 and not _is_padded(model_kwargs)
+        finding = Finding(True) if plain else probe(kind, model, rows, model_kwargs)
         if finding.exact:
             return kind(model, generation_config, model_kwargs), ""
         findings.append(f"{kind.name}: {finding}")
@@ -136,13 +137,14 @@ def probe(
         return Finding(False, failure="dropout is at work, no two passes agree")
     device, dtype = model.device.type, model.dtype
     attention = getattr(model.config, "_attn_implementation", None)
-    key = ("exact", kind, min(rows, 2), attention, dtype, device, boundary)
+    padded = rows > 1 or _is_padded(model_kwargs)
+    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary)
     facts = facts_about(model)
     if key not in facts:
         found = []
         needed = 1 if dtype == torch.float32 else 2
         for seed in range(_TEXTS):
-            finding = _found(kind, model, min(rows, 2), model_kwargs, boundary, seed)
+            finding = _found(kind, model, min(rows, 2), padded, model_kwargs, boundary, seed)
             logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
             found.append(finding)
             exact = sum(each.exact for each in found)
@@ -150,6 +152,11 @@ def probe(
                 break
         facts[key] = found[-1]
     return facts[key]
+
+
+def _is_padded(model_kwargs: dict[str, Any]) -> bool:
+    mask = model_kwargs.get("attention_mask")
+    return mask is not None and not bool(mask.all())
 
 
 def _is_random(model: PreTrainedModel) -> bool:
@@ -165,12 +172,13 @@ def _found(
     kind: type[Verifier],
     model: PreTrainedModel,
     rows: int,
+    padded: bool,
     model_kwargs: dict[str, Any],
     boundary: int | None,
     seed: int,
 ) -> Finding:
     try:
-        return _Probe(model, rows, model_kwargs, boundary, seed).finding(kind)
+        return _Probe(model, rows, padded, model_kwargs, boundary, seed).finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -192,6 +200,7 @@ class _Probe:
         self,
         model: PreTrainedModel,
         rows: int,
+        padded: bool,
         model_kwargs: dict[str, Any],
         boundary: int | None,
         seed: int,
@@ -207,7 +216,8 @@ class _Probe:
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=model.device)
-        self.mask[1:, :_PADDING] = 0
+        if padded:
+            self.mask[-1, :_PADDING] = 0
         self.text = torch.from_numpy(text).to(model.device)  # (R, prompt + 4)
 
     def finding(self, kind: type[Verifier]) -> Finding:
