@@ -1,4 +1,4 @@
-"""A Llama of some size with random weights: its speed is that of a trained one."""
+"""Llamas with random weights, which are as fast as trained ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-# Without an embedding and an output layer, which depend on the vocabulary. 1B has the shape of
-# Llama 3.2 1B, 8B that of Llama 3.1 8B; the tiny one is for what does not depend on speed.
+# 1B has the shape of Llama 3.2 1B, 8B that of Llama 3.1 8B; the names leave out the embedding and
+# output layers, whose sizes depend on the vocabulary. "tiny" is for replays of MAT alone.
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden_size": 16,
@@ -43,12 +43,12 @@ SIZES: dict[str, dict[str, int]] = {
 def random_model(
     size: str, vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
-    """A Llama with random weights, made where it stays; the same one each time.
+    """A Llama with random weights, created on its device; the same one each time.
 
     Args:
         size (`str`): One of [`SIZES`].
-        vocab_size (`int`): Of the tokenizer.
-        device (`str`, *optional*, defaults to `"cpu"`): Where.
+        vocab_size (`int`): The size of the vocabulary.
+        device (`str`, *optional*, defaults to `"cpu"`): The device.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the weights.
     """
     shape: dict[str, Any] = SIZES[size]
@@ -60,11 +60,11 @@ def random_model(
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """How many tokens a model knows."""
+    """The size of a model's vocabulary."""
     return model.config.get_text_config(decoder=True).vocab_size
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """How many tokens a model can read; the largest number where it does not say."""
+    """A model's maximum context, in tokens; unlimited if its configuration has none."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None) or sys.maxsize

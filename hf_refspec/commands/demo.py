@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Annotated
 
 from ..demo.run import run_demo
-from ..options import Option
+from .arguments import positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Returns 1 if ids differed."""
+def add_demo(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec demo`."""
+    parser.set_defaults(run=_demo)
+    add = parser.add_argument
+    add("--file", type=Path, help="your own file instead of standard library files")
+    add("--model", help="a folder or a Hub id instead of the bundled model")
+    add("--max-new-tokens", type=positive, default=160, metavar="N")
+    add("--no-color", action="store_true")
+    add(
+        "--datastore",
+        action="store_true",
+        help="draft from a datastore of the standard library as well, which is built first",
+    )
 
-    file: Annotated[Path | None, Option("your own file instead of standard library files")] = None
-    model: Annotated[str | None, Option("a folder or a Hub id instead of the bundled model")] = None
-    max_new_tokens: Annotated[int, Option()] = 160
-    no_color: Annotated[bool, Option()] = False
-    datastore: Annotated[
-        bool,
-        Option("draft from a datastore of the standard library as well, built for the model first"),
-    ] = False
 
-    def run(self) -> int:
-        color = False if self.no_color else None
-        same = run_demo(self.file, self.model, self.max_new_tokens, color, self.datastore)
-        return 0 if same else 1
+def _demo(args: Namespace) -> int:
+    color = False if args.no_color else None
+    same = run_demo(args.file, args.model, args.max_new_tokens, color, args.datastore)
+    return 0 if same else 1

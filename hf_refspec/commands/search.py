@@ -1,9 +1,9 @@
-"""`hf-refspec search`: what a datastore knows of a text."""
+"""`hf-refspec search`: what a datastore has for a text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -11,38 +11,40 @@ from transformers import PreTrainedTokenizerBase
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.tree import ROOT, DraftTree
 from ..index.rest_trie import all_matches
-from ..options import Option
 from ..store.datastore import Datastore
 from ..store.folder import DatastoreError
+from .arguments import positive
 
 EXAMPLES = 3
 EXAMPLE_TOKENS = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
+def add_search(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec search`."""
+    parser.set_defaults(run=_search)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id")
+    add("text", help="the text that the drafts continue")
+    add("--tokenizer", help="default: the one that the datastore names")
+    add("--form", choices=("full", "compact"))
+    add("--nodes", type=positive, default=24, metavar="N")
+
+
+def _search(args: Namespace) -> int:
     """Prints the longest match with some places where it occurs, and the draft tree."""
-
-    store: Annotated[str, Option("a folder or a Hub id", positional=True)]
-    text: Annotated[str, Option(positional=True)]
-    tokenizer: Annotated[str | None, Option("else the one that the datastore names")] = None
-    form: Annotated[Literal["full", "compact"] | None, Option()] = None
-    nodes: Annotated[int, Option()] = 24
-
-    def run(self) -> int:
-        store = Datastore.from_pretrained(self.store, self.form)
-        tokenizer = store.load_tokenizer(self.tokenizer)
-        ids = np.array(tokenizer(self.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-        if len(ids) == 0:
-            raise ValueError("text has no tokens; give at least a word")
-        if store.form == "full":
-            _print_matches(store, ids, tokenizer)
-        drafts = DatastoreDrafts(store)
-        drafts.begin(ids, store.config.vocab_size)
-        tree = drafts.draft(self.nodes)
-        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-        _print_tree(tree, tokenizer)
-        return 0
+    store = Datastore.from_pretrained(args.store, args.form)
+    tokenizer = store.load_tokenizer(args.tokenizer)
+    ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    if len(ids) == 0:
+        raise ValueError("text has no tokens; give at least a word")
+    if store.form == "full":
+        _print_matches(store, ids, tokenizer)
+    drafts = DatastoreDrafts(store)
+    drafts.begin(ids, store.config.vocab_size)
+    tree = drafts.draft(args.nodes)
+    print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+    _print_tree(tree, tokenizer)
+    return 0
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
