@@ -57,7 +57,7 @@ def knn_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Se
 
     @cache  # the graph of an HNSW index takes a while to build
     def opened(index: str) -> KnnDatastore:
-        return flat if index == "flat" else KnnDatastore(folder, index)
+        return flat if index == "flat" else KnnDatastore(folder, "hnsw")
 
     def methods(index: str, k: int, ablate: bool) -> list[Method]:
         store = opened(index)

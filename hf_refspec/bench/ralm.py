@@ -48,6 +48,7 @@ class PaddedKnowledgeBase(KnowledgeBase):
         self.embeddings = padded
 
     def __len__(self) -> int:
+        assert self.embeddings is not None
         return len(self.embeddings)
 
     def passage(self, passage_id: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from .summary import Entry
 
 # A question that is read and checked, and still to be measured: it yields an entry for each turn.
 Job: TypeAlias = Callable[[Bench], Iterator[Entry]]
+Prompt: TypeAlias = "tuple[str, list[int], list[int] | None]"  # name, prompt ids, recorded answer
 
 
 def _rag(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
@@ -60,7 +61,7 @@ def _cached_sessions(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
 def _ralm(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
     """In a replay LLMA's questions, then Spec-Bench's; else only the latter."""
     settings = ralm_settings(args, tokenizer)
-    prompts: list[tuple[str, list[int], list[int] | None]] = []
+    prompts: list[Prompt] = []
     if args.replay:
         recorded = suites.llma_rag_questions(data_file(args, "llma_rag.jsonl"), tokenizer)
         prompts += [
@@ -74,7 +75,7 @@ def _ralm(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
 
 def _knn(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
     settings = knn_settings(args, tokenizer)
-    prompts = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
+    prompts: list[Prompt] = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
     return _with_each_setting(settings, prompts[: args.limit])
 
 
@@ -108,9 +109,7 @@ def _questions(args: Namespace) -> list[Question]:
     return [question for question in questions if question.answers or not args.replay]
 
 
-def _with_each_setting(
-    settings: list[Setting], prompts: list[tuple[str, list[int], list[int] | None]]
-) -> list[Job]:
+def _with_each_setting(settings: list[Setting], prompts: list[Prompt]) -> list[Job]:
     return [
         partial(measure_retrieval, setting, *prompt) for setting in settings for prompt in prompts
     ]

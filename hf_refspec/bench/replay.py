@@ -83,7 +83,7 @@ def replay(
     """Replays recorded answers with a drafter.
 
     Args:
-        answers (iterable of [`RecordedAnswer`]): In this order, which matters to drafters that remember.
+        answers (iterable of [`RecordedAnswer`]): In the order that a drafter may learn from.
         drafter (`CandidateGenerator`): A [`Drafter`], or any transformers `CandidateGenerator`.
         model (`PreTrainedModel`): [`stand_in_model`] with the answers' vocabulary, or larger.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As in `generate`.
