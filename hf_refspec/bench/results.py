@@ -67,7 +67,7 @@ def read_results(path: Path) -> dict[str, Any]:
             raise ValueError(f"its format is {results['format']!r}, not {FORMAT}; measure again")
         for suite in results["suites"].values():
             summaries(suite["entries"])  # fails where numbers are missing
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{path} holds no results of hf-refspec bench: {error!r}") from None
     return results
 

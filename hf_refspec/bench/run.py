@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,10 +109,13 @@ def _check(args: Namespace) -> None:
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
-    """The options that influence the figures, without those that were left out."""
+    """The options that influence the figures, without those that were left out.
+
+    Of a folder its name is recorded, as it is elsewhere on other machines.
+    """
     unrecorded = ("run", "suites", "out", "data", "limit", "milvus")
     settings = {
-        name.replace("_", " "): value
+        name.replace("_", " "): Path(value).name if Path(str(value)).is_dir() else value
         for name, value in vars(args).items()
         if name not in unrecorded and value not in (None, False, 0)
     }

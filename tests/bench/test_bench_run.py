@@ -186,7 +186,7 @@ def test_a_file_without_questions_is_refused(replay, data, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--random-model", "huge"], ["--ablate", "-1"], ["--repeat", "0"]]
+    "arguments", [["--random-model", "huge"], ["--limit", "0"], ["--distractors", "-1"]]
 )
 def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, capsys, arguments):
     with pytest.raises(SystemExit) as exit:
@@ -195,14 +195,11 @@ def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, 
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_settings_are_the_options_that_decide_about_the_figures(tmp_path):
-    options = BenchOptions(suites=["rag"], out=tmp_path, limit=2, replay=True, milvus="a.db")
-    assert options.settings() == {"replay": True, "milvus": True}
-    folder = tmp_path / "store"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    [(name, value)] = BenchOptions(suites=["rag"], datastore=str(folder)).settings().items()
-    assert name == "datastore" and value.startswith("store ")
+def test_a_folder_is_recorded_by_its_name(replay):
+    assert main(["bench", "no-overlap", *replay, "--limit", "1", "--max-new-tokens", "2"]) == 0
+    settings = read_results(Path("out"))["settings"]
+    assert settings["tokenizer"] == "tokenizer" and settings["replay"] is True
+    assert "limit" not in settings and "data" not in settings
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
