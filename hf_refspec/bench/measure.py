@@ -34,37 +34,29 @@ class ContextTooShortError(Exception):
     """The model's context does not hold a prompt and its answer."""
 
 
-class PassTimer:
-    """Counts a model's forward passes and notes when the first has ended.
+@contextmanager
+def timed_passes(model: PreTrainedModel) -> Iterator[list[float]]:
+    """Notes when the calls of the body begin, when each forward pass has ended, and the end.
 
-    A streamer would cost a copy from the GPU for each token, and so disturb what it measures.
+    A streamer would cost a copy from the GPU for each token, and so disturb what it measures. Only
+    the first pass waits for the GPU.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.passes = 0
-        self.began = self.prefilled = self.ended = 0.0
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Times the body of the `with` statement."""
-        hook = self._model.register_forward_hook(self._count)
-        try:
-            self.began = self._now()
-            yield
-            self.ended = self._now()
-        finally:
-            hook.remove()
-
-    def _count(self, *_: Any) -> None:
-        self.passes += 1
-        if self.passes == 1:
-            self.prefilled = self._now()
-
-    def _now(self) -> float:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
         return perf_counter()
+
+    def note(*_: Any) -> None:
+        times.append(now() if len(times) == 1 else perf_counter())
+
+    times = [now()]
+    hook = model.register_forward_hook(note)
+    try:
+        yield times
+        times.append(now())
+    finally:
+        hook.remove()
 
 
 @dataclass
@@ -216,18 +208,17 @@ class Bench:
         if answer_ids is not None:
             forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
             kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
-        timer = PassTimer(self.model)
         torch.manual_seed(0)
-        with timer():
+        with timed_passes(self.model) as times:
             ids = self._generate(prompt_ids, **kwargs)
         retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
         sample = {
             "method": method.name,
             "nodes": method.nodes,
             "tokens": len(ids),
-            "forward_passes": timer.passes,
-            "prefill_seconds": timer.prefilled - timer.began,
-            "decoding_seconds": timer.ended - timer.prefilled,
+            "forward_passes": len(times) - 2,
+            "prefill_seconds": times[1] - times[0],
+            "decoding_seconds": times[-1] - times[1],
             "drafting_seconds": method.drafter.stats.drafting_seconds if method.drafter else 0.0,
             "other_tokens": 0,
             "retrieval": retrieval if method.retrieves else None,

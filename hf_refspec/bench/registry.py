@@ -63,7 +63,7 @@ def _ralm(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
     settings = ralm_settings(args, tokenizer)
     prompts: list[Prompt] = []
     if args.replay:
-        recorded = suites.llma_rag_questions(data_file(args, "llma_rag.jsonl"), tokenizer)
+        recorded = suites.llma_rag(data_file(args, "llma_rag.jsonl"), tokenizer, passages=False)
         prompts += [
             (str(i), each.prompt_ids, each.answer_ids) for i, each in enumerate(recorded, 1)
         ]

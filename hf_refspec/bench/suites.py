@@ -37,12 +37,16 @@ class Question:
     answers: list[str] | None = None
 
 
-def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+def llma_rag(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, passages: bool = True
+) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
     Args:
         path (`str` or `Path`): The paper's `rag.jsonl`: `query`, `docs` and `result.text` a line.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
+        passages (`bool`, *optional*, defaults to `True`): Whether the prompts have the passages;
+            without them they are to be retrieved.
 
     Raises:
         OSError: If the file cannot be read.
@@ -50,23 +54,13 @@ def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Recor
     """
     answers = []
     for record in read_records(path):
-        docs, query = "\n".join(record.texts("docs")), record.text("query")
-        prompt = f"docs:\n{docs}\nquery: {query}\nanswer:"
-        answers.append(recorded(prompt, record.text("result", "text"), tokenizer))
+        query, answer = record.text("query"), record.text("result", "text")
+        if passages:
+            docs = "\n".join(record.texts("docs"))
+            answers.append(recorded(f"docs:\n{docs}\nquery: {query}\nanswer:", answer, tokenizer))
+        else:
+            answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
     return answers
-
-
-def llma_rag_questions(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase
-) -> list[RecordedAnswer]:
-    """The same questions and answers without their passages, for retrieval.
-
-    Arguments and exceptions as of [`llma_rag`].
-    """
-    return [
-        recorded(f"{record.text('query')}\n", record.text("result", "text").lstrip(), tokenizer)
-        for record in read_records(path)
-    ]
 
 
 def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from ..demo.run import run_demo
+from ..demo import corpus
+from ..demo.default_model import load_model, load_tokenizer
+from ..demo.run import Demo, file_tasks, heldout_tasks
+from ..demo.terminal import takes_color
+from ..store.datastore import Datastore
 from .arguments import positive
 
 
@@ -25,6 +31,15 @@ def add_demo(parser: ArgumentParser) -> None:
 
 
 def _demo(args: Namespace) -> int:
-    color = False if args.no_color else None
-    same = run_demo(args.file, args.model, args.max_new_tokens, color, args.datastore)
+    """Returns 1 if ids differed."""
+    color = takes_color() and not args.no_color
+    tokenizer = load_tokenizer(args.model)
+    tasks = file_tasks(args.file, tokenizer) if args.file else heldout_tasks(tokenizer)
+    model = load_model(args.model)
+    store = None
+    with ExitStack() as stack:
+        if args.datastore:
+            folder = Path(stack.enter_context(TemporaryDirectory())) / "store"
+            store = Datastore.build(corpus.training_files(), tokenizer, folder, progress=False)
+        same = Demo(model, tokenizer, args.max_new_tokens, color, store).run(tasks)
     return 0 if same else 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
@@ -22,8 +20,7 @@ from ..generation.loop import speculate
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
 from . import corpus
-from .default_model import load_model, load_tokenizer
-from .terminal import DIM, GREEN, styled, takes_color, verdict
+from .terminal import DIM, GREEN, styled, verdict
 
 PIECE_TOKENS = (200, 450)  # of a piece that is edited
 CONTEXT_TOKENS = 600  # of a file that is completed
@@ -233,37 +230,3 @@ class Demo:
             f"All together: {plain / drafted:.1f}x plain generate, {mat:.1f} tokens a forward pass "
             f"(MAT), ids identical in {same} of {len(self.comparisons)}."
         )
-
-
-def run_demo(
-    file: Path | None = None,
-    model: str | None = None,
-    max_new_tokens: int = 160,
-    color: bool | None = None,
-    datastore: bool = False,
-) -> bool:
-    """Loads the model and runs the tasks; returns whether all ids were identical.
-
-    Args:
-        file (`Path`, *optional*): A file to edit and complete; by default files of the standard
-            library that the bundled model was not trained on.
-        model (`str`, *optional*): A folder or a Hub id; by default the bundled model.
-        max_new_tokens (`int`, *optional*, defaults to 160): The maximum number of new tokens.
-        color (`bool`, *optional*): Whether to colour; by default only on a terminal.
-        datastore (`bool`, *optional*, defaults to `False`): Whether to draft from a datastore of
-            the other standard library files as well.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is empty, or the model cannot be loaded.
-    """
-    color = takes_color() if color is None else color
-    tokenizer = load_tokenizer(model)
-    tasks = file_tasks(file, tokenizer) if file else heldout_tasks(tokenizer)
-    target = load_model(model)
-    store = None
-    with ExitStack() as stack:
-        if datastore:
-            folder = Path(stack.enter_context(TemporaryDirectory())) / "store"
-            store = Datastore.build(corpus.training_files(), tokenizer, folder, progress=False)
-        return Demo(target, tokenizer, max_new_tokens, color, store).run(tasks)

@@ -229,9 +229,7 @@ def test_samples_have_what_was_retrieved(exact):
 
 def test_other_ids_of_a_method_that_retrieves_are_an_error_in_float32_alone(exact, tokenizer):
     answers = {OURS: [[1]], "else": [[2]]}
-    with pytest.raises(
-        IdsDifferError, match="ours, psa returns other ids than baseline"
-    ):
+    with pytest.raises(IdsDifferError, match="ours, psa returns other ids than baseline"):
         exact.measure("question a", PROMPT, None, scripted(answers)[0])
     model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
     entry, _ = Bench(model, tokenizer, decoding_methods, False).measure(
