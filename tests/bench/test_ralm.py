@@ -134,7 +134,7 @@ def test_distractors_are_looked_at_but_not_found(base, tokenizer):
         ([], "name a knowledge base with --knowledge-base"),
         (["--knowledge-base", "no/base"], "--knowledge-base no/base cannot be opened"),
         (["--knowledge-base", "BASE", "--distractors", "5"], "needs --encoder"),
-        (["--knowledge-base", "BASE", "--milvus", "x.db"], "--milvus x.db holds embeddings"),
+        (["--knowledge-base", "BASE", "--milvus", "x.db"], "--milvus x.db needs --encoder"),
         (
             ["--knowledge-base", "BASE", "--encoder", "ENCODER", "--milvus", "no/folder/x.db"],
             "Milvus at uri='no/folder/x.db' cannot be used",
