@@ -48,7 +48,7 @@ def _search(args: Namespace) -> int:
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The longest match, how often it occurs, and what stands around it in some places."""
+    """Prints the longest match, its number of occurrences, and some of them in context."""
     matches = all_matches(store.shards, ids.astype(np.int32), 1)
     if not matches:
         print("not even the last token occurs")
@@ -75,13 +75,13 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
 
 
 def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
-    """The tokens up to the document's end."""
+    """The tokens up to the end of the document."""
     ends = np.flatnonzero(tokens == shard.separator)
     return tokens[: ends[0]] if len(ends) else tokens
 
 
 def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
-    """One line a node, each child indented below its parent, the most probable first."""
+    """Prints one line per node, children indented below their parent, most probable first."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         children.setdefault(parent, []).append(node)
