@@ -60,19 +60,18 @@ def report(results: dict[str, Any]) -> str:
     about = (results["machine"], results["versions"], results["settings"])
     lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in about]
     suites = (_suite(name, suite) for name, suite in results["suites"].items())
-    return "\n".join(["# hf-refspec bench\n", *lines, "", *suites])
+    return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *suites])
 
 
 def _suite(name: str, suite: dict[str, Any]) -> str:
     parts = [f"## {name}", _counted(suite)]
-    for setting, entries in _by_setting(suite["entries"]).items():
+    by_setting = _by_setting(suite["entries"])
+    if any(by_setting):
+        parts.append(RETRIEVAL_EXPLAINED)
+    for setting, entries in by_setting.items():
         if setting:
             parts.append(f"### {setting}, {entries[0]['size']:,} to search")
         parts.append(methods_table(summaries(entries)) + _category_table(entries))
-    if suite["entries"]:
-        parts.insert(2, EXPLAINED)
-        if "setting" in suite["entries"][0]:
-            parts.insert(3, RETRIEVAL_EXPLAINED)
     return "\n\n".join(parts)
 
 
