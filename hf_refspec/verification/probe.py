@@ -37,7 +37,9 @@ _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # Special tokens stand among the lowest ids, and a text of them is no text to a trained model: its
 # logits are flat, and rounding is large beside what they differ by.
 _LOWEST_ID = 1000
-_SEEDS = (0, 1)  # a second text is tried before a verifier is refused
+# A second text is tried before a verifier is refused; in short types, where rounding hides much,
+# two texts of three decide.
+_TEXTS = 3
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,16 @@ def probe(
     key = ("exact", kind, min(rows, 2), attention, dtype, device, boundary)
     facts = facts_about(model)
     if key not in facts:
-        for seed in _SEEDS:
+        found = []
+        needed = 1 if dtype == torch.float32 else 2
+        for seed in range(_TEXTS):
             finding = _found(kind, model, min(rows, 2), model_kwargs, boundary, seed)
             logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
-            if finding.exact:
+            found.append(finding)
+            exact = sum(each.exact for each in found)
+            if exact == needed or len(found) - exact == 2:
                 break
-        facts[key] = finding
+        facts[key] = found[-1]
     return facts[key]
 
 
@@ -222,14 +228,16 @@ class _Probe:
     def _within_rounding(self, error: float, rounding: float, leak: float) -> bool:
         eps = torch.finfo(self.model.dtype).eps
         layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
-        return (
-            # Otherwise the model does not agree with itself: its step over one token is another
+        usual = eps * layers**0.5
+        if self.model.dtype == torch.float32:
+            # Beyond it the model does not agree with itself: its step over one token is another
             # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). Of all types of
             # transformers the exact ones are at 1e-5 at most.
-            rounding <= (5e-5 if self.model.dtype == torch.float32 else eps**0.5)
-            and leak <= max(3 * rounding, eps)
-            and error <= max(3 * rounding, 2 * eps * layers**0.5)
-        )
+            most_rounding, most_error = 5e-5, max(3 * rounding, 2 * usual)
+        else:
+            # Exact ones are at once either, those that forget their state at three times it.
+            most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
+        return rounding <= most_rounding and error <= most_error and leak <= max(3 * rounding, eps)
 
     def _kwargs(self) -> dict[str, Any]:
         """Those of a call with all of the prompt but its last token."""
