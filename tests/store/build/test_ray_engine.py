@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_refspec.store.build import local_engine
+from hf_refspec.store.build import engine as local_engine
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.engine import TokenFormat
 from hf_refspec.store.build.ray_engine import RayEngine

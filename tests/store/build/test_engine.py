@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from hf_refspec.store.build.engine import TokenFormat
-from hf_refspec.store.build.local_engine import LocalEngine
+
+from hf_refspec.store.build.engine import LocalEngine, TokenFormat
 from hf_refspec.store.build.source import open_source
 
 
