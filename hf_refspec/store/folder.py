@@ -157,15 +157,9 @@ def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
 
 @contextmanager
 def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
-    """A folder to write into, which is at `path` only once all of it is written.
+    """Yields a folder to write into, `<path>.partial`, which is at `path` once all is written.
 
-    Args:
-        path (`Path`): Where it will be.
-        resume (`bool`, *optional*, defaults to `False`): Begin with what an earlier process has
-            left, and leave what there is if this one fails.
-
-    Yields:
-        `Path`: Where it is meanwhile, `<path>.partial`.
+    With `resume` it begins with what an earlier process has left, and stays if this one fails.
 
     Raises:
         FileExistsError: If there is something at `path`.
@@ -200,11 +194,8 @@ def _check_free(path: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path, lock: Path | None = None) -> Iterator[None]:
-    """Keeps others from writing into a folder; its lock is in it, or at `lock`.
-
-    Raises:
-        DatastoreError: If another process is writing into it.
-    """
+    """Keeps others from writing into a folder; its lock is in it, or at `lock`. Raises a
+    DatastoreError if another process is writing into it."""
     lock = lock or folder / LOCK
     refusal = f"{folder} is being written by another process; wait for it or choose another path"
     held = locked(lock, refusal)
@@ -216,12 +207,8 @@ def only_writer(folder: Path, lock: Path | None = None) -> Iterator[None]:
 
 
 def locked(path: Path, refusal: str) -> FileLock:
-    """Takes the lock whose file is at `path`, without waiting for it.
-
-    Raises:
-        DatastoreError: With the message `refusal`, if another process (or another part of this
-            one) has it.
-    """
+    """Takes the lock whose file is at `path` without waiting; who fails raises a DatastoreError
+    with the message `refusal`."""
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=0)

@@ -139,13 +139,10 @@ def _is_of(value: Any, hint: Any) -> bool:
     return isinstance(value, origin) and not isinstance(value, bool)
 
 
-def _check_depth(name: str, value: dict[str, Any]) -> None:
-    """Refuses lists and dicts so deep in each other that Python cannot write them again."""
-    depth = 0
-    level: list[Any] = [value]
-    while level and depth <= _DEEPEST_DICT:
-        depth += 1
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for some in inner for each in some if isinstance(each, (dict, list))]
-    if depth > _DEEPEST_DICT:
+def _check_depth(name: str, value: Any, left: int = _DEEPEST_DICT) -> None:
+    """Refuses lists and dicts nested so deep that Python cannot write them again."""
+    if left == 0:
         raise ValueError(f"{name} is nested too deep")
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            _check_depth(name, inner, left - 1)

@@ -61,7 +61,9 @@ class RayEngine:
         if shards:
             options = {"_generator_backpressure_num_objects": _BATCHES_AHEAD}
             read = ray.remote(num_returns="streaming", **options)(_encode_shard)
-            streams = in_order(shards, lambda each: read.remote(each, tokens), width - 1, ray.cancel)
+            streams = in_order(
+                shards, lambda each: read.remote(each, tokens), width - 1, ray.cancel
+            )
             with closing(streams):
                 yield from _skipped(map(ray.get, chain.from_iterable(streams)), skip)
         else:

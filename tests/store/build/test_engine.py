@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-
 from hf_refspec.store.build.engine import LocalEngine, TokenFormat
 from hf_refspec.store.build.source import open_source
 
