@@ -81,12 +81,7 @@ class SessionConfig(FolderConfig):
 
 
 class SessionFolder:
-    """A folder that is open, for this process alone.
-
-    Args:
-        path (`Path`): It is made if there is none.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): To make sure that the cache was made
-            with it.
+    """A folder that is open, for this process alone; arguments as of [`RetrievalCache`].
 
     Attributes:
         segments (`list[Segment]`): What was found, numbered from 0.

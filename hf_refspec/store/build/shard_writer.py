@@ -23,12 +23,11 @@ class ShardWriter:
     """Packs documents into shards, each sorted and written in the background.
 
     Args:
-        folder (`Path`): Where to.
-        config (`StoreConfig`): The types, and the shards that there are.
+        folder (`Path`): The folder that they are written into.
+        config (`StoreConfig`): The token type, and the shards that exist already.
         shard_tokens (`int`): Entries of a shard.
-        sort (`Callable`): Makes the suffix array of a shard's tokens.
-        progress (`BuildProgress`): Brought up to date with each shard.
-        bars (`dict`): From [`progress_bars`], likewise.
+        sort (`Callable`): Returns the suffix array of a shard's tokens.
+        progress (`BuildProgress`), bars (`dict`, from [`progress_bars`]): Updated with each shard.
     """
 
     def __init__(
