@@ -18,6 +18,7 @@ from ..index.ngram_counts import common_prefixes, frequent_runs
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
+from .folder import delete
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -133,7 +134,7 @@ def write_ngrams(
     nodes = len(table.node_tokens)
     replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
     if config.ngrams is not None and config.ngrams.file.name != file.name:
-        (folder / config.ngrams.file.name).unlink(missing_ok=True)
+        delete(folder / config.ngrams.file.name)
 
 
 def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:

@@ -12,10 +12,12 @@ config.json is replaced in one go: whoever has the folder open goes on with what
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
 # No real config comes near it; what is larger is not read.
@@ -215,6 +219,23 @@ def locked(path: Path, refusal: str) -> FileLock:
     except Timeout:
         raise DatastoreError(refusal) from None
     return lock
+
+
+def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:
+    """Deletes the files whose names match `ours` and are not to be kept: a process that was killed
+    has left them."""
+    keep = set(keep)
+    for file in folder.iterdir():
+        if ours.fullmatch(file.name) and file.name not in keep:
+            delete(file)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file of the folder that config.json no longer names, if the system lets it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # where it is still mapped into memory; it goes when next opened
+        logger.debug("cannot delete %s: %s", path, error)
 
 
 def sync_folder(folder: Path) -> None:

@@ -143,7 +143,7 @@ def _fetch_error(
 
 
 def push(
-    folder: Path,
+    folder: str | os.PathLike,
     kind: type[FolderConfig],
     repo_id: str,
     private: bool | None = None,
@@ -156,6 +156,7 @@ def push(
 
     The commit also removes the files of an older version of the folder.
     """
+    folder = Path(folder)
     config = kind.read(folder)
     for entry in config.files():
         check_file(folder, entry)

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError, FileEntry
+from ..files import DatastoreError
 from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
-from ..folder import new_folder, only_writer
+from ..folder import new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
 from .engine import Engine, make_engine
 from .progress import PROGRESS, BuildProgress
@@ -172,7 +172,7 @@ def extend_store(
             (folder / PROGRESS).unlink()
         except BaseException:
             if not chosen.resume:
-                _sweep(folder, StoreConfig.read(folder).files())
+                sweep(folder, _OURS, (file.name for file in StoreConfig.read(folder).files()))
                 (folder / PROGRESS).unlink(missing_ok=True)
             raise
     return folder
@@ -210,14 +210,6 @@ def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bo
     return noted.items() <= progress.options.items()
 
 
-def _sweep(folder: Path, keep: list[FileEntry]) -> None:
-    """Deletes the files of shards that are not to be kept, and what was not written to its end."""
-    names = {file.name for file in keep}
-    for file in folder.iterdir():
-        if _OURS.fullmatch(file.name) and file.name not in names:
-            file.unlink()
-
-
 def _add_shards(
     folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
 ) -> list[ShardEntry]:
@@ -228,7 +220,7 @@ def _add_shards(
         "shards before": len(config.shards),
     }
     progress = BuildProgress.begun(folder, noted, options.resume)
-    _sweep(folder, [*config.files(), *progress.files()])
+    sweep(folder, _OURS, (file.name for file in [*config.files(), *progress.files()]))
     progress.write(folder)
     digests = None
     if options.deduplicate:

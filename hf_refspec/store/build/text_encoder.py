@@ -1,4 +1,4 @@
-"""Turns texts into vectors, and believes no encoder that they are vectors."""
+"""Turns texts into vectors and checks what the encoder returns."""
 
 from __future__ import annotations
 
