@@ -39,7 +39,7 @@ def card(config: FolderConfig, repo_id: str) -> str:
     source = getattr(config, "source", {})
     licence = source.get("license")
     about = {each.name: getattr(config, each.name) for each in fields(config)}
-    texts = defaultdict(lambda: "not stated")
+    texts: dict[str, str] = defaultdict(lambda: "not stated")
     texts.update({name: cell(value) for name, value in (source | about).items() if value})
     texts.update(
         config.card_texts(),

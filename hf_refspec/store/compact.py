@@ -107,7 +107,7 @@ def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.n
 def _frequent(
     shared: np.ndarray, whole: np.ndarray, length: int, per_order: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The runs of all n-grams that occur at least so often that about `per_order` are left."""
+    """The runs of all n-grams above a number of occurrences that about `per_order` reach."""
     nothing = np.empty(0, dtype=np.int64)
     low, high = 2, len(shared) + 1  # an n-gram that occurs once is not worth a tree
     while low < high:  # the smallest threshold that no more than twice as many pass

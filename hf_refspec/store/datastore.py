@@ -174,7 +174,7 @@ class Datastore(StoredFolder[StoreConfig]):
         max_bytes: int | None = None,
         progress: bool = True,
     ) -> Datastore:
-        """Makes the compact form: the commonest n-grams, each with its draft tree (CREST).
+        """Builds the compact form: the commonest n-grams, each with its draft tree (CREST).
 
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore that has only the

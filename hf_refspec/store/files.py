@@ -62,7 +62,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
-    """Writes arrays into a file; one that is there already is replaced in one go.
+    """Writes arrays into a file, or replaces it in one go.
 
     Raises:
         OSError: If it cannot be written, as on a full disk.
@@ -72,7 +72,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from None
-        os.chmod(new, 0o644)  # It is written for its owner's eyes only.
+        os.chmod(new, 0o644)  # safetensors writes files that only their owner may read.
     return FileEntry.of(path)
 
 
@@ -110,10 +110,10 @@ def read_arrays(
             header = int.from_bytes(file.read(8), "little")
         if header > _LARGEST_HEADER:
             raise ValueError(f"its header should have {header} bytes")
-        # Of torch's tensors, and only of those, the library makes no copy.
+        # Only into torch's tensors does safetensors map a file without copying it.
         with safe_open(path, framework="pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in expected}
-    except Exception as error:  # Three libraries have their say on a bad header.
+    except Exception as error:  # A bad header can fail in three libraries.
         raise DatastoreError(f"{path} is damaged: {error}") from None
     for name, (dtype, length) in expected.items():
         array = arrays[name]

@@ -46,7 +46,7 @@ class FolderConfig:
 
     Attributes:
         NOUN (`str`): What the folder is, for messages.
-        HEADER (`dict`): The entries by which it is told from other folders and other formats.
+        HEADER (`dict`): The entries that distinguish it from other folders and formats.
         FILES (`tuple` of [`Named`]): The names that its files can have.
         REMEDY (`str`): What to do with a folder of another format.
         TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.

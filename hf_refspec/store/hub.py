@@ -88,7 +88,7 @@ def _fetch_error(
     wanted: str,
     local_files_only: bool,
 ) -> Exception:
-    """What to raise instead of `error`, in terms of what was asked for."""
+    """The error to raise instead of `error`, which names the repo and the way out."""
     repo = f"the dataset repo {repo_id!r}"
     place = f"{repo} at revision {revision or constants.DEFAULT_REVISION!r}"
     # The narrower error stands before the wider one that it is derived from.

@@ -286,7 +286,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return self._index.search(batch, k)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32) that `search` gives to the entries `ids`."""
+        """The scores (float32) that `search` returns for the entries `ids`."""
         return self._index.score(query, ids)
 
     def neighbours(self, ids: np.ndarray) -> np.ndarray:

@@ -294,7 +294,7 @@ def _passages(
 
 
 def _even_parts(length: int, most: int) -> list[int]:
-    """As few parts of at most `most` as make up `length`, none of them a small rest."""
+    """As few parts of at most `most` as make up `length`, all of about the same length."""
     count = -(-length // most)
     return [length // count + (part < length % count) for part in range(count)]
 

@@ -70,7 +70,7 @@ class Named:
 
 
 def parse(kind: type[T], content: Any) -> T:
-    """Makes a dataclass of a JSON object that names exactly its fields.
+    """Turns a JSON object that names exactly its fields into a dataclass.
 
     Args:
         kind (`type`): The dataclass.
@@ -109,7 +109,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
-    """Checks the value of a field, and makes dataclasses of the objects in it."""
+    """Checks the value of a field, and turns the objects in it into dataclasses."""
     if NoneType in get_args(hint):
         if value is None:
             return None

@@ -145,7 +145,7 @@ class SessionFolder:
         return saved
 
     def commit(self, segments: Sequence[Segment], first_log: int | None = None) -> None:
-        """Makes config.json name these segments, and deletes what it no longer names.
+        """Names these segments in config.json, and deletes the files that it no longer names.
 
         Args:
             segments (sequence of [`Segment`]): From `save`, or found.

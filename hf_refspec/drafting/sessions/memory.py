@@ -26,7 +26,7 @@ _FRACTION_KEPT = 7 / 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What is remembered at one moment, to draft from without waiting for anybody.
+    """The sessions at one moment, to draft from without waiting for a lock.
 
     Attributes:
         segments (`tuple[IndexedText, ...]`): All but the newest sessions.
@@ -235,7 +235,7 @@ class Memory:
                 self._schedule()
 
     def _seal(self) -> None:
-        """Makes a segment of the tail."""
+        """Seals the tail: sorts it into a segment."""
         with self._lock:
             first_log = self._folder.begin_log() if self._folder is not None else None
             sealed = self._unsealed
@@ -258,7 +258,7 @@ class Memory:
         return due_to_join([len(segment.text.tokens) for segment in self._segments])
 
     def _join(self) -> None:
-        """Makes one segment of several."""
+        """Joins several segments into one."""
         with self._lock:
             due, oldest = self._due(), self._oldest
             segments = self._segments[due] if due is not None else []

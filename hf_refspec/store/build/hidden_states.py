@@ -96,15 +96,11 @@ def read_corpus(
     max_entries: int | None,
     progress: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs a model over a corpus; arguments as of [`KnnDatastore.build`].
+    """Runs a model over a corpus; arguments and errors as of [`KnnDatastore.build`].
 
     Returns:
         The keys, float32 of shape `(entries, dimension)`, and the tokens that followed them, int32
         of shape `(entries,)`.
-
-    Raises:
-        TypeError: If an entry of the corpus is not a string.
-        ValueError: If the corpus has no text.
     """
     keys, values, entries = [], [], 0
     with (

@@ -1,4 +1,4 @@
-"""What is whole of a build, noted in progress.json, from where one that was killed can go on."""
+"""The progress of a build, in progress.json, from which a build that was killed is resumed."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _read_files(files: list[Path]) -> Iterator[str]:
             yield content.decode("utf-8", errors="replace")
     if damaged:
         logger.warning(
-            "%d of %d files are not valid UTF-8 (the first: %s); what is not was replaced",
+            "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
             len(damaged),
             len(files),
             damaged[0],
@@ -287,7 +287,7 @@ def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
             document = document.encode("utf-8", errors="replace").decode("utf-8")
         yield document
     if damaged:
-        logger.warning("%d texts are not valid Unicode; what is not was replaced", damaged)
+        logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 
 
 def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:

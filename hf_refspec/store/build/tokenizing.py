@@ -16,7 +16,7 @@ LONGEST_PIECE = 1 << 20
 
 
 def load_tokenizer(content: str) -> Tokenizer:
-    """Makes the tokenizer of a tokenizer.json that never truncates and never pads."""
+    """Loads the tokenizer of a tokenizer.json, which never truncates and never pads."""
     tokenizer = Tokenizer.from_str(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
