@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -25,32 +25,17 @@ W = TypeVar("W")
 P = TypeVar("P")
 
 
-class TokenFormat(NamedTuple):
-    """How documents become tokens.
-
-    Attributes:
-        content (`str`): The tokenizer's tokenizer.json.
-        dtype (`np.dtype`): The type of the tokens.
-        separator (`int`): Stands after each document.
-        vocab_size (`int`): All ids are below it.
-    """
-
-    content: str
-    dtype: np.dtype
-    separator: int
-    vocab_size: int
-
-
 class LocalEngine:
     """Tokenises in threads: the tokenizer works without the interpreter's lock.
 
     Args:
-        tokens (`TokenFormat`): What documents become.
+        content (`str`): The tokenizer's tokenizer.json.
+        config (`StoreConfig`): The token type, the separator and the size of the vocabulary.
         num_proc (`int`, *optional*): How many threads. By default one for each usable core.
     """
 
-    def __init__(self, tokens: TokenFormat, num_proc: int | None) -> None:
-        self._tokens = tokens
+    def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
+        self._content, self._config = content, config
         self._num_proc = num_proc or _usable_cores()
         # Each thread has its own: a tokenizer's cache of words has one lock.
         self._local = threading.local()
@@ -78,8 +63,10 @@ class LocalEngine:
 
     def _encode(self, batch: list[Document]) -> TokenBatch:
         if not hasattr(self._local, "tokenizer"):
-            self._local.tokenizer = load_tokenizer(self._tokens.content)
-        return encode(self._local.tokenizer, batch, self._tokens.dtype, self._tokens.separator)
+            self._local.tokenizer = load_tokenizer(self._content)
+        return encode(
+            self._local.tokenizer, batch, self._config.token_dtype, self._config.separator
+        )
 
 
 def make_engine(
@@ -87,13 +74,12 @@ def make_engine(
 ) -> Engine:
     """The engine of that name; nothing is started yet."""
     content = tokenizer.backend_tokenizer.to_str()
-    tokens = TokenFormat(content, config.token_dtype, config.separator, config.vocab_size)
     if name == "local":
-        return LocalEngine(tokens, num_proc)
+        return LocalEngine(content, config, num_proc)
     if name == "ray":
         from .ray_engine import RayEngine
 
-        return RayEngine(tokens, num_proc)
+        return RayEngine(content, config, num_proc)
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...index.suffix_array import build_suffix_array
-from .engine import TokenFormat, in_order
+from ..datastore_config import StoreConfig
+from .engine import in_order
 from .source import DatasetDocuments, Source, after, batches, checked
 from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
@@ -29,14 +30,14 @@ class RayEngine:
     source is read here. If Ray is not running yet, it is started, and stopped at the end.
 
     Args:
-        tokens (`TokenFormat`): What documents become.
+        content, config: As of [`LocalEngine`].
         num_proc (`int`, *optional*): Tasks at once. By default one for each core of the cluster.
 
     Raises:
         ImportError: If Ray is not installed.
     """
 
-    def __init__(self, tokens: TokenFormat, num_proc: int | None) -> None:
+    def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
         try:
             import ray
         except ImportError:
@@ -44,7 +45,7 @@ class RayEngine:
                 "engine='ray' needs Ray: pip install hf_refspec[ray]", name="ray"
             ) from None
         self._ray = ray
-        self._tokens = tokens
+        self._setup = (content, config)
         self._num_proc = num_proc
         self._started = False
 
@@ -56,20 +57,18 @@ class RayEngine:
             self._started = True
         width = self._num_proc or max(1, int(ray.cluster_resources().get("CPU", 1)))
         # A reference in a list is passed on as it is: each worker fetches it once.
-        tokens = [ray.put(self._tokens)]
+        setup = [ray.put(self._setup)]
         shards = source.dataset.shards() if source.dataset is not None else []
         if shards:
             options = {"_generator_backpressure_num_objects": _BATCHES_AHEAD}
             read = ray.remote(num_returns="streaming", **options)(_encode_shard)
-            streams = in_order(
-                shards, lambda each: read.remote(each, tokens), width - 1, ray.cancel
-            )
+            streams = in_order(shards, lambda each: read.remote(each, setup), width - 1, ray.cancel)
             with closing(streams):
                 yield from _skipped(map(ray.get, chain.from_iterable(streams)), skip)
         else:
             work = batches(after(source.documents, skip))
             task = ray.remote(_encode_batch)
-            begun = in_order(work, lambda each: task.remote(each, tokens), 2 * width, ray.cancel)
+            begun = in_order(work, lambda each: task.remote(each, setup), 2 * width, ray.cancel)
             with closing(begun):
                 yield from map(ray.get, begun)
 
@@ -86,24 +85,24 @@ class RayEngine:
             self._started = False
 
 
-def _encode_batch(batch: list[Document], tokens: list[Any]) -> TokenBatch:
-    tokenizer, wanted = _fetched(tokens[0])
-    return encode(tokenizer, batch, wanted.dtype, wanted.separator)
+def _encode_batch(batch: list[Document], setup: list[Any]) -> TokenBatch:
+    tokenizer, config = _fetched(setup[0])
+    return encode(tokenizer, batch, config.token_dtype, config.separator)
 
 
-def _encode_shard(shard: DatasetDocuments, tokens: list[Any]) -> Iterator[TokenBatch]:
-    _, wanted = _fetched(tokens[0])
-    for batch in batches(checked(shard, wanted.vocab_size)):
-        yield _encode_batch(batch, tokens)
+def _encode_shard(shard: DatasetDocuments, setup: list[Any]) -> Iterator[TokenBatch]:
+    _, config = _fetched(setup[0])
+    for batch in batches(checked(shard, config.vocab_size)):
+        yield _encode_batch(batch, setup)
 
 
 @lru_cache(maxsize=1)
-def _fetched(reference: Any) -> tuple[Tokenizer, TokenFormat]:
-    """The tokenizer, made once in a process of Ray, and the format."""
+def _fetched(reference: Any) -> tuple[Tokenizer, StoreConfig]:
+    """The tokenizer, loaded once in a process of Ray, and the datastore's config."""
     import ray
 
-    tokens = ray.get(reference)
-    return load_tokenizer(tokens.content), tokens
+    content, config = ray.get(reference)
+    return load_tokenizer(content), config
 
 
 def _skipped(token_batches: Iterator[TokenBatch], skip: int) -> Iterator[TokenBatch]:
