@@ -22,9 +22,9 @@ from ..index.retrieved import Retrieved
 from ..index.vector_index import LEAST_WALKED
 from ..retrieval.retriever import Retriever
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
-from .guesses import Estimates, GuessSource
+from .guesses import Estimates
 from .options import DEFAULT_TIMEOUT, Speculation
-from .os3 import LONGEST_STRIDE
+from .os3 import LONGEST_STRIDE, StrideScheduler
 from .request_cache import RequestCache, best_of
 from .stats import RetrievalStats
 
@@ -135,22 +135,15 @@ def _learned_of(retriever: Any) -> dict[tuple, Estimates]:
         return {}
 
 
+@dataclass
 class _Request:
     """A text that waits for a search before every step: the baseline, RaLMSeq."""
 
-    def __init__(
-        self,
-        text: RetrievalAugmentedGeneration,
-        retriever: CheckedRetriever,
-        k: int,
-        stats: RetrievalStats,
-        clock: Callable[[], float],
-    ) -> None:
-        self._text = text
-        self._retriever = retriever
-        self._k = k
-        self._stats = stats
-        self._clock = clock
+    _text: RetrievalAugmentedGeneration
+    _retriever: CheckedRetriever
+    _k: int
+    _stats: RetrievalStats
+    _clock: Callable[[], float]
 
     def run(self) -> None:
         """Generates the text."""
@@ -197,38 +190,28 @@ class _Speculated:
         step: What the text made of it.
         lag (`int`): How many steps lie between it and the last one whose search is in the cache,
             itself included; see `gamma.py`.
-        source ([`GuessSource`]): What it was speculated with.
+        source ([`StrideScheduler`]): Of what it was speculated with.
     """
 
     query: Any
     step: Any
     lag: int
-    source: GuessSource
+    source: StrideScheduler
 
 
+@dataclass
 class _SpeculativeRequest(_Request):
     """A text, its request cache, and the steps that await verification: Algorithm 1."""
 
-    def __init__(
-        self,
-        text: RetrievalAugmentedGeneration,
-        retriever: CheckedRetriever,
-        k: int,
-        stats: RetrievalStats,
-        clock: Callable[[], float],
-        speculation: Speculation,
-        estimates: Estimates,
-        neighbours: Callable[[np.ndarray], np.ndarray] | None,
-        candidates: Callable[[Any, int], np.ndarray] | None,
-    ) -> None:
-        super().__init__(text, retriever, k, stats, clock)
-        self._speculation = speculation
-        self._count = max(k, int(speculation.prefetch))  # how many passages to search for
-        self._cache = RequestCache(retriever)
-        self._neighbours = neighbours
-        self._candidates = candidates
-        self._estimates = estimates
-        self._source = estimates.sources[0]
+    _speculation: Speculation
+    _estimates: Estimates
+    _neighbours: Callable[[np.ndarray], np.ndarray] | None
+    _candidates: Callable[[Any, int], np.ndarray] | None
+
+    def __post_init__(self) -> None:
+        self._count = max(self._k, int(self._speculation.prefetch))  # passages to search for
+        self._cache = RequestCache(self._retriever)
+        self._source = self._estimates.sources[0]
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -264,7 +247,7 @@ class _SpeculativeRequest(_Request):
         self._source = self._estimates.choose()
         stride = self._speculation.stride
         if stride == "os3":
-            return self._source.scheduler.stride(len(self._pending))
+            return self._source.stride(len(self._pending))
         return int(stride)
 
     def _guess(self, query: Any) -> Retrieved:
@@ -292,7 +275,7 @@ class _SpeculativeRequest(_Request):
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
         self._pending.append(_Speculated(query, step, lag, self._source))
-        self._source.scheduler.record_step(stepped - began, beside_search)
+        self._source.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += encoded - began
         self._stats.cache_seconds += guessed - encoded
@@ -317,7 +300,7 @@ class _SpeculativeRequest(_Request):
         self._fill_cache(truths)
         corrected = self._settle([self._first(truth) for truth in truths])
         overhead = self._clock() - began - max(went_on, search_seconds)
-        self._source.scheduler.record_overhead(max(overhead, 0.0))
+        self._source.record_overhead(max(overhead, 0.0))
         return corrected
 
     def _go_on_beside(self, search: RunningSearch) -> None:
@@ -325,7 +308,7 @@ class _SpeculativeRequest(_Request):
         most = self._speculation.steps_ahead or LONGEST_STRIDE
         while len(self._pending) < most and not search.done and not self._text.finished:
             # As published, the one step is taken whatever it may bring.
-            if self._speculation.steps_ahead is None and not self._source.scheduler.pays_to_go_on(
+            if self._speculation.steps_ahead is None and not self._source.pays_to_go_on(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break
@@ -341,8 +324,8 @@ class _SpeculativeRequest(_Request):
         )
         right = next((i for i, same in enumerate(agreed) if not same), len(verified))
         for source in self._estimates.sources:
-            of_source = [each for each in verified[: right + 1] if each.source is source]
-            source.record(_lags(of_source), sum(each.source is source for each in verified[:right]))
+            if lags := _lags([each for each in verified[: right + 1] if each.source is source]):
+                source.gamma.record(lags, sum(each.source is source for each in verified[:right]))
         stats.verified += right
         stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]
         stats.speculation_was_right += [True] * right
