@@ -22,9 +22,9 @@ from ..index.retrieved import Retrieved
 from ..index.vector_index import LEAST_WALKED
 from ..retrieval.retriever import Retriever
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
-from .guesses import Estimates
+from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation
-from .os3 import LONGEST_STRIDE, StrideScheduler
+from .os3 import LONGEST_STRIDE
 from .request_cache import RequestCache, best_of
 from .stats import RetrievalStats
 
@@ -190,13 +190,13 @@ class _Speculated:
         step: What the text made of it.
         lag (`int`): How many steps lie between it and the last one whose search is in the cache,
             itself included; see `gamma.py`.
-        source ([`StrideScheduler`]): Of what it was speculated with.
+        source ([`GuessSource`]): What it was speculated with.
     """
 
     query: Any
     step: Any
     lag: int
-    source: StrideScheduler
+    source: GuessSource
 
 
 @dataclass
@@ -247,7 +247,7 @@ class _SpeculativeRequest(_Request):
         self._source = self._estimates.choose()
         stride = self._speculation.stride
         if stride == "os3":
-            return self._source.stride(len(self._pending))
+            return self._source.scheduler.stride(len(self._pending))
         return int(stride)
 
     def _guess(self, query: Any) -> Retrieved:
@@ -275,7 +275,8 @@ class _SpeculativeRequest(_Request):
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
         self._pending.append(_Speculated(query, step, lag, self._source))
-        self._source.record_step(stepped - began, beside_search)
+        self._source.record_guess(guessed - encoded)
+        self._source.scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += encoded - began
         self._stats.cache_seconds += guessed - encoded
@@ -300,7 +301,7 @@ class _SpeculativeRequest(_Request):
         self._fill_cache(truths)
         corrected = self._settle([self._first(truth) for truth in truths])
         overhead = self._clock() - began - max(went_on, search_seconds)
-        self._source.record_overhead(max(overhead, 0.0))
+        self._source.scheduler.record_overhead(max(overhead, 0.0))
         return corrected
 
     def _go_on_beside(self, search: RunningSearch) -> None:
@@ -308,7 +309,7 @@ class _SpeculativeRequest(_Request):
         most = self._speculation.steps_ahead or LONGEST_STRIDE
         while len(self._pending) < most and not search.done and not self._text.finished:
             # As published, the one step is taken whatever it may bring.
-            if self._speculation.steps_ahead is None and not self._source.pays_to_go_on(
+            if self._speculation.steps_ahead is None and not self._source.scheduler.pays_to_go_on(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break
@@ -324,8 +325,8 @@ class _SpeculativeRequest(_Request):
         )
         right = next((i for i, same in enumerate(agreed) if not same), len(verified))
         for source in self._estimates.sources:
-            if lags := _lags([each for each in verified[: right + 1] if each.source is source]):
-                source.gamma.record(lags, sum(each.source is source for each in verified[:right]))
+            of_source = [each for each in verified[: right + 1] if each.source is source]
+            source.record(_lags(of_source), sum(each.source is source for each in verified[:right]))
         stats.verified += right
         stats.best_ids += [int(truth.ids[0]) for truth in truths[:right]]
         stats.speculation_was_right += [True] * right

@@ -1,17 +1,61 @@
 """What speculated steps retrieve from, and what is known of it.
 
 The paper has one source of guesses, the request cache. A kNN datastore with a PQ index has another:
-it looks at all entries, which takes longer and is more often right. Every request takes one step
-with each source, to time it. From then on the source with the higher expected rate of verified
-steps (OS3's objective) is used. What has not been seen to be wrong is expected to be right
-(`gamma.py`), so that the index is used as soon as the cache's mistakes cost more than its scans.
+it looks at all entries, which takes longer and is more often right. The index is used while the
+time that it adds to a step is less than what it saves: a search for each mistake that it avoids.
 """
 
 from __future__ import annotations
 
+from statistics import median
+
 from .gamma import Gamma, GammaByLag, PublishedGamma
 from .options import Speculation
 from .os3 import SearchSeconds, StrideScheduler
+
+# Each source is taken to have been right so many times before: a first mistake decides nothing.
+_PRIOR_RIGHT = 16
+
+
+class GuessSource:
+    """A source of guesses.
+
+    Args:
+        scheduler ([`StrideScheduler`]): What its steps take, and how often they are right.
+        earlier ([`GuessSource`], *optional*): The same in an earlier request. It counts half.
+    """
+
+    def __init__(self, scheduler: StrideScheduler, earlier: GuessSource | None = None) -> None:
+        self.scheduler = scheduler
+        self._right = earlier._right / 2 if earlier else 0.0
+        self._wrong = earlier._wrong / 2 if earlier else 0.0
+        self._guess_seconds: list[float] = []
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has been used in this request."""
+        return bool(self._guess_seconds)
+
+    @property
+    def guess_seconds(self) -> float:
+        """What one guess takes."""
+        return median(self._guess_seconds)
+
+    @property
+    def wrong(self) -> float:
+        """The fraction of its guesses that are wrong."""
+        return self._wrong / (self._right + self._wrong + _PRIOR_RIGHT)
+
+    def record_guess(self, seconds: float) -> None:
+        """Adds what a guess took."""
+        self._guess_seconds.append(seconds)
+
+    def record(self, lags: list[int], right: int) -> None:
+        """Adds those of its steps that a verification got to, see [`PublishedGamma.record`]."""
+        if lags:
+            self.scheduler.gamma.record(lags, right)
+            self._right += right
+            self._wrong += len(lags) - right
 
 
 class Estimates:
@@ -19,44 +63,45 @@ class Estimates:
 
     Args:
         speculation ([`Speculation`]): The options.
-        sources (`int`): How many sources there are.
+        sources (`int`): How many sources there are: the request cache, and perhaps an index.
         earlier ([`Estimates`], *optional*): Of an earlier request of the same retriever with as
             many sources, to begin with; they stay as they are.
 
     Attributes:
         search_seconds ([`SearchSeconds`]): What searches take.
-        sources (`list[StrideScheduler]`): For each source, what its steps take and how often they
-            are right. One or more.
+        sources (`list[GuessSource]`): The request cache comes first.
     """
 
     def __init__(
         self, speculation: Speculation, sources: int, earlier: Estimates | None = None
     ) -> None:
-        self._stride = None if speculation.stride == "os3" else int(speculation.stride)
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
         self.search_seconds = SearchSeconds(earlier.search_seconds.samples if earlier else ())
-        self.sources = [
-            StrideScheduler(
+        self.sources: list[GuessSource] = []
+        for before in earlier.sources if earlier else [None] * sources:
+            scheduler = StrideScheduler(
                 _gamma(speculation, before),
                 self.search_seconds,
                 steps_ahead,
-                before.step_samples if before else (),
+                before.scheduler.step_samples if before else (),
             )
-            for before in (earlier.sources if earlier else [None] * sources)
-        ]
+            self.sources.append(GuessSource(scheduler, before))
 
-    def choose(self) -> StrideScheduler:
-        """Which source to speculate with until the next verification."""
-        if len(self.sources) == 1:
-            return self.sources[0]
-        untimed = (source for source in self.sources if not source.is_timed)
-        return next(untimed, None) or max(self.sources, key=lambda each: each.rate(self._stride))
+    def choose(self) -> GuessSource:
+        """Which source to speculate with until the next verification. Each is timed once first."""
+        for source in self.sources:
+            if not source.is_timed or len(self.sources) == 1:
+                return source
+        cache, index = self.sources
+        added = index.guess_seconds - cache.guess_seconds
+        saved = (cache.wrong - index.wrong) * self.search_seconds(1)
+        return index if added < saved else cache
 
 
-def _gamma(speculation: Speculation, before: StrideScheduler | None) -> Gamma:
+def _gamma(speculation: Speculation, before: GuessSource | None) -> Gamma:
     if speculation.max_gamma is not None:
         return PublishedGamma(speculation.window, speculation.max_gamma)
     if before is None:
         return GammaByLag(speculation.window)
-    assert isinstance(before.gamma, GammaByLag)  # nothing else is left to a request
-    return GammaByLag(speculation.window, before.gamma.remembered())
+    assert isinstance(before.scheduler.gamma, GammaByLag)  # nothing else is left to a request
+    return GammaByLag(speculation.window, before.scheduler.gamma.remembered())

@@ -141,11 +141,6 @@ class StrideScheduler:
         return list(self._step_seconds)
 
     @property
-    def is_timed(self) -> bool:
-        """Whether a verification of its steps has been timed in this request."""
-        return bool(self._overheads and self._step_seconds)
-
-    @property
     def step_seconds(self) -> float:
         """What a speculated step takes; 0 before there is any."""
         return sum(self._step_seconds) / max(len(self._step_seconds), 1)
@@ -179,7 +174,7 @@ class StrideScheduler:
             made (`int`, *optional*, defaults to 0): How many steps have been speculated already,
                 beside the last verification.
         """
-        if not self.is_timed:
+        if not self._overheads or not self._step_seconds:
             return 1
         stride = int(_STRIDES[np.argmax(self._rates())])
         taken = self._verification_seconds()[stride - 1]
