@@ -27,8 +27,8 @@ class GuessSource:
 
     def __init__(self, scheduler: StrideScheduler, earlier: GuessSource | None = None) -> None:
         self.scheduler = scheduler
-        self._right = earlier._right / 2 if earlier else 0.0
-        self._wrong = earlier._wrong / 2 if earlier else 0.0
+        self._right: float = earlier._right / 2 if earlier else 0.0
+        self._wrong: float = earlier._wrong / 2 if earlier else 0.0
         self._guess_seconds: list[float] = []
 
     @property
@@ -76,7 +76,8 @@ class Estimates:
         self, speculation: Speculation, sources: int, earlier: Estimates | None = None
     ) -> None:
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
-        self.search_seconds = SearchSeconds(earlier.search_seconds.samples if earlier else ())
+        searches = earlier.search_seconds.samples if earlier else []
+        self.search_seconds: SearchSeconds = SearchSeconds(searches)
         self.sources: list[GuessSource] = []
         for before in earlier.sources if earlier else [None] * sources:
             scheduler = StrideScheduler(
