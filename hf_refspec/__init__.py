@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
     from .drafting.stats import SpeculationStats as SpeculationStats
     from .drafting.tree import DraftTree as DraftTree
-    from .generation.loop import speculate as speculate
+    from .generation.speculate import speculate as speculate
     from .index.kernels import warmup as warmup
     from .index.retrieved import Retrieved as Retrieved
     from .ralm.checked_search import RetrievalError as RetrievalError
@@ -51,7 +51,7 @@ _MODULES = {
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],
     "drafting.stats": ["SpeculationStats"],
     "drafting.tree": ["DraftTree"],
-    "generation.loop": ["speculate"],
+    "generation.speculate": ["speculate"],
     "index.kernels": ["warmup"],
     "index.retrieved": ["Retrieved"],
     "ralm.checked_search": ["RetrievalError"],

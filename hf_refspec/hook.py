@@ -107,7 +107,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     drops it on its way to a callable (5.23), and so that nothing is streamed before the arguments
     have been checked.
     """
-    from .generation.loop import speculate
+    from .generation.speculate import speculate
     from .generation.validation import check_call, check_model
 
     custom_generate = kwargs.get("custom_generate")

@@ -32,7 +32,7 @@ from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
-from ..generation.loop import speculate
+from ..generation.speculate import speculate
 from .models import random_model
 from .outputs import Output
 from .suites import RecordedAnswer, llma_rag

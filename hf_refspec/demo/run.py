@@ -18,7 +18,7 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.tree import DraftTree
-from ..generation.loop import speculate
+from ..generation.speculate import speculate
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
 from . import corpus

@@ -64,7 +64,7 @@ def accept(
     while walking:
         nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
         if choices is None:
-            tokens = _choose([rows[i] for i in walking], _logits_at(logits, walking, nodes))
+            tokens = _choose(rows, logits, walking, nodes)
         else:
             tokens = [choices[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
         still_walking = []
@@ -78,18 +78,13 @@ def accept(
     return paths
 
 
-def _logits_at(logits: torch.Tensor, rows: list[int], nodes: list[int]) -> torch.Tensor:
-    """The logits of some rows at a node of each, `(len(rows), vocab_size)`."""
-    if len(rows) == 1:
-        return logits[rows[0], 1 + nodes[0]][None]
-    return logits[rows, [1 + node for node in nodes]]
-
-
-def _choose(rows: list[Row], logits: torch.Tensor) -> list[int]:
-    """The next token of each row, from logits `(len(rows), vocab_size)`."""
+def _choose(
+    rows: Sequence[Row], logits: torch.Tensor, walking: list[int], nodes: list[int]
+) -> list[int]:
+    """The next token of each row that walks, at these nodes of their drafts."""
     processors = rows[0].logits_processor
-    if len(rows) == 1 or not all(type(each) in _BLIND_TO_IDS for each in processors):
-        return [row.choose(each) for row, each in zip(rows, logits, strict=True)]
-    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
-    scores = processors(no_ids, logits.to(copy=True, dtype=torch.float32))
-    return choose_tokens(scores, rows[0].do_sample)
+    if len(walking) == 1 or not all(type(each) in _BLIND_TO_IDS for each in processors):
+        return [rows[i].choose(logits[i, 1 + node]) for i, node in zip(walking, nodes, strict=True)]
+    no_ids = torch.empty((len(walking), 0), dtype=torch.int64, device=logits.device)
+    at_nodes = logits[walking, [1 + node for node in nodes]].to(torch.float32)  # a copy
+    return choose_tokens(processors(no_ids, at_nodes), rows[0].do_sample)

@@ -226,7 +226,10 @@ class PassageLoop:
             self._drafter.begin(ids, self._vocab_size)
         loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
         while not row.finished and len(row) < end:
-            loop.step([row], [self._drafter])
+            if context.verifier.cached:
+                loop.step([row], [self._drafter], [True])
+            else:
+                loop.prefill([row], [self._drafter])
         self._told = (context, len(row))
 
     def roll_back(self) -> None:

@@ -58,7 +58,11 @@ class Context:
 
     def prefill(self) -> None:
         """Runs passage and prompt alone where output follows them already."""
-        if not len(self.verifier.cached) and self._row.output and self.verifier.continues:
+        if self.verifier.cached or not self._row.output:
+            return
+        if isinstance(self.verifier, PlainVerifier):  # runs all at once
+            self.verifier.begin_again(self)
+        else:
             self.verifier.forward([FixedTokens(self.prefix)], [DraftTree.empty()])
 
 

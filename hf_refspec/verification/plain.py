@@ -34,10 +34,15 @@ class PlainVerifier(SequentialVerifier):
             outputs = self.model(input_ids=row.ids, use_cache=False, return_dict=True)
             return outputs.logits[:, -1:]
         if self.cached and len(row) - self.cached[0] > 1:
+            self.begin_again(row)
+        return super().forward(rows, drafts)
+
+    def begin_again(self, row: TokenSequence) -> None:
+        """Forgets the cache: the next pass is a prefill of the row as it is now."""
+        if self.cache is not None:
             mask = torch.ones_like(row.ids)
             self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
             self.cache, self.cached = find_cache(self.model_kwargs), []
-        return super().forward(rows, drafts)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         """There is never a draft."""

@@ -120,7 +120,7 @@ class TreeVerifier(Verifier):
         size = self._size
         if min(pending) == size and min(cached) == max(cached) and not self._padded:
             # No draft: the very step of plain decoding, or several tokens of it at once.
-            tokens = np.stack([row.tail(size) for row in rows])
+            tokens = np.array([row.tail(size) for row in rows])
             places = np.arange(cached[0], cached[0] + size)[None]
             return self._logits(tokens, places, None, kept=1)
         tokens, places, visible = _laid_out(rows, drafts, cached, pending, size)

@@ -12,7 +12,7 @@ from hf_refspec.cli import main
 from hf_refspec.demo import corpus, run
 from hf_refspec.demo.default_model import DEFAULT_MODEL, load_model, load_tokenizer
 from hf_refspec.demo.run import Demo, heldout_tasks
-from hf_refspec.generation.loop import speculate
+from hf_refspec.generation.speculate import speculate
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,229 @@
+"""The entry point of `generate(candidate_generator=...)`.
+
+[`speculate`] returns what `generate` would have returned without drafts, see `loop.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from ..drafting.candidates import CandidateChain
+from ..drafting.drafter import Drafter
+from ..drafting.reference_copy import ReferenceCopy
+from ..drafting.tree import DraftTree
+from ..verification.probe import select_verifier
+from ..verification.reach import Reach
+from .budget import make_budget
+from .entry_point import entry_point
+from .loop import Loop, longest_row
+from .processors import criteria_of_rows, processors_of_rows
+from .row import Row
+from .validation import check_batch, check_model, check_options, check_request
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+logger = logging.getLogger("hf_refspec")
+
+Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
+
+
+@entry_point("streamer")
+@torch.no_grad()
+def speculate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    candidate_generator: CandidateGenerator | None = None,
+    max_draft_tokens: int | Literal["auto"] | None = "auto",
+    verification: str = "auto",
+    streamer: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> Output:
+    """Speculative decoding for `model.generate(..., custom_generate=hf_refspec.speculate)`.
+
+    `model.generate(..., candidate_generator=drafter)` comes here too. `generate` prepares all
+    arguments but these:
+
+    Args:
+        candidate_generator ([`Drafter`] or `CandidateGenerator`, *optional*): What drafts; a
+            transformers `CandidateGenerator` is verified as a chain. [`ReferenceCopy`] by default.
+        max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
+            in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
+            as many as pay for themselves, see [`~generation.budget.AutoBudget`]; a
+            `CandidateGenerator` decides itself.
+        verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
+            draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
+            it exact, else the chain; where neither is exact it decodes plainly, with a warning.
+
+    Returns:
+        What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
+        or a `GenerateDecoderOnlyOutput`.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an argument asks for what cannot be lossless, see the README's limits.
+        RuntimeError: If another call is using this drafter.
+    """
+    drafter: Any = ReferenceCopy() if candidate_generator is None else candidate_generator
+    max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
+    check_model(model, "candidate_generator")
+    check_options(drafter, max_draft_tokens, verification)
+    check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
+    check_batch(input_ids, generation_config, streamer)
+    if not isinstance(drafter, Drafter):
+        drafter = CandidateChain(drafter)
+        verification = "chain" if verification == "auto" else verification
+    call = _Call(
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        streamer,
+        model_kwargs,
+    )
+    return call.decode(drafter, max_draft_tokens, verification)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What `generate` hands over, and how it is decoded."""
+
+    model: PreTrainedModel
+    input_ids: torch.Tensor
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    streamer: BaseStreamer | None
+    model_kwargs: dict[str, Any]
+
+    def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
+        """See [`speculate`]."""
+        rows = self._rows()
+        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        with drafter.sessions(self._prompts(), vocab_size) as drafters:
+            verifier, found = select_verifier(
+                self.model,
+                verification,
+                len(rows),
+                self.generation_config,
+                self.model_kwargs,
+                drafts=max_draft_tokens != 0,
+            )
+            if self.streamer is not None:
+                self.streamer.put(self.input_ids.cpu())
+            if verifier is None:
+                return self._decode_plainly(drafters, found)
+            loop = Loop(
+                verifier,
+                make_budget(max_draft_tokens, drafter, self.model, verifier.name),
+                Reach(type(verifier), self.model, len(rows), self.model_kwargs),
+                drafter.stats,
+                chains=verification == "chain" or not verifier.takes_trees,
+            )
+            output = self._run(loop, rows, drafters)
+        if self.streamer is not None:
+            self.streamer.end()
+        return output
+
+    def _run(self, loop: Loop, rows: list[Row], drafters: list[Drafter]) -> Output:
+        verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
+        keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
+        # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
+        # Otherwise (stop strings alone) it goes on until all have ended.
+        pads = any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
+        try:
+            loop.run(rows, drafters, pads, keeps_cache)
+            ids = self._padded(rows)
+            if keeps_cache:
+                verifier.finish(ids)
+        except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
+            verifier.abandon()
+            raise
+        if not returned:
+            return ids
+        return GenerateDecoderOnlyOutput(
+            sequences=ids,
+            scores=rows[0].scores,
+            logits=rows[0].logits,
+            past_key_values=verifier.cache,
+        )
+
+    def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
+        """Plain decoding by transformers itself; the drafters are told what came of it."""
+        logger.warning(
+            "%s returns other logits for several tokens in one pass than for one after another, so "
+            "that no draft can be verified: decoding plainly, with the same result and no speed-up "
+            "(%s).",
+            type(self.model).__name__,
+            found,
+        )
+        output = type(self.model)._sample(
+            self.model,
+            self.input_ids,
+            logits_processor=self.logits_processor,
+            stopping_criteria=self.stopping_criteria,
+            generation_config=self.generation_config,
+            streamer=self.streamer,
+            **self.model_kwargs,
+        )
+        ids = output if isinstance(output, torch.Tensor) else output.sequences
+        new_ids = ids[:, self.input_ids.shape[1] :].numpy(force=True).astype(np.int64)
+        for column in new_ids.T:
+            drafters[0].stats.record_rows([(0, 0)] * len(column))
+            for drafter, token in zip(drafters, column, strict=True):
+                drafter.observe(token[None], DraftTree.empty(), None)
+        return output
+
+    def _rows(self) -> list[Row]:
+        count = len(self.input_ids)
+        processors = processors_of_rows(self.logits_processor, count)
+        criteria = criteria_of_rows(self.stopping_criteria, count)
+        return [
+            Row(
+                self.input_ids[i : i + 1],
+                processors[i],
+                criteria[i],
+                self.generation_config,
+                self.streamer,
+            )
+            for i in range(count)
+        ]
+
+    def _prompts(self) -> list[np.ndarray]:
+        """The prompt of each row without its padding, int64 of shape `(n,)`."""
+        ids = self.input_ids.numpy(force=True).astype(np.int64)
+        mask = self.model_kwargs.get("attention_mask")
+        if mask is None or mask.ndim != 2:
+            return list(ids)
+        # The mask also describes what a given cache holds and the ids lack.
+        kept = mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
+        return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]
+
+    def _padded(self, rows: list[Row]) -> torch.Tensor:
+        """All texts, `(R, length)`: shorter ones padded, what lies past the end of the last
+        dropped."""
+        length, pad_token = longest_row(rows), self.generation_config._pad_token_tensor
+        if len(rows) == 1:
+            return rows[0].ids[:, :length]
+        pad_id = 0 if pad_token is None else int(pad_token)
+        ids = self.input_ids.new_full((len(rows), length), pad_id)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row.ids[0, :length]
+        return ids
