@@ -61,14 +61,14 @@ def _speculative(generate: Any) -> Any:
             call = signature.bind(self, *args, **kwargs).arguments
             named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
             return generate(self, **_prepared(self, {**named, **call.get("kwargs", {})}))
-        if "candidate_generator" in kwargs:  # None: a plain call, whatever the other options
-            kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-        for option in OPTIONS:
-            if option in kwargs:
+        # `candidate_generator=None` is a plain call, whatever the other options.
+        for option in OPTIONS if "candidate_generator" not in kwargs else ():
+            if kwargs.get(option) is not None:
                 raise ValueError(
                     f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
                     "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
                 )
+        kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
         return generate(self, *args, **kwargs)
 
     return generate_speculatively

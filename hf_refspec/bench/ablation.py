@@ -1,4 +1,4 @@
-"""MAT against the size of a datastore, in both forms, as in CREST's Figures 6 and 7.
+"""MAT against the size of a datastore, for both forms, as in CREST's Figures 6 and 7.
 
 hf-refspec ablate STORE --data HumanEval.jsonl.gz --out DIR
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,15 +27,6 @@ MEGABYTES = (0.25, 0.5, 1, 2, 5, 10, 20)  # of the compact form
 FULL_REST, FULL_MIXED, COMPACT = "full, REST", "full, mixed", "compact"
 
 
-@dataclass(frozen=True)
-class Point:
-    """A datastore's size in bytes, and what it brought."""
-
-    form: str
-    size: int
-    mat: float
-
-
 def ablate(
     store: Datastore,
     tokenizer: PreTrainedTokenizerBase,
@@ -45,75 +35,60 @@ def ablate(
     folder: Path,
     fractions: tuple[float, ...] = FRACTIONS,
     megabytes: tuple[float, ...] = MEGABYTES,
-) -> list[Point]:
+) -> None:
     """Replays answers with datastores of growing size; prints, writes and plots MAT.
 
     Args:
-        store ([`Datastore`]): With its full form.
+        store ([`Datastore`]): A datastore with its full form.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        answers (`list[RecordedAnswer]`): What is replayed.
-        max_draft_tokens (`int`): Nodes of a draft tree.
+        answers (`list[RecordedAnswer]`): The answers.
+        max_draft_tokens (`int`): The draft budget.
         folder (`Path`): The new folder for table and plot.
-        fractions (`tuple[float, ...]`): Of the corpus, for the full form.
-        megabytes (`tuple[float, ...]`): Of the compact form.
+        fractions (`tuple[float, ...]`): Sizes of the full form, as fractions of the corpus.
+        megabytes (`tuple[float, ...]`): Sizes of the compact form.
 
     Raises:
         FileExistsError: If the folder exists.
     """
-    torch.set_num_threads(1)  # the stand-in is too small to share out
+    torch.set_num_threads(1)  # the model is too small for more
     model = stand_in_model(len(tokenizer))
-    points = []
+    points: list[dict[str, Any]] = []
     with new_folder(folder) as out:
         print(f"{'form':12} {'MB':>8} {'MAT':>6}")
-        stores = chain(_full_stores(store, tokenizer, fractions), _compact_stores(store, megabytes))
-        for form, part in stores:
-            drafter = DatastoreDrafts(part, mode="rest" if form == FULL_REST else "mixed")
-            stats = replay(answers, drafter, model, max_draft_tokens)
-            points.append(Point(form, _size(part), stats.mat))
-            print(f"{form:12} {points[-1].size / 1e6:8.2f} {stats.mat:6.3f}", flush=True)
-        (out / "ablation.json").write_text(json.dumps([asdict(p) for p in points], indent=1) + "\n")
-        _plot(points, out / "ablation.png")
-    return points
+        for form, size, drafter in _drafters(store, tokenizer, fractions, megabytes):
+            mat = replay(answers, drafter, model, max_draft_tokens).mat
+            points.append({"form": form, "size": size, "mat": mat})
+            print(f"{form:12} {size / 1e6:8.2f} {mat:6.3f}", flush=True)
+        (out / "ablation.json").write_text(json.dumps(points, indent=1) + "\n")
+        with new_plot(out / "ablation.png") as axes:
+            for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
+                chosen = [point for point in points if point["form"] == form]
+                sizes = [point["size"] / 1e6 for point in chosen]
+                axes.plot(sizes, [point["mat"] for point in chosen], marker=marker, label=form)
+            axes.set(xscale="log", xlabel="size of the datastore (MB)", ylabel="MAT")
 
 
-def _full_stores(
-    store: Datastore, tokenizer: PreTrainedTokenizerBase, fractions: tuple[float, ...]
-) -> Iterator[tuple[str, Datastore]]:
-    """The full form of growing parts of the corpus, for both algorithms."""
+def _drafters(
+    store: Datastore,
+    tokenizer: PreTrainedTokenizerBase,
+    fractions: tuple[float, ...],
+    megabytes: tuple[float, ...],
+) -> Iterator[tuple[str, int, DatastoreDrafts]]:
+    """The form, its size in bytes and a drafter, for each size of each form."""
     documents = list(store.iter_documents())
-    # Documents from everywhere: the first ones may be all of a kind.
+    # Shuffled, as the first documents may be all of a kind.
     order = np.random.default_rng(0).permutation(len(documents))
     for fraction in fractions:
         part = [documents[i] for i in order[: max(int(fraction * len(order)), 1)]]
         with TemporaryDirectory() as folder:
-            built = Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
-            yield FULL_REST, built
-            yield FULL_MIXED, built
-
-
-def _compact_stores(
-    store: Datastore, megabytes: tuple[float, ...]
-) -> Iterator[tuple[str, Datastore]]:
-    """Compact forms of growing size."""
-    for size in megabytes:
+            full = Datastore.build(part, tokenizer, Path(folder) / "store", progress=False)
+            shards = full.config.shards
+            size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
+            yield FULL_REST, size, DatastoreDrafts(full, mode="rest")
+            yield FULL_MIXED, size, DatastoreDrafts(full)
+    for most in megabytes:
         with TemporaryDirectory() as folder:
-            path = Path(folder) / "store"
-            yield COMPACT, store.compact(path, max_bytes=int(size * 1e6), progress=False)
-
-
-def _size(store: Datastore) -> int:
-    """Bytes of the form that is open."""
-    if store.form == "compact" and store.config.ngrams is not None:
-        return store.config.ngrams.file.size
-    shards = store.config.shards
-    return sum(shard.tokens_file.size + shard.suffixes_file.size for shard in shards)
-
-
-def _plot(points: list[Point], path: Path) -> None:
-    """Draws MAT against size, a line for each form."""
-    with new_plot(path) as axes:
-        for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
-            chosen = [point for point in points if point.form == form]
-            sizes, mats = [point.size / 1e6 for point in chosen], [point.mat for point in chosen]
-            axes.plot(sizes, mats, marker=marker, label=form)
-        axes.set(xscale="log", xlabel="size of the datastore (MB)", ylabel="MAT")
+            max_bytes = int(most * 1e6)
+            compact = store.compact(Path(folder) / "store", max_bytes=max_bytes, progress=False)
+            assert compact.config.ngrams is not None
+            yield COMPACT, compact.config.ngrams.file.size, DatastoreDrafts(compact)

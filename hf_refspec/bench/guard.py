@@ -1,11 +1,11 @@
-"""A guard against getting worse, for machines of any speed: MAT, forward passes and relative cost.
+"""Checks that MAT has not dropped and drafting has not become slower, on machines of any speed.
 
-MAT is that of replays, which depends on nothing but texts and code. What drafting costs is counted
-in runs of a fixed calibration loop beside it. benchmarks/guard.json has the figures that hold, and
-benchmarks/guard.jsonl text of this package's own: edits of pieces of it, and completions.
+MAT is measured by replays, which depend only on texts and code; the cost of drafting as a multiple
+of a fixed calibration loop that runs beside it. benchmarks/guard.json has the baseline, and
+benchmarks/guard.jsonl the text: edits and completions of this package's own code.
 
     python -m hf_refspec.bench.guard [--data DIR]            # checks
-    python -m hf_refspec.bench.guard [--data DIR] --write    # takes the new figures for good
+    python -m hf_refspec.bench.guard [--data DIR] --write    # writes a new baseline
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ AGAIN = "Once more: "
 
 @dataclass(frozen=True)
 class Case:
-    """Answers to replay, of a vocabulary, and what drafts."""
+    """Recorded answers, and the drafter that they are replayed with."""
 
     vocab_size: int
     answers: list[RecordedAnswer]
@@ -68,11 +68,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is guarded of a case.
+    """The figures of a case.
 
     Attributes:
         mat (`float`), forward_passes (`int`): Of the replay.
-        relative_cost (`float`): Of a step of the drafter, in runs of the calibration loop.
+        relative_cost (`float`): The time of a drafting step, in runs of the calibration loop.
     """
 
     mat: float
@@ -81,16 +81,16 @@ class Figures:
 
 
 def shipped_cases(text: Path, folder: Path) -> dict[str, Case]:
-    """Cases of the text that comes with the package.
+    """The cases on the text in `benchmarks/`.
 
     Args:
         text (`Path`): `guard.jsonl`.
-        folder (`Path`): An empty one, for datastores.
+        folder (`Path`): An empty folder, for datastores.
     """
     tokenizer = load_tokenizer()
     edits, completions = _answers(text, "edit", tokenizer), _answers(text, "completion", tokenizer)
     again = _answers(text, "edit", tokenizer, AGAIN)
-    # What the completions are not from, but is like them.
+    # The datastore has text that is similar to the completions, but does not contain them.
     documents = [np.array(answer.prompt_ids) for answer in edits]
     store = Datastore.build(documents, tokenizer, folder / "full", progress=False, num_proc=1)
     compact = store.compact(folder / "compact", max_bytes=20_000, progress=False)
@@ -114,7 +114,7 @@ def shipped_cases(text: Path, folder: Path) -> dict[str, Case]:
 
 
 def data_cases(data: Path) -> dict[str, Case]:
-    """Cases of the data files, see benchmarks/README.md."""
+    """The cases on published data files, see benchmarks/README.md."""
     tokenizer = load_tokenizer(str(data / "llama2-tokenizer"))
     rag = llma_rag(data / "llma_rag.jsonl", tokenizer)[:ANSWERS]
     problems = humaneval(data / "HumanEval.jsonl.gz", tokenizer)[:ANSWERS]
@@ -135,7 +135,7 @@ def data_cases(data: Path) -> dict[str, Case]:
 
 
 def _turns(question: Question, tokenizer: PreTrainedTokenizerBase) -> Iterator[RecordedAnswer]:
-    """Each turn with its recorded answer, after those before it."""
+    """Each turn, after the earlier ones and their recorded answers."""
     assert question.answers is not None
     messages: list[str] = []
     for turn, (text, answer) in enumerate(zip(question.turns, question.answers, strict=True)):
@@ -159,8 +159,8 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
 
     Args:
         case ([`Case`]): What to measure.
-        before (`dict`, *optional*): Its figures that hold. A cost that is too high beside them is
-            measured again: work of others makes drafting dear for a while, worse code for good.
+        before (`dict`, *optional*): Its baseline. A cost that is too high is measured again, as
+            other processes slow drafting down for a while, but worse code does so each time.
     """
     stats = replay(case.answers, case.drafter, stand_in_model(case.vocab_size), case.nodes)
     cost = _relative_cost(case)
@@ -172,10 +172,9 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
 
 
 def _relative_cost(case: Case) -> float:
-    """A step's cost in runs of the calibration loop.
+    """The time of a drafting step, in runs of the calibration loop.
 
-    Of each step and of each run the fastest of some rounds counts, which others who use the
-    machine have hardly disturbed.
+    The fastest of several rounds counts, as other processes have disturbed it least.
     """
     steps, loops = [], []
     for _ in range(ROUNDS):
@@ -185,7 +184,7 @@ def _relative_cost(case: Case) -> float:
 
 
 def _step_seconds(case: Case) -> list[float]:
-    """How long each step takes along the first answer: to hear of a token, and to draft."""
+    """The time of each step on the first answer: `observe` one token and `draft`."""
     answer = case.answers[0]
     prompt_ids, answer_ids = map(np.array, (answer.prompt_ids, answer.answer_ids[:STEPS]))
     case.drafter.begin(prompt_ids, case.vocab_size)
@@ -199,7 +198,7 @@ def _step_seconds(case: Case) -> list[float]:
 
 
 def _calibration_seconds() -> float:
-    """Work of the kind that drafting is: small arrays made, joined and sorted, and plain loops."""
+    """The time of a loop that resembles drafting: small arrays, sorted and joined."""
     began = perf_counter()
     numbers = np.arange(256, dtype=np.int64) * 7919 % 257
     for _ in range(10):
@@ -210,11 +209,11 @@ def _calibration_seconds() -> float:
 
 
 def failures(measured: dict[str, Figures], baseline: dict[str, Any]) -> list[str]:
-    """What has become worse, a line each.
+    """What has become worse, one line each.
 
     Args:
         measured (`dict[str, Figures]`): By case.
-        baseline (`dict`): The figures that hold, by case.
+        baseline (`dict`): By case, see [`Figures`].
     """
     lines = []
     for name, figures in measured.items():
@@ -234,11 +233,11 @@ def failures(measured: dict[str, Figures], baseline: dict[str, Any]) -> list[str
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Checks, or writes, the figures; returns 1 if they have become worse."""
+    """Checks the figures, or writes a baseline; returns 1 if they have become worse."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks"))
     parser.add_argument("--data", type=Path, help="the folder of the data files; they are optional")
-    parser.add_argument("--write", action="store_true", help="take the new figures for good")
+    parser.add_argument("--write", action="store_true", help="write a new baseline")
     options = parser.parse_args(arguments)
     if not (options.benchmarks / "guard.jsonl").is_file():
         parser.error(
@@ -250,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--data {options.data} is no folder; benchmarks/README.md says what is in it")
     path = options.benchmarks / "guard.json"
     baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    torch.set_num_threads(1)  # the stand-in is too small to share out
+    torch.set_num_threads(1)  # the model is too small for more
     warmup()
     with TemporaryDirectory() as folder:
         cases = shipped_cases(options.benchmarks / "guard.jsonl", Path(folder))

@@ -1,11 +1,11 @@
-"""A kNN-LM that goes on from where standard library files begin: its datastore as [`Searched`]."""
+"""The datastores and prompts of the suite `knn`: a kNN-LM that continues Python files."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from argparse import Namespace
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice, product
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,94 +13,73 @@ from ..demo import corpus
 from ..ralm.knn_lm import knn_lm
 from ..ralm.options import Speculation
 from ..store.knn_datastore import KnnDatastore
-from .measure import Bench
-from .methods import Method, retrieving_methods
-from .options import BenchOptions
-from .retrieval import Searched
+from .methods import Method, retrieving_methods, speculations
+from .retrieval import Setting
 
 NEIGHBOURS = (1, 1024)
-PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # of files with at least so many
+PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # from files of more than LEAST_TOKENS
 LAMBDA, TEMPERATURE = 0.25, 10.0
 WITHOUT_PQ_INDEX = "ours, psa, without the PQ index"
 
 
-class KnnStores(Searched):
-    """A datastore, searched exactly and approximately, with few and many neighbours.
+def knn_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
+    """Exact and approximate search, with few and many neighbours, greedy and sampled.
 
     Args:
-        options ([`BenchOptions`]): Which.
+        args (`Namespace`): The options of `hf-refspec bench`.
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
 
     Raises:
-        OSError, ValueError: If it cannot be opened, is another tokenizer's, or is too small.
+        OSError, ValueError: If the datastore cannot be opened, is another tokenizer's, or is too
+            small.
         ImportError: If FAISS is missing.
     """
+    folder = args.knn_datastore
+    if folder is None:
+        raise ValueError(
+            "knn looks up neighbours: name a datastore that KnnDatastore.build has written for "
+            "the model, with --knn-datastore"
+        )
+    if args.replay:
+        raise ValueError("knn needs the model's own text; run it without --replay")
+    try:
+        flat = KnnDatastore(folder)
+        flat.check_tokenizer(tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--knn-datastore {folder} cannot be used: {error}") from error
+    if len(flat) < max(NEIGHBOURS):
+        raise ValueError(
+            f"--knn-datastore {folder} has {len(flat)} entries, fewer than the {max(NEIGHBOURS)} "
+            "neighbours that are looked up; build a larger one"
+        )
+    if find_spec("faiss") is None:
+        raise ImportError('knn needs faiss: pip install "hf_refspec[retrieval]"')
 
-    def __init__(self, options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-        folder = options.knn_datastore
-        if folder is None:
-            raise ValueError(
-                "knn looks up neighbours: name a datastore that KnnDatastore.build has made with "
-                "the model, with --knn-datastore"
-            )
-        if options.replay:
-            raise ValueError("knn needs the model's own text; run it without --replay")
-        try:
-            self._flat = KnnDatastore(folder)
-            self._flat.check_tokenizer(tokenizer)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--knn-datastore {folder} cannot be used: {error}") from error
-        if len(self._flat) < max(NEIGHBOURS):
-            raise ValueError(
-                f"--knn-datastore {folder} has {len(self._flat)} entries, fewer than the "
-                f"{max(NEIGHBOURS)} neighbours that are looked up; build a larger one"
-            )
-        if find_spec("faiss") is None:
-            raise ImportError("the suite needs faiss; install the extra `retrieval`")
-        self._settings = {
-            f"{index}, k={k}, {kind}": (index, k, kind == "sampled")
-            for index, k, kind in product(("flat", "hnsw"), NEIGHBOURS, ("greedy", "sampled"))
-        }
-        self.settings = list(self._settings)
+    @cache  # the graph of an HNSW index takes a while to build
+    def opened(index: str) -> KnnDatastore:
+        return flat if index == "flat" else KnnDatastore(folder, "hnsw")
 
-    def size(self, setting: str) -> int:
-        """The entries of the datastore."""
-        return len(self._flat)
+    def methods(index: str, k: int, ablate: bool) -> list[Method]:
+        store = opened(index)
+        settings = speculations(ablate)
+        if store.pq_index is not None:
+            settings[WITHOUT_PQ_INDEX] = Speculation(pq_index=False)
+        options = {"knn_datastore": store, "k": k, "lambda_": LAMBDA, "temperature": TEMPERATURE}
+        return retrieving_methods(settings, custom_generate=knn_lm, **options)
 
-    def samples(self, setting: str) -> bool:
-        """Whether the model samples."""
-        return self._settings[setting][2]
-
-    def options(self, setting: str, bench: Bench) -> dict[str, Any]:
-        """Of `knn_lm`."""
-        return {
-            "custom_generate": knn_lm,
-            "knn_datastore": self._store(setting),
-            "k": self._settings[setting][1],
-            "lambda_": LAMBDA,
-            "temperature": TEMPERATURE,
-        }
-
-    def methods(self, setting: str, bench: Bench) -> list[Method]:
-        """Ours without the PQ index as well, where there is one."""
-        methods = super().methods(setting, bench)
-        if self._store(setting).pq_index is not None:
-            without = {WITHOUT_PQ_INDEX: Speculation(pq_index=False)}
-            methods += retrieving_methods(without, **self.options(setting, bench))
-        return methods
-
-    def _store(self, setting: str) -> KnnDatastore:
-        return self._hnsw if self._settings[setting][0] == "hnsw" else self._flat
-
-    @cached_property
-    def _hnsw(self) -> KnnDatastore:
-        """Its graph is made when it is first needed, which takes a while."""
-        return KnnDatastore(self._flat.path, "hnsw")
+    return [
+        Setting(
+            f"{index}, k={k}, {'sampled' if sampled else 'greedy'}",
+            len(flat),
+            partial(methods, index, k, args.ablate and not sampled),
+            sampled=sampled,
+        )
+        for index, k, sampled in product(("flat", "hnsw"), NEIGHBOURS, (False, True))
+    ]
 
 
 def knn_prompts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, list[int]]]:
-    """Names and beginnings of files that are long enough, and that the bundled model has not
-    seen."""
+    """Names and beginnings of long files that the bundled model was not trained on."""
     root = corpus.library_root()
     tokenized = (
         (

@@ -1,10 +1,13 @@
-"""One prompt, decoded by all methods in turn, timed and compared."""
+"""One prompt decoded by all methods in turn, timed and compared."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from time import perf_counter
 from typing import Any
 
@@ -12,128 +15,79 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..ralm.stats import RetrievalStats
-from .methods import LOOK_UP, Method, mixed
+from .methods import LOOK_UP, Method
 from .models import context_length, vocabulary_size
 from .outputs import Output, tied
 from .replay import ForcedText
+from .summary import Entry, Sample
 
-NEW_TOKENS = 256  # at most, where the model says what it likes
+NEW_TOKENS = 256  # at most, where the model writes freely
 WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
-# One for each step of the text: where they are the same they say nothing, and else it is an error.
-_NOT_KEPT = ("best_ids", "speculation_was_right")
+RETRIEVAL_STATS = ("searches", "verified", "mismatched", "strides", "waiting_seconds")
 
 
 class IdsDifferError(Exception):
-    """A method has not given the ids of plain decoding, or of the baseline."""
+    """A method returned other ids than the first method, in float32."""
 
 
 class ContextTooShortError(Exception):
     """The model's context does not hold a prompt and its answer."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One call of `generate`.
+@contextmanager
+def timed_passes(model: PreTrainedModel) -> Iterator[list[float]]:
+    """Notes when the calls of the body begin, when each forward pass has ended, and the end.
 
-    Attributes:
-        method (`str`), nodes (`int` or `str`): How, see [`Method`].
-        tokens (`int`): New tokens.
-        forward_passes (`int`): Of the model, the prefill among them.
-        prefill_seconds (`float`): Up to the end of the first forward pass.
-        decoding_seconds (`float`): From there on.
-        run (`int`): The number of the run, where methods are measured repeatedly.
-        other_tokens (`int`): How many tokens the model chose otherwise than in plain decoding; in a
-            replay, would have chosen.
-        drafted, accepted (`int`), accepted_lengths (`list[int]`), drafting_seconds (`float`): Of
-            our own drafters, see [`SpeculationStats`].
-        retrieval (`dict`, *optional*): Where it retrieved, [`RetrievalStats`].
+    A streamer would cost a copy from the GPU for each token, and so disturb what it measures. Only
+    the first pass waits for the GPU.
     """
 
-    method: str
-    nodes: int | str
-    tokens: int
-    forward_passes: int
-    prefill_seconds: float
-    decoding_seconds: float
-    run: int = 0
-    other_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_lengths: list[int] = field(default_factory=list)
-    drafting_seconds: float = 0.0
-    retrieval: dict[str, Any] | None = None
-
-
-class PassTimer:
-    """Counts a model's forward passes and notes when the first is over.
-
-    A streamer could tell nearly the same, but would cost each token a copy from the GPU, with
-    drafts more than in plain decoding.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.passes = 0
-        self.began = self.prefilled = self.ended = 0.0
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Times what is done meanwhile."""
-        hook = self._model.register_forward_hook(self._count)
-        try:
-            self.began = self._now()
-            yield
-            self.ended = self._now()
-        finally:
-            hook.remove()
-
-    def _count(self, *_: Any) -> None:
-        self.passes += 1
-        if self.passes == 1:
-            self.prefilled = self._now()
-
-    def _now(self) -> float:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
         return perf_counter()
+
+    def note(*_: Any) -> None:
+        times.append(now() if len(times) == 1 else perf_counter())
+
+    times = [now()]
+    hook = model.register_forward_hook(note)
+    try:
+        yield times
+        times.append(now())
+    finally:
+        hook.remove()
 
 
 @dataclass
 class Bench:
-    """A model and the methods to decode with it.
+    """A model and the methods that are compared on it.
 
     Attributes:
         model (`PreTrainedModel`): The target model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        make_methods (callable): Makes the methods, with drafters that have seen nothing.
+        new_methods (callable): Returns all methods, with drafters that have seen nothing yet.
         replay (`bool`): Whether recorded answers are forced.
         max_new_tokens (`int`, *optional*): Of an answer; by default 256, of a recorded one all.
-        methods (`list[Method]`): Those in use; the first is plain decoding.
-        warm (`set[str]`): What has been warmed up, by name.
+        methods (`list[Method]`): The current methods; the first is plain decoding.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    make_methods: Callable[[], list[Method]]
+    new_methods: Callable[[], list[Method]]
     replay: bool
     max_new_tokens: int | None = None
     methods: list[Method] = field(default_factory=list)
-    warm: set[str] = field(default_factory=set)
-
-    @property
-    def computes_exactly(self) -> bool:
-        """Whether other ids are an error: in a shorter type near-ties may fall either way."""
-        return self.model.dtype == torch.float32
 
     def begin(self) -> None:
-        """Takes drafters that have seen nothing: each suite starts with empty caches."""
-        self.methods = self.possible(self.make_methods())
+        """Starts a suite, with empty caches."""
+        self.methods = self.supported(self.new_methods())
 
-    def possible(self, methods: list[Method]) -> list[Method]:
-        """Those that the model can be decoded with.
+    def supported(self, methods: list[Method]) -> list[Method]:
+        """The methods that the model supports.
 
-        Transformers has no prompt look-up where the state is no cache that can be cropped; there
-        the probe decides how drafts can be verified.
+        Transformers has no prompt look-up for models with a running state; for these our own
+        drafts are verified as the probe decides.
         """
         if not getattr(self.model, "_is_stateful", False):
             return methods
@@ -144,21 +98,15 @@ class Bench:
         ]
 
     def warm_up(self) -> None:
-        """Lets the first call of each method, which compiles, probes and loads, pass uncounted.
+        """Calls each method once: first calls compile, probe and load.
 
-        The model is made to repeat itself, so that drafts of all sizes are verified.
+        The text repeats itself, so that drafts of all sizes are verified.
         """
         length = min(WARM_UP_TEXT, context_length(self.model))
-        repeated = [1 + i % min(100, vocabulary_size(self.model) - 1) for i in range(length)]
-        border = max(length - WARM_UP_TOKENS, 1)
-        self.call_all(self.possible(self.make_methods()), repeated[:border], repeated[border:])
-
-    def call_all(
-        self, methods: list[Method], prompt_ids: list[int], answer_ids: list[int] | None
-    ) -> None:
-        """Calls methods without measuring anything."""
-        for method in methods:
-            self._call(method, prompt_ids, answer_ids)
+        text = [1 + i % min(100, vocabulary_size(self.model) - 1) for i in range(length)]
+        split = max(length - WARM_UP_TOKENS, 1)
+        for method in self.supported(self.new_methods()):
+            self.call(method, text[:split], text[split:])
 
     def measure(
         self,
@@ -166,51 +114,53 @@ class Bench:
         prompt_ids: list[int],
         answer_ids: list[int] | None = None,
         methods: list[Method] | None = None,
-        runs: int = 1,
         **kwargs: Any,
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Decodes by all methods in turn, in mixed order.
+    ) -> tuple[Entry, list[int]]:
+        """Decodes one prompt by all methods, in an order that depends on its name.
 
         Args:
-            name (`str`): What the prompt is called.
+            name (`str`): The prompt's name.
             prompt_ids (`list[int]`): The prompt.
-            answer_ids (`list[int]`, *optional*): What the model is made to say; else it says what
-                it likes.
-            methods (`list[Method]`, *optional*): The first is the one whose ids all must have but
-                those that retrieve where it does not, or the other way round.
-            runs (`int`, *optional*, defaults to 1): How often.
+            answer_ids (`list[int]`, *optional*): The answer that is forced; without it the model
+                writes freely.
+            methods (`list[Method]`, *optional*): Those of a suite with retrieval. All methods that
+                retrieve must return the same ids.
             kwargs: Further keyword arguments of every `generate`.
 
         Returns:
-            What was measured, as plain types, and the ids of the first method.
+            `name`, a digest of the `text`, `prompt_tokens` and the `samples`, one for each method:
+            `method`, `nodes`, `tokens`, `forward_passes`, `prefill_seconds` (to the end of the
+            first forward pass), `decoding_seconds` (from there on), `drafting_seconds`,
+            `other_tokens` (how many differ from the first method's) and `retrieval`. Then the ids
+            that the first method returned.
 
         Raises:
-            ContextTooShortError: If the model's context does not hold it.
-            IdsDifferError: If ids differ in float32, and not by a tie.
+            ContextTooShortError: If the model's context does not hold prompt and answer.
+            IdsDifferError: If ids differ in float32, other than by a tie of two logits.
         """
         methods = self.methods if methods is None else methods
         answer_ids = None if answer_ids is None else answer_ids[: self.max_new_tokens]
         self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
+        # Shuffled: whichever is always first would always meet cold caches.
+        order = random.Random(name).sample(range(len(methods)), len(methods))
+        calls = {i: self.call(methods[i], prompt_ids, answer_ids, **kwargs) for i in order}
+        _, first_ids, expected = calls[0]
         samples: list[Sample] = []
-        for run in range(runs):
-            order = mixed(range(len(methods)), f"{name}, {run}")
-            calls = {i: self._call(methods[i], prompt_ids, answer_ids, **kwargs) for i in order}
-            if run == 0:
-                _, first_ids, expected = calls[0]
-            for i, method in enumerate(methods):
-                sample, ids, output = calls[i]
-                if answer_ids is not None and ids != answer_ids:
-                    raise IdsDifferError(f"{name}: {method.name} does not say what it is made to")
-                other_tokens = 0
-                if method.retrieves == methods[0].retrieves:
+        for i, method in enumerate(methods):
+            sample, ids, output = calls[i]
+            if answer_ids is not None and ids != answer_ids:
+                raise IdsDifferError(f"{name}: {method.name} does not return the forced answer")
+            if method.retrieves == methods[0].retrieves:
+                if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
                     self._check(name, method, methods[0], prompt_ids, output, expected)
-                    other_tokens = len(output.differences(expected))
-                samples.append(replace(sample, run=run, other_tokens=other_tokens))
-        entry = {"name": name, "prompt_tokens": len(prompt_ids)}
-        return {**entry, "samples": [asdict(sample) for sample in samples]}, first_ids
+                sample["other_tokens"] = len(output.differences(expected))
+            samples.append(sample)
+        text = sha256(json.dumps([prompt_ids, answer_ids]).encode()).hexdigest()[:16]
+        entry = {"name": name, "text": text, "prompt_tokens": len(prompt_ids), "samples": samples}
+        return entry, first_ids
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
-        """What the model says by itself, not timed.
+        """The model's own answer, greedy and not timed.
 
         Raises:
             ContextTooShortError: If the model's context does not hold it.
@@ -219,20 +169,20 @@ class Bench:
         return self._generate(prompt_ids, max_new_tokens=self.new_tokens(None))
 
     def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
-        """Adds a finished call to all caches."""
+        """Adds a finished call to all session caches."""
         for cache in filter(None, (method.cache for method in self.methods)):
             cache.add(prompt_ids, output_ids)
 
     def new_tokens(self, answer_ids: list[int] | None) -> int:
-        """The most new tokens of a call."""
+        """The maximum number of new tokens of a call."""
         return len(answer_ids) if answer_ids is not None else self.max_new_tokens or NEW_TOKENS
 
     def check_context(self, name: str, prompt_ids: list[int], new_tokens: int) -> None:
-        """Refuses a prompt that, with its answer, is longer than the model can read.
+        """Checks that a prompt and its answer are within the model's vocabulary and context.
 
         Raises:
-            ContextTooShortError: If it is.
-            ValueError: If it is of tokens that the model has not.
+            ContextTooShortError: If they are too long.
+            ValueError: If the prompt has a token that the model does not have.
         """
         if max(prompt_ids) >= vocabulary_size(self.model):
             raise ValueError(
@@ -246,48 +196,42 @@ class Bench:
                 f"the model's context of {context}"
             )
 
-    def _call(
+    def call(
         self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, **kwargs: Any
     ) -> tuple[Sample, list[int], Output]:
-        """One call: what is kept of it, the new ids, and what is compared."""
+        """Calls `generate` once; returns the sample, the new ids, and what is to be compared."""
         kwargs = {**kwargs, **method.kwargs, "max_new_tokens": self.new_tokens(answer_ids)}
-        retrieval = RetrievalStats()
+        stats = RetrievalStats()
         if method.retrieves:
-            kwargs["retrieval_stats"] = retrieval
+            kwargs["retrieval_stats"] = stats
         forced = None
         if answer_ids is not None:
             forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
             kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
-        timer = PassTimer(self.model)
         torch.manual_seed(0)
-        with timer():
+        with timed_passes(self.model) as times:
             ids = self._generate(prompt_ids, **kwargs)
-        sample = Sample(
-            method.name,
-            method.nodes,
-            tokens=len(ids),
-            forward_passes=timer.passes,
-            prefill_seconds=timer.prefilled - timer.began,
-            decoding_seconds=timer.ended - timer.prefilled,
-        )
-        if method.drafter is not None:
-            names = ("drafted", "accepted", "accepted_lengths", "drafting_seconds")
-            stats = {name: getattr(method.drafter.stats, name) for name in names}
-            sample = replace(sample, **stats)
-        if method.retrieves:
-            kept = {key: x for key, x in retrieval.to_dict().items() if key not in _NOT_KEPT}
-            sample = replace(sample, retrieval=kept)
+        retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
+        sample = {
+            "method": method.name,
+            "nodes": method.nodes,
+            "tokens": len(ids),
+            "forward_passes": len(times) - 2,
+            "prefill_seconds": times[1] - times[0],
+            "decoding_seconds": times[-1] - times[1],
+            "drafting_seconds": method.drafter.stats.drafting_seconds if method.drafter else 0.0,
+            "other_tokens": 0,
+            "retrieval": retrieval if method.retrieves else None,
+        }
         output = Output(ids) if forced is None else forced.unforced()
-        return sample, ids, replace(output, passages=retrieval.best_ids)
+        return sample, ids, replace(output, passages=stats.best_ids)
 
     def _generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
-        """The new ids, greedily unless `kwargs` say otherwise."""
+        """The new ids; greedy unless `kwargs` have it otherwise."""
         ids = torch.tensor([prompt_ids], device=self.model.device)
-        # Said outright: a prompt may hold the token that else is taken for padding.
-        mask = torch.ones_like(ids)
-        kwargs = {"do_sample": False, **kwargs}
-        output = self.model.generate(ids, attention_mask=mask, **kwargs)
-        return output[0, len(prompt_ids) :].tolist()
+        # With a mask, as the prompt may hold the token that is otherwise taken for padding.
+        kwargs = {"do_sample": False, "attention_mask": torch.ones_like(ids), **kwargs}
+        return self.model.generate(ids, **kwargs)[0, len(prompt_ids) :].tolist()
 
     def _check(
         self,
@@ -298,12 +242,10 @@ class Bench:
         output: Output,
         expected: Output,
     ) -> None:
-        """Refuses other ids than the first method's, or other passages, where it can be exact."""
-        if not self.computes_exactly:
-            return
-        how = f"{name}: {method.name}" + (f" ({method.nodes} nodes)" if method.drafter else "")
+        """Raises [`IdsDifferError`] if ids or passages are not those of the first method."""
+        where = f"{name}: {method.name}" + (f" ({method.nodes} nodes)" if method.drafter else "")
         if output.passages != expected.passages:
-            raise IdsDifferError(f"{how} has retrieved something else than {first.name}")
+            raise IdsDifferError(f"{where} retrieved other passages than {first.name}")
         places = output.beyond_rounding(expected)
         if not places:
             return
@@ -313,12 +255,12 @@ class Bench:
             if tied(float(logits[expected.tokens[place]]), float(logits[output.tokens[place]])):
                 return
         raise IdsDifferError(
-            f"{how} gives other ids than {first.name}, from new token {place} on; in float32 they "
-            "must be the same"
+            f"{where} returns other ids than {first.name}, from new token {place} on; in float32 "
+            "they must be the same"
         )
 
     def _plain_logits(self, prompt_ids: list[int], place: int) -> torch.Tensor:
-        """The logits from which plain decoding chooses a new token, `(vocab_size,)`."""
+        """The logits of plain decoding for new token `place`, `(vocab_size,)`."""
         ids = torch.tensor([prompt_ids], device=self.model.device)
         output = self.model.generate(
             ids,

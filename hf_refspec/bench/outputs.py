@@ -1,30 +1,28 @@
-"""What a call of `generate` has returned, to be compared with another call's."""
+"""The new tokens of two calls of `generate`, compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Two logits so near, relative to their size, are a tie: a pass over several tokens may round it
-# either way, transformers' own look-up as well as ours.
+# Logits whose relative difference is smaller are a tie: a pass over several tokens may round them
+# either way, in transformers' own prompt look-up too.
 ROUNDING = 1e-5
 
 
 def tied(one: float, other: float) -> bool:
-    """Whether two logits are equal but for rounding, in float32."""
+    """Whether two float32 logits are equal up to rounding."""
     return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
 
 
 @dataclass(frozen=True)
 class Output:
-    """The new tokens of a call.
-
-    Where a text was forced these say nothing: then they are those that the model would have chosen
-    at each place by itself, after the forced text so far.
+    """What a call returned.
 
     Attributes:
-        tokens (`list[int]`): See above.
-        logits (`list[float]`, *optional*): Theirs, where a text was forced.
-        passages (`list[int]`): What was retrieved, step by step.
+        tokens (`list[int]`): The new tokens. Where a text was forced, at each place the token that
+            the model would have chosen by itself after the forced text so far.
+        logits (`list[float]`, *optional*): Their logits, where a text was forced.
+        passages (`list[int]`): The passages that were retrieved, step by step.
     """
 
     tokens: list[int]
@@ -32,17 +30,13 @@ class Output:
     passages: list[int] = field(default_factory=list)
 
     def differences(self, plain: Output) -> list[int]:
-        """The places at which these are other tokens than those of plain decoding.
-
-        Where a text was forced each place stands for itself; else all after the first differ.
-        """
+        """The places at which the tokens differ from those of plain decoding."""
         shorter, longer = sorted((len(self.tokens), len(plain.tokens)))
         pairs = enumerate(zip(self.tokens, plain.tokens, strict=False))
-        places = [i for i, (one, other) in pairs if one != other]
-        return [*places, *range(shorter, longer)]
+        return [*(i for i, (one, other) in pairs if one != other), *range(shorter, longer)]
 
     def beyond_rounding(self, plain: Output) -> list[int]:
-        """Those of the differences that no tie explains; all where logits are not known."""
+        """The differences that are not ties; without logits, all differences."""
         places = self.differences(plain)
         if self.logits is None or plain.logits is None or len(self.tokens) != len(plain.tokens):
             return places

@@ -1,10 +1,13 @@
-"""Iterative RaLM: the retrievers over a knowledge base, as [`Searched`]."""
+"""The retrievers of the suite `ralm`: iterative RaLM over a knowledge base."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from argparse import Namespace
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from ..drafting.reference_copy import ReferenceCopy
 from ..ralm.iterative import iterative_ralm
@@ -14,102 +17,124 @@ from ..retrieval.milvus import MilvusRetriever
 from ..retrieval.retriever import Retriever
 from ..store.build.text_encoder import TextEncoder, load_encoder
 from ..store.knowledge_base import KnowledgeBase
-from .distractors import PaddedKnowledgeBase
-from .measure import Bench
-from .methods import BASELINE, OURS, Method, main_speculations, retrieving_methods
-from .options import BenchOptions
-from .retrieval import Searched
+from .methods import BASELINE, OURS, Method, retrieving_methods, speculations
+from .retrieval import Setting
 
-GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # those of the paper, section 5.1
+GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper (arXiv 2401.14021), section 5.1
 WITH_DRAFTS = " + ReferenceCopy"
 
 
-class Retrievers(Searched):
-    """The retrievers over a knowledge base: exact, approximate, a server's, and sparse.
+class PaddedKnowledgeBase(KnowledgeBase):
+    """A knowledge base enlarged by random embeddings, so that exact searches take longer.
+
+    In hundreds of dimensions random directions are nearly orthogonal to every query: they are
+    compared with it, but hardly ever found.
 
     Args:
-        options ([`BenchOptions`]): Which.
+        path (`str` or `Path`): The folder of a knowledge base with embeddings.
+        tokenizer (`PreTrainedTokenizerBase`): The language model's.
+        distractors (`int`): How many embeddings to add.
+    """
+
+    def __init__(self, path: Any, tokenizer: PreTrainedTokenizerBase, distractors: int) -> None:
+        super().__init__(path, tokenizer)
+        assert self.embeddings is not None
+        count, dimension = self.embeddings.shape
+        padded = np.empty((count + distractors, dimension), dtype=np.float32)
+        padded[:count] = self.embeddings
+        np.random.default_rng(0).standard_normal(dtype=np.float32, out=padded[count:])
+        squares = np.einsum("ij,ij->i", padded[count:], padded[count:])  # without a copy of all
+        padded[count:] /= np.sqrt(squares)[:, None]
+        self.embeddings = padded
+
+    def __len__(self) -> int:
+        assert self.embeddings is not None
+        return len(self.embeddings)
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage; of a distractor, the first tokens of passage 0."""
+        if self.config.passages <= passage_id < len(self):
+            return super().passage(0)[:4]
+        return super().passage(passage_id)
+
+
+def ralm_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
+    """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base.
+
+    Args:
+        args (`Namespace`): The options of `hf-refspec bench`.
         tokenizer (`PreTrainedTokenizerBase`): The language model's.
 
     Raises:
-        OSError, ValueError: If one of them cannot be opened, or they do not go together.
+        OSError, ValueError: If a part cannot be opened, or the parts do not fit together.
         ImportError: If a library is missing.
     """
+    base, encoder = _open(args, tokenizer)
 
-    def __init__(self, options: BenchOptions, tokenizer: Any) -> None:
-        folder, encoder = options.knowledge_base, options.encoder
-        if folder is None:
-            raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
-        try:
-            self._base = KnowledgeBase.from_pretrained(folder, tokenizer)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--knowledge-base {folder} cannot be opened: {error}") from error
-        if options.distractors and encoder is None:
-            raise ValueError(
-                f"--distractors {options.distractors} are for the exact index, which needs "
-                "--encoder"
-            )
-        if options.milvus is not None and encoder is None:
-            raise ValueError(f"--milvus {options.milvus} holds embeddings, and so needs --encoder")
-        for library, needed in (("bm25s", True), ("faiss", encoder is not None)):
-            if needed and find_spec(library) is None:
-                raise ImportError(f"the suite needs {library}; install the extra `retrieval`")
-        self._distractors = options.distractors
-        self._encoder = None if encoder is None else self._checked_encoder(encoder)
-        self._milvus = None
-        if options.milvus is not None:
-            self._milvus = MilvusRetriever(self._base, self._encoder, options.milvus, "hnsw")
-        dense = [] if encoder is None else ["flat", "hnsw"]
-        self.settings = [*dense, *([] if self._milvus is None else ["milvus"]), "bm25"]
-        self.longest_passage = self._base.config.chunk_length
+    def setting(name: str, size: int, retriever: Any) -> Setting:
+        return Setting(
+            name, size, lambda: _methods(retriever(), args, tokenizer), base.config.chunk_length
+        )
 
-    def size(self, setting: str) -> int:
-        """How many passages a retriever looks at."""
-        return len(self._base) + (self._distractors if setting == "flat" else 0)
+    def flat() -> Retriever:
+        if not args.distractors:
+            return DenseRetriever(base, encoder)
+        return DenseRetriever(PaddedKnowledgeBase(base.path, tokenizer, args.distractors), encoder)
 
-    def options(self, setting: str, bench: Bench) -> dict[str, Any]:
-        """Of `iterative_ralm`."""
-        return {
-            "custom_generate": iterative_ralm,
-            "retriever": self._by_name[setting],
-            "tokenizer": bench.tokenizer,
-            "generation_stride": GENERATION_STRIDE,
-            "query_length": QUERY_LENGTH,
-        }
-
-    def methods(self, setting: str, bench: Bench) -> list[Method]:
-        """The baseline and ours once more with tokens drafted beside it."""
-        main, options = main_speculations(), self.options(setting, bench)
-        with_drafts = {f"{name}{WITH_DRAFTS}": main[name] for name in (BASELINE, OURS)}
-        return [
-            *super().methods(setting, bench),
-            *retrieving_methods(with_drafts, **options, drafter=ReferenceCopy()),
+    settings = [setting("bm25", len(base), lambda: SparseRetriever(base, progress=False))]
+    if encoder is not None:
+        dense = [
+            setting("flat", len(base) + args.distractors, flat),
+            setting("hnsw", len(base), lambda: DenseRetriever(base, encoder, "hnsw")),
         ]
+        if args.milvus is not None:
+            milvus = MilvusRetriever(base, encoder, args.milvus, "hnsw")
+            dense.append(setting("milvus", len(base), lambda: milvus))
+        settings = [*dense, *settings]
+    return settings
 
-    @cached_property
-    def _by_name(self) -> dict[str, Retriever]:
-        """All of them, made when they are first needed, which takes a while."""
-        made: dict[str, Retriever] = {}
-        if self._encoder is not None:
-            base = self._base
-            if self._distractors:
-                base = PaddedKnowledgeBase(base.path, base.tokenizer, self._distractors)
-            made["flat"] = DenseRetriever(base, self._encoder)
-            made["hnsw"] = DenseRetriever(self._base, self._encoder, "hnsw")
-        if self._milvus is not None:
-            made["milvus"] = self._milvus
-        made["bm25"] = SparseRetriever(self._base, progress=False)
-        return made
 
-    def _checked_encoder(self, name: str) -> Any:
-        """The encoder, after it has encoded something as it must."""
-        if self._base.embeddings is None:
-            raise ValueError(
-                f"--encoder {name} is of no use: {self._base.path} was built without embeddings"
-            )
-        try:
-            encoder = load_encoder(name)
-            TextEncoder(encoder).query("x", self._base.config.dimension)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"--encoder {name} does not fit: {error}") from error
-        return encoder
+def _methods(
+    retriever: Retriever, args: Namespace, tokenizer: PreTrainedTokenizerBase
+) -> list[Method]:
+    """All settings of speculation, and two of them with token drafts as well."""
+    options = {
+        "custom_generate": iterative_ralm,
+        "retriever": retriever,
+        "tokenizer": tokenizer,
+        "generation_stride": GENERATION_STRIDE,
+        "query_length": QUERY_LENGTH,
+    }
+    settings = speculations(args.ablate)
+    with_drafts = {f"{name}{WITH_DRAFTS}": settings[name] for name in (BASELINE, OURS)}
+    return [
+        *retrieving_methods(settings, **options),
+        *retrieving_methods(with_drafts, **options, drafter=ReferenceCopy()),
+    ]
+
+
+def _open(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[KnowledgeBase, Any]:
+    """The knowledge base, and the encoder if one is named, checked against each other."""
+    folder, name = args.knowledge_base, args.encoder
+    if folder is None:
+        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
+    try:
+        base = KnowledgeBase.from_pretrained(folder, tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--knowledge-base {folder} cannot be opened: {error}") from error
+    for library, needed in (("bm25s", True), ("faiss", name is not None)):
+        if needed and find_spec(library) is None:
+            raise ImportError(f'ralm needs {library}: pip install "hf_refspec[retrieval]"')
+    if name is None:
+        for option, value in (("--distractors", args.distractors), ("--milvus", args.milvus)):
+            if value:
+                raise ValueError(f"{option} {value} needs --encoder, for the embeddings")
+        return base, None
+    if base.embeddings is None:
+        raise ValueError(f"--encoder {name} is of no use: {base.path} was built without embeddings")
+    try:
+        encoder = load_encoder(name)
+        TextEncoder(encoder).query("x", base.config.dimension)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"--encoder {name} does not fit: {error}") from error
+    return base, encoder

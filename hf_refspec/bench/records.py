@@ -1,4 +1,4 @@
-"""Files of JSON lines as others have published them; what is wrong with one is told by its line."""
+"""Reads files of JSON lines; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Record:
     """One line of a file.
 
     Attributes:
-        where (`str`): The file and the line, for whoever has to look it up.
-        content (`dict`): What it says.
+        where (`str`): The file and the line, for error messages.
+        content (`dict`): The JSON object.
     """
 
     where: str
     content: dict[str, Any]
 
     def text(self, *names: str) -> str:
-        """The string at `names`, one inside the other.
+        """The string at a path of nested keys.
 
         Raises:
             ValueError: If there is none.
@@ -47,7 +47,7 @@ class Record:
         return values
 
     def optional_texts(self, name: str) -> list[str] | None:
-        """The strings in the list `name`; `None` if it is not there, or is of something else.
+        """The strings in the list `name`; `None` if it is missing, or has other items.
 
         Raises:
             ValueError: If it is no list.
@@ -63,11 +63,11 @@ def _are_texts(values: Any) -> bool:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Reads a file of one JSON object a line, packed by gzip if it is called `.gz`.
+    """Reads a file with one JSON object per line, compressed if its name ends in `.gz`.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If a line is something else.
+        ValueError: If the file is damaged, or a line is not a JSON object.
     """
     path = Path(path)
     if not path.exists():

@@ -1,153 +1,141 @@
-"""The suites: what each reads, and how one of its questions is measured."""
+"""The suites: which questions each asks, and how one of them is measured."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from . import suites
-from .knn import KnnStores, knn_prompts
+from .knn import knn_prompts, knn_settings
 from .measure import Bench
-from .options import BenchOptions
-from .ralm import Retrievers
-from .retrieval import RetrievalQuestion, Searched, measure_retrieval, with_each_setting
+from .ralm import ralm_settings
+from .retrieval import Setting, measure_retrieval
 from .suites import Question, RecordedAnswer, answered, chat_prompt, neighbours
+from .summary import Entry
+
+# A question that is read and checked, and still to be measured: it yields an entry for each turn.
+Job: TypeAlias = Callable[[Bench], Iterator[Entry]]
+Prompt: TypeAlias = "tuple[str, list[int], list[int] | None]"  # name, prompt ids, recorded answer
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A suite of questions of one kind.
-
-    Attributes:
-        read (callable): Reads all questions, before work starts; each has an `id`.
-        measure (callable): Measures one question and yields what comes of it, as plain types.
-        parts (callable): Divides a question into those that are measured, and kept where a run is
-            stopped, one by one.
-    """
-
-    read: Callable[[BenchOptions, PreTrainedTokenizerBase], list[Any]]
-    measure: Callable[[Bench, Any], Iterator[dict[str, Any]]]
-    parts: Callable[[Any], list[Any]] = lambda question: [question]
+def _rag(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    answers = suites.llma_rag(data_file(args, "llma_rag.jsonl"), tokenizer)
+    return [partial(_ask, *each) for each in enumerate(answers[: args.limit], 1)]
 
 
-def _read_rag(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    return _numbered(suites.llma_rag(options.file("llma_rag.jsonl"), tokenizer))
+def _humaneval(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    answers = suites.humaneval(data_file(args, "HumanEval.jsonl.gz"), tokenizer)
+    return [partial(_ask, *each) for each in enumerate(answers[: args.limit], 1)]
 
 
-def _read_humaneval(
-    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
-) -> list[RecordedAnswer]:
-    return _numbered(suites.humaneval(options.file("HumanEval.jsonl.gz"), tokenizer))
+def _no_overlap(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    if not args.replay:
+        raise ValueError("no-overlap is random text, which no model writes freely; add --replay")
+    answers = suites.random_texts(tokenizer)
+    return [partial(_ask, *each) for each in enumerate(answers[: args.limit], 1)]
 
 
-def _read_random(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    if not options.replay:
-        raise ValueError("no-overlap is random text, which no model says by itself; add --replay")
-    return _numbered(suites.random_texts(tokenizer))
+def _spec_bench(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
+    return [partial(_converse, each, 1) for each in _questions(args)[: args.limit]]
 
 
-def _numbered(answers: list[RecordedAnswer]) -> list[RecordedAnswer]:
-    return [replace(answer, id=str(number)) for number, answer in enumerate(answers, 1)]
+def _multi_turn(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
+    long = [each for each in _questions(args) if len(each.turns) > 1]
+    return [partial(_converse, each, len(each.turns)) for each in long[: args.limit]]
 
 
-def _read_spec_bench(options: BenchOptions, _: PreTrainedTokenizerBase) -> list[Question]:
-    questions = suites.spec_bench(options.file("spec_bench_questions.jsonl"))
-    # To replay are those that have a recorded answer.
-    return [question for question in questions if question.answers or not options.replay]
-
-
-def _read_multi_turn(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Question]:
-    return [each for each in _read_spec_bench(options, tokenizer) if len(each.turns) > 1]
-
-
-def _read_cached_sessions(
-    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
-) -> list[Question]:
-    if options.replay:
+def _cached_sessions(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
+    if args.replay:
         raise ValueError(
             "cached-sessions needs the model's own answers, to questions of which none is "
             "recorded; run it without --replay"
         )
-    return _read_spec_bench(options, tokenizer)
+    return [partial(_ask_again, each) for each in _questions(args)[: args.limit]]
 
 
-def _ask(bench: Bench, question: RecordedAnswer) -> Iterator[dict[str, Any]]:
-    answer_ids = question.answer_ids if bench.replay else None
-    entry, _ = bench.measure(question.id, question.prompt_ids, answer_ids)
+def _ralm(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    """In a replay LLMA's questions, then Spec-Bench's; else only the latter."""
+    settings = ralm_settings(args, tokenizer)
+    prompts: list[Prompt] = []
+    if args.replay:
+        recorded = suites.llma_rag(data_file(args, "llma_rag.jsonl"), tokenizer, passages=False)
+        prompts += [
+            (str(i), each.prompt_ids, each.answer_ids) for i, each in enumerate(recorded, 1)
+        ]
+    for each in _questions(args):
+        answer_ids = answered(each, 0, tokenizer) if args.replay else None
+        prompts.append((each.id, chat_prompt(each.turns[:1], tokenizer), answer_ids))
+    return _with_each_setting(settings, prompts[: args.limit])
+
+
+def _knn(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    settings = knn_settings(args, tokenizer)
+    prompts: list[Prompt] = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
+    return _with_each_setting(settings, prompts[: args.limit])
+
+
+SUITES: dict[str, Callable[[Namespace, PreTrainedTokenizerBase], list[Job]]] = {
+    "rag": _rag,
+    "humaneval": _humaneval,
+    "spec-bench": _spec_bench,
+    "multi-turn": _multi_turn,
+    "cached-sessions": _cached_sessions,
+    "no-overlap": _no_overlap,
+    "ralm": _ralm,
+    "knn": _knn,
+}
+RETRIEVING = ("ralm", "knn")
+
+
+def data_file(args: Namespace, name: str) -> Path:
+    """The path of a data file.
+
+    Raises:
+        ValueError: If no folder was named.
+    """
+    if args.data is None:
+        raise ValueError(f"{name} is needed; name the folder that it is in with --data")
+    return args.data / name
+
+
+def _questions(args: Namespace) -> list[Question]:
+    """Spec-Bench's questions; in a replay those with a recorded answer."""
+    questions = suites.spec_bench(data_file(args, "spec_bench_questions.jsonl"))
+    return [question for question in questions if question.answers or not args.replay]
+
+
+def _with_each_setting(settings: list[Setting], prompts: list[Prompt]) -> list[Job]:
+    return [
+        partial(measure_retrieval, setting, *prompt) for setting in settings for prompt in prompts
+    ]
+
+
+def _ask(number: int, answer: RecordedAnswer, bench: Bench) -> Iterator[Entry]:
+    answer_ids = answer.answer_ids if bench.replay else None
+    entry, _ = bench.measure(str(number), answer.prompt_ids, answer_ids)
     yield entry
 
 
-def _ask_first_turn(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
-    yield next(_converse(bench, question))
-
-
-def _converse(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
-    """Each turn after those before it, with what the model answered to them."""
+def _converse(question: Question, turns: int, bench: Bench) -> Iterator[Entry]:
+    """Each turn, after the earlier ones and the model's answers to them."""
     messages: list[str] = []
-    for turn, text in enumerate(question.turns):
+    for turn, text in enumerate(question.turns[:turns]):
         messages.append(text)
         prompt_ids = chat_prompt(messages, bench.tokenizer)
-        answer_ids = None
-        if bench.replay and question.answers is not None:
-            answer_ids = answered(question, turn, bench.tokenizer)
+        answer_ids = answered(question, turn, bench.tokenizer) if bench.replay else None
         entry, ids = bench.measure(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry
 
 
-def _ask_again(bench: Bench, question: Question) -> Iterator[dict[str, Any]]:
-    """The first turn, after the model has answered four questions that mean the same."""
+def _ask_again(question: Question, bench: Bench) -> Iterator[Entry]:
+    """The first turn, after the model has answered four similar questions."""
     for text in neighbours(question.turns[0]):
         prompt_ids = chat_prompt([text], bench.tokenizer)
         bench.remember(prompt_ids, bench.answer(question.id, prompt_ids))
-    yield from _ask_first_turn(bench, question)
-
-
-def _read_ralm(
-    options: BenchOptions, tokenizer: PreTrainedTokenizerBase
-) -> list[RetrievalQuestion]:
-    """In a replay LLMA's questions and then Spec-Bench's; a model by itself is asked the latter."""
-    searched = Retrievers(options, tokenizer)
-    prompts: list[tuple[str, list[int], list[int] | None]] = []
-    if options.replay:
-        path = options.file("llma_rag.jsonl")
-        prompts += [
-            (each.id, each.prompt_ids, each.answer_ids)
-            for each in _numbered(suites.llma_rag_questions(path, tokenizer))
-        ]
-    for each in _read_spec_bench(options, tokenizer):
-        answer_ids = answered(each, 0, tokenizer) if options.replay else None
-        prompts.append((each.id, chat_prompt(each.turns[:1], tokenizer), answer_ids))
-    return _retrieval_questions(prompts, options, searched)
-
-
-def _read_knn(options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[RetrievalQuestion]:
-    searched = KnnStores(options, tokenizer)
-    prompts = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
-    return _retrieval_questions(prompts, options, searched)
-
-
-def _retrieval_questions(
-    prompts: Any, options: BenchOptions, searched: Searched
-) -> list[RetrievalQuestion]:
-    return [
-        RetrievalQuestion(
-            name, name, prompt_ids, answer_ids, number < options.ablate, options.repeat, searched
-        )
-        for number, (name, prompt_ids, answer_ids) in enumerate(prompts)
-    ]
-
-
-REGISTRY: dict[str, Suite] = {
-    "rag": Suite(_read_rag, _ask),
-    "humaneval": Suite(_read_humaneval, _ask),
-    "spec-bench": Suite(_read_spec_bench, _ask_first_turn),
-    "multi-turn": Suite(_read_multi_turn, _converse),
-    "cached-sessions": Suite(_read_cached_sessions, _ask_again),
-    "no-overlap": Suite(_read_random, _ask),
-    "ralm": Suite(_read_ralm, measure_retrieval, with_each_setting),
-    "knn": Suite(_read_knn, measure_retrieval, with_each_setting),
-}
+    yield from _converse(question, 1, bench)

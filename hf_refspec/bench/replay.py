@@ -1,9 +1,8 @@
-"""Replay: how many tokens a forward pass would have yielded on texts that were written before.
+"""Replay: the MAT of a drafter on recorded answers.
 
-A tiny random model is made to say each recorded answer by a logits processor, through the very
-`generate` that users call. MAT depends on the text alone, not on who computes it, so that this
-measures a drafter for any target model that would have written the text. LLMA's paper measures so
-(arXiv 2304.04487, Algorithm 2).
+A logits processor forces a tiny random model to generate each recorded answer, by the same
+`generate` that users call. MAT depends only on the text, so that the figure holds for any target
+model that would have written it. LLMA's paper measures in the same manner (arXiv 2304.04487).
 
     python -m hf_refspec.bench.replay llma_rag.jsonl --tokenizer path/or/hub-id
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -39,13 +37,13 @@ from .suites import RecordedAnswer, llma_rag
 
 
 class ForcedText(LogitsProcessor):
-    """Makes any model say a given text: each of its tokens in turn has the highest score.
+    """Forces a text: at each place its token has the highest score.
 
-    The others keep theirs. Were they forbidden, transformers' prompt look-up, which asks the logits
-    processors before it drafts, would be told the text.
+    The other tokens keep their scores. If they were forbidden, transformers' prompt look-up, which
+    calls the logits processors before it drafts, would learn the text from them.
 
-    What the model would have chosen by itself is kept: whether passes over drafts compute the same
-    as plain decoding shows there, and nowhere in the forced text.
+    What the model would have chosen by itself is kept. Only there it shows whether passes over
+    drafts compute the same as plain decoding; the forced text is the same in any case.
 
     Args:
         ids (`torch.LongTensor` of shape `(length,)`): Prompt and answer.
@@ -53,7 +51,7 @@ class ForcedText(LogitsProcessor):
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
-        # A place that a rejected draft has been at is passed once more, with the right text.
+        # The last call for a place counts: after a rejected draft it is called again.
         self._best: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
@@ -65,13 +63,13 @@ class ForcedText(LogitsProcessor):
         return forced
 
     def unforced(self) -> Output:
-        """What the model would have chosen at each place by itself."""
+        """The tokens that the model would have chosen by itself, and their logits."""
         best = [self._best[position] for position in sorted(self._best)]
         return Output([int(token) for _, token in best], [float(logit) for logit, _ in best])
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:
-    """A model whose forward pass costs next to nothing, for replays."""
+    """A tiny model, for replays of MAT alone."""
     return random_model("tiny", vocab_size)
 
 
@@ -85,7 +83,7 @@ def replay(
     """Replays recorded answers with a drafter.
 
     Args:
-        answers (iterable of [`RecordedAnswer`]): In order; a drafter that remembers may use it.
+        answers (iterable of [`RecordedAnswer`]): In the order that a drafter may learn from.
         drafter (`CandidateGenerator`): A [`Drafter`], or any transformers `CandidateGenerator`.
         model (`PreTrainedModel`): [`stand_in_model`] with the answers' vocabulary, or larger.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): As in `generate`.
@@ -114,28 +112,19 @@ def replay(
     return total
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A row of the table: what drafts, how many nodes, and how they are verified."""
-
-    name: str
-    make: Callable[[], CandidateGenerator]
-    max_draft_tokens: int
-    verification: str = "auto"
-
-
-CONTENDERS = (
-    Contender(
+# The rows of the table: a name, the drafter, the number of draft nodes, and the verification.
+CONTENDERS: tuple[tuple[str, Callable[[], CandidateGenerator], int, str], ...] = (
+    (
         "transformers' prompt look-up",
         lambda: PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31),
         10,
         "chain",
     ),
-    Contender("LLMA (n=1, k=18)", lambda: ReferenceCopy(mode="llma", copy_length=18), 18, "chain"),
-    Contender("ReferenceCopy, chain", ReferenceCopy, 18, "chain"),
-    Contender("ReferenceCopy, tree", ReferenceCopy, 16, "tree"),
-    Contender("ReferenceCopy, tree", ReferenceCopy, 32, "tree"),
-    Contender("ReferenceCopy, tree", ReferenceCopy, 64, "tree"),
+    ("LLMA (n=1, k=18)", lambda: ReferenceCopy(mode="llma", copy_length=18), 18, "chain"),
+    ("ReferenceCopy, chain", ReferenceCopy, 18, "chain"),
+    ("ReferenceCopy, tree", ReferenceCopy, 16, "tree"),
+    ("ReferenceCopy, tree", ReferenceCopy, 32, "tree"),
+    ("ReferenceCopy, tree", ReferenceCopy, 64, "tree"),
 )
 
 
@@ -146,18 +135,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokenizer", required=True, help="a folder or a Hub id")
     options = parser.parse_args(arguments)
 
-    torch.set_num_threads(1)  # the stand-in is too small to share out
+    torch.set_num_threads(1)  # the model is too small for more
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     answers = llma_rag(options.data, tokenizer)
     model = stand_in_model(len(tokenizer))
     print(f"{'drafts':32} {'nodes':>5} {'MAT':>5} {'accepted':>9} {'us a draft':>11}")
-    for contender in CONTENDERS:
-        stats = replay(
-            answers, contender.make(), model, contender.max_draft_tokens, contender.verification
-        )
+    for name, drafter, nodes, verification in CONTENDERS:
+        stats = replay(answers, drafter(), model, nodes, verification)
         print(
-            f"{contender.name:32} {contender.max_draft_tokens:5} {stats.mat:5.2f} "
-            f"{stats.accepted / stats.drafted:9.1%} "
+            f"{name:32} {nodes:5} {stats.mat:5.2f} {stats.accepted / stats.drafted:9.1%} "
             f"{1e6 * stats.drafting_seconds / stats.forward_passes:11.0f}",
             flush=True,
         )

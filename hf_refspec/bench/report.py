@@ -1,45 +1,40 @@
-"""The Markdown report of a run."""
+"""The Markdown report of a run, and the comparison of two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from .methods import (
-    BASELINE,
-    OURS,
-    PUBLISHED,
-    STRIDES,
-    ablations,
-    scheduled_name,
-    stride_name,
-    strides,
-)
-from .results import Results
-from .summary import Entry, Key, RetrievalSummary, Spread, Summary, summaries
+from .results import read_results
+from .summary import Entry, Key, Spread, Summary, summaries
 
 EXPLAINED = (
-    "Medians, with the quartiles in brackets, over the prompts; each prompt was decoded by all "
-    "methods in turn, and its speed-ups are against the first of them on that prompt. MAT is new "
-    "tokens per forward pass, over all prompts. Other ids are those that the model chose otherwise "
-    "than with the first method; where a text was forced, those that it would have chosen after it."
+    "Medians over the prompts, with the quartiles in brackets. Each prompt was decoded by all "
+    "methods, in mixed order; speed-ups are over the first method on the same prompt. MAT is new "
+    "tokens per forward pass, over all prompts. Other ids are those that differ from the first "
+    "method's; where a text was forced, those that the model would have chosen by itself."
 )
 RETRIEVAL_EXPLAINED = (
-    "Gamma is the fraction of speculated steps that were right, the stride how many steps a "
-    "verification was of, waiting that for searches. Methods without a number of searches retrieve "
-    "nothing: what the text would have been without it, and its speed."
+    "Gamma is the fraction of speculated steps that were right, the stride the number of steps per "
+    "verification, waiting the fraction of the time that was spent waiting for searches. Methods "
+    "without searches retrieve nothing, so that their text is another one."
 )
 
 
-def _of_retrieval(
-    text: Callable[[RetrievalSummary], str], speculated: bool = False
-) -> Callable[[Summary], str]:
-    def column(summary: Summary) -> str:
+def _of_retrieval(name: str, spec: str) -> Callable[[Summary], str]:
+    def text(summary: Summary) -> str:
         retrieval = summary.retrieval
-        known = retrieval is not None and (retrieval.mean_stride > 0 or not speculated)
-        return text(retrieval) if retrieval is not None and known else ""
+        if retrieval is None or (name in ("gamma", "stride") and not retrieval["stride"]):
+            return ""  # no retrieval, or no speculation
+        return format(retrieval[name], spec)
 
-    return column
+    return text
+
+
+def _other_ids(summary: Summary) -> str:
+    tokens = f", {summary.other_tokens:,} tokens" if summary.different else ""
+    return f"{summary.different} of {summary.samples}{tokens}"
 
 
 # A column that is empty for all methods is left out.
@@ -47,40 +42,59 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "MAT": lambda summary: f"{summary.mat:.2f}",
     "prefill, s": lambda summary: f"{summary.prefill_seconds:.3f}",
     "decoding, tokens/s": lambda summary: f"{summary.tokens_per_second:.1f}",
-    "speed-up in decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
-    "speed-up in all": lambda summary: f"{summary.speed_up:.2f}",
+    "speed-up, decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
+    "speed-up, whole call": lambda summary: f"{summary.speed_up:.2f}",
     "drafting, µs a pass": lambda summary: (
         f"{summary.drafting_microseconds:.0f}" if summary.drafting_microseconds else ""
     ),
-    "gamma": _of_retrieval(lambda retrieval: f"{retrieval.gamma:.3f}", speculated=True),
-    "mean stride": _of_retrieval(lambda retrieval: f"{retrieval.mean_stride:.2f}", speculated=True),
-    "searches": _of_retrieval(lambda retrieval: f"{retrieval.searches:.0f}"),
-    "waiting": _of_retrieval(lambda retrieval: f"{retrieval.waiting:.0%}"),
-    "other ids": lambda summary: summary.other_ids,
+    "gamma": _of_retrieval("gamma", ".3f"),
+    "mean stride": _of_retrieval("stride", ".2f"),
+    "searches": _of_retrieval("searches", ".0f"),
+    "waiting": _of_retrieval("waiting", ".0%"),
+    "other ids": _other_ids,
 }
 
 
-def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table."""
-    lines = [list(columns), ["---"] * len(list(columns)), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def report(results: dict[str, Any]) -> str:
+    """A run as Markdown: the machine, versions and settings, then the tables of each suite."""
+    about = (results["machine"], results["versions"], results["settings"])
+    lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in about]
+    suites = (_suite(name, suite) for name, suite in results["suites"].items())
+    return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *suites])
 
 
-def suite_tables(entries: list[Entry]) -> str:
-    """The tables of a suite: one for all its prompts, or for each retriever."""
-    retrievers = dict.fromkeys(entry["retriever"] for entry in entries if "retriever" in entry)
-    if not retrievers:
-        return f"{EXPLAINED}\n\n{methods_table(summaries(entries))}{_category_table(entries)}"
-    parts = [EXPLAINED, RETRIEVAL_EXPLAINED]
-    for name in retrievers:
-        parts += _retriever_tables(name, [each for each in entries if each["retriever"] == name])
+def _suite(name: str, suite: dict[str, Any]) -> str:
+    parts = [f"## {name}", _counted(suite)]
+    by_setting = _by_setting(suite["entries"])
+    if any(by_setting):
+        parts.append(RETRIEVAL_EXPLAINED)
+    for setting, entries in by_setting.items():
+        if setting:
+            parts.append(f"### {setting}, {entries[0]['size']:,} to search")
+        parts.append(methods_table(summaries(entries)) + _category_table(entries))
     return "\n\n".join(parts)
+
+
+def _counted(suite: dict[str, Any]) -> str:
+    skipped = suite["skipped"]
+    text = f"{suite['done']} of {suite['questions']} questions"
+    if skipped:
+        text += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
+    return text + "."
+
+
+def _by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each retriever; of a suite without retrieval all of them under `""`."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.get("setting", ""), []).append(entry)
+    return groups
 
 
 def methods_table(methods: dict[Key, Summary]) -> str:
     """A row for each method."""
     rows = [
-        [name, nodes or "", *(column(summary) for column in COLUMNS.values())]
+        [name, nodes or "", *(text(summary) for text in COLUMNS.values())]
         for (name, nodes), summary in methods.items()
     ]
     columns = ["method", "nodes", *COLUMNS]
@@ -89,114 +103,88 @@ def methods_table(methods: dict[Key, Summary]) -> str:
 
 
 def _category_table(entries: list[Entry]) -> str:
-    """Where questions have categories, MAT and the median speed-up in decoding of each."""
-
-    def category(entry: Entry) -> str:
-        return entry["name"].partition("/")[0] if "/" in entry["name"] else ""
-
-    names = [name for name in dict.fromkeys(map(category, entries)) if name]
-    if not names:
+    """MAT and the median speed-up in decoding for each category of questions, if there are any."""
+    categories: dict[str, list[Entry]] = {}
+    for entry in entries:
+        category, slash, _ = entry["name"].partition("/")
+        if slash and "setting" not in entry:
+            categories.setdefault(category, []).append(entry)
+    if not categories:
         return ""
-    by_category = [
-        summaries([each for each in entries if category(each) == name]) for name in names
-    ]
-    rows = [
-        [
-            *key,
-            *(f"{of[key].mat:.2f}, {of[key].decoding_speed_up.median:.2f}x" for of in by_category),
-        ]
-        for key in by_category[0]
-    ]
-    return "\n" + table(["method", "nodes", *names], rows)
-
-
-def _retriever_tables(name: str, entries: list[Entry]) -> list[str]:
-    """The main methods, and of the questions that have them all the ablations and strides."""
-    extra = {*ablations(), *strides()}
-    main = {key: each for key, each in summaries(entries).items() if key[0] not in extra}
-    parts = [
-        f"### {name}, {entries[0]['passages']:,} to search",
-        _searches_to_generation(main[BASELINE, 0]),
-        methods_table(main),
-    ]
-    ablated = summaries([entry for entry in entries if entry["ablated"]])
-    if ablated:
-        of_boosters = {BASELINE, *ablations(), PUBLISHED, OURS}
-        boosters = {key: each for key, each in ablated.items() if key[0] in of_boosters}
-        parts += ["Ablations:", methods_table(boosters), _stride_table(ablated)]
-    return parts
-
-
-def _searches_to_generation(baseline: Summary) -> str:
-    retrieval = baseline.retrieval
-    assert retrieval is not None
-    ratio = retrieval.waiting / (retrieval.queries + retrieval.model)
-    sides = f"{ratio:.1f} : 1" if ratio >= 1 else f"1 : {1 / ratio:.1f}"
-    return (
-        f"Of {baseline.samples} samples; retrieval to generation time of the baseline (searches : "
-        f"model and queries) {sides}; {retrieval.queries:.0%} of its time went into making queries."
+    summed = [summaries(some) for some in categories.values()]
+    rows = (
+        [*key, *(f"{of[key].mat:.2f}, {of[key].decoding_speed_up.median:.2f}x" for of in summed)]
+        for key in summed[0]
     )
+    return "\n" + table(["method", "nodes", *categories], rows)
 
 
-def _stride_table(methods: dict[Key, Summary]) -> str:
-    """The median speed-up with each fixed stride, and with the one that OS3 chooses."""
-    rows = []
-    for asynchronous, label in ((True, "asynchronous"), (False, "synchronous")):
-        names = [*(stride_name(each, asynchronous) for each in STRIDES)]
-        fixed = [methods[name, 0].speed_up.median for name in names]
-        chosen = methods[scheduled_name(asynchronous), 0].speed_up.median
-        against = f"{chosen / max(fixed) - 1:+.1%}"
-        rows.append([label, *(f"{each:.2f}" for each in [*fixed, chosen]), against])
-    return table(["stride", *STRIDES, "OS3", "OS3 against the best"], rows)
+def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-def pass_cost_table(pass_costs: dict[str, Any]) -> str:
-    """The cost of a forward pass over each number of tokens, and against that of one."""
-    spreads = {
-        tokens: Spread.of([1e3 * each for each in seconds])
-        for tokens, seconds in pass_costs["seconds"].items()
-    }
-    rows = [
-        [tokens, f"{spread:.2f}", f"{spread.median / spreads['1'].median:.2f}"]
-        for tokens, spread in spreads.items()
-    ]
-    return table(["tokens in a pass", "ms", "against one token"], rows)
+def compare(paths: list[str]) -> str:
+    """Compares two runs, as Markdown, on the prompts that both have measured.
 
+    Args:
+        paths (`list[str]`): Two results.json, or the folders that they are in.
 
-def suites_report(results: Results) -> str:
-    """With what, how much and what was measured."""
-    suites = (
-        f"## {name}\n\n{_counted(results, name)}\n\n"
-        + (suite_tables(entries) if (entries := results.entries(name)) else "")
-        for name in results.suites
-    )
-    return "\n".join([f"# hf-refspec bench\n\n{_about(results)}", *suites])
-
-
-def details_report(results: Results, plots: Iterable[str]) -> str:
-    """What stands behind it: the cost of forward passes, and the files of the plots."""
-    parts = []
-    if results.pass_costs:
-        context = results.pass_costs["context"]
-        parts.append(
-            f"## Forward passes\n\nOf {results.pass_costs['parameters']:,} parameters, after "
-            f"{context} cached tokens.\n\n" + pass_cost_table(results.pass_costs)
+    Raises:
+        FileNotFoundError, ValueError: If they are not two results with a prompt in common.
+    """
+    if len(paths) != 2:
+        raise ValueError(
+            f"compare takes two results, but got {len(paths)}: hf-refspec bench compare A B"
         )
-    parts += [f"![{plot.removesuffix('.png')}]({plot})\n" for plot in plots]
-    return "\n".join(parts)
-
-
-def _about(results: Results) -> str:
-    lines = [
-        ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
-        for about in (results.machine, results.versions, results.settings)
+    one, other = (read_results(Path(path)) for path in paths)
+    suites = [
+        part
+        for name in one["suites"]
+        if name in other["suites"]
+        for part in _compare_suite(
+            name, one["suites"][name]["entries"], other["suites"][name]["entries"]
+        )
     ]
-    return "".join(f"- {line}\n" for line in lines)
+    if not suites:
+        raise ValueError("the two results have no prompt in common; measure the same suite twice")
+    rows = [
+        [name, one[kind].get(name), other[kind].get(name)]
+        for kind in ("machine", "versions", "settings")
+        for name in {**one[kind], **other[kind]}
+        if one[kind].get(name) != other[kind].get(name)
+    ]
+    return "\n".join([table(["", "A", "B"], rows), *suites] if rows else suites)
 
 
-def _counted(results: Results, suite: str) -> str:
-    done, skipped = results.suites[suite]["done"], results.skipped(suite)
-    text = f"{len(done)} of {results.suites[suite]['questions']} questions"
-    if skipped:
-        text += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
-    return text + "."
+def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[str]:
+    """A table for each retriever, or one for a suite without retrieval."""
+    columns = ["method", "nodes", "MAT", "tokens/s", "speed-up, decoding", "speed-up, whole call"]
+    others = _by_setting(other)
+    for setting, entries in _by_setting(one).items():
+        # The same name with another text does not count: the data file may be another one.
+        before, after = (
+            {(entry["name"], entry["text"]): entry for entry in some}
+            for some in (entries, others.get(setting, []))
+        )
+        both = [key for key in before if key in after]
+        if both:
+            old, new = (summaries([some[key] for key in both]) for some in (before, after))
+            rows = [[*key, *_changes(old[key], new[key])] for key in old if key in new]
+            about = f", {setting}" if setting else ""
+            yield f"## {name}{about}, {len(both)} prompts\n\n{table(columns, rows)}"
+
+
+def _changes(old: Summary, new: Summary) -> list[str]:
+    """With quartiles: a change that lies within them may be chance."""
+
+    def change(one: Spread, other: Spread, digits: int) -> str:
+        return f"{one:.{digits}f} → {other:.{digits}f}, {other.median / one.median - 1:+.1%}"
+
+    return [
+        f"{old.mat:.2f} → {new.mat:.2f}, {new.mat / old.mat - 1:+.1%}",
+        change(old.tokens_per_second, new.tokens_per_second, 1),
+        change(old.decoding_speed_up, new.decoding_speed_up, 2),
+        change(old.speed_up, new.speed_up, 2),
+    ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from argparse import Namespace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -13,157 +11,176 @@ import transformers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..demo.default_model import load_model, load_tokenizer
+from ..demo.default_model import DEFAULT_MODEL, load_model, load_tokenizer
 from ..hook import install
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
-from .machine import describe_machine, describe_versions
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import decoding_methods
 from .models import random_model
-from .options import DECODING, BenchOptions
-from .pass_costs import measure_pass_costs
-from .plots import check_plotting, draw_plots
-from .registry import REGISTRY, Suite
-from .report import details_report, suites_report
-from .results import Results, open_results
+from .plots import check_plotting, plot_speed_ups
+from .registry import RETRIEVING, SUITES, Job
+from .report import report
+from .results import new_results, write_results
 from .summary import summaries
 
-REPORT = "report.md"
+DECODING = tuple(name for name in SUITES if name not in RETRIEVING)
+# The suites that read an option: elsewhere it would have no effect.
+READ_BY = {
+    "datastore": DECODING,
+    "knowledge_base": ("ralm",),
+    "encoder": ("ralm",),
+    "distractors": ("ralm",),
+    "milvus": ("ralm",),
+    "knn_datastore": ("knn",),
+    "ablate": RETRIEVING,
+}
 
 
-def run(options: BenchOptions) -> int:
-    """Measures and reports; what was measured is kept where it is stopped.
+def run(args: Namespace) -> int:
+    """Measures suites and reports; what was measured is kept when it is stopped.
+
+    Args:
+        args (`Namespace`): The options of `hf-refspec bench`, see `commands/bench.py`.
 
     Returns:
-        The exit status: 1 if ids differed, 130 if it was stopped by ctrl-C.
+        The exit status: 1 if ids differed or nothing was measured, 130 if stopped by ctrl-C.
 
     Raises:
-        ImportError, OSError, ValueError: For bad input, before work starts.
+        ImportError, OSError, ValueError: For bad input, before the work starts.
     """
-    if options.out is None:
-        raise ValueError("--out is missing: name a folder for the results")
-    work = Work.prepared(options, options.out)
+    _check(args)
+    check_plotting()
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
+    if args.random_model is None:
+        args.model = args.model or DEFAULT_MODEL
+    tokenizer = load_tokenizer(args.tokenizer or args.model)
+    store = None
+    if args.datastore is not None:
+        store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
+    jobs = {name: _jobs(name, args, tokenizer) for name in args.suites}
+    results = new_results(args.out, _settings(args), args.device)
+
     status, message = 0, ""
     try:
-        work.measure()
+        _measure(_load(args, tokenizer, store), jobs, results, args)
     except KeyboardInterrupt:
-        status, message = 130, f"Stopped; --resume with --out {work.out} goes on."
+        status, message = 130, f"Stopped; {args.out} has what was measured."
     except IdsDifferError as error:
         status, message = 1, f"Stopped: {error}."
-    print(work.report())
-    if status == 0 and not any(work.results.entries(name) for name in work.questions):
-        status, message = 1, "Nothing was measured: no question fits."
+    _report(results, args)
+    if status == 0 and not any(suite["entries"] for suite in results["suites"].values()):
+        status, message = 1, "Nothing was measured: no question fits into the model's context."
     if message:
         print(message)
     return status
 
 
-@dataclass
-class Work:
-    """What is to be measured, with all that it reads."""
-
-    options: BenchOptions
-    out: Path
-    questions: dict[str, list[Any]]
-    tokenizer: PreTrainedTokenizerBase
-    store: Datastore | None
-    results: Results
-
-    @classmethod
-    def prepared(cls, options: BenchOptions, out: Path) -> Work:
-        """Reads and checks all input: what is wrong should be known before work starts."""
-        options.check()
-        check_plotting()
-        options = options.resolved()
-        tokenizer = load_tokenizer(options.tokenizer)
-        store = None
-        if options.datastore is not None:
-            store = Datastore.from_pretrained(options.datastore, tokenizer=tokenizer)
-        questions = {name: _questions(name, options, tokenizer) for name in options.suites}
-        machine = describe_machine(str(options.device))
-        fresh = Results(machine, describe_versions(), options.settings())
-        results = open_results(out, fresh, options.resume)
-        for name, some in questions.items():
-            for question in some:
-                results.is_done(name, question)  # or it is something else
-        return cls(options, out, questions, tokenizer, store, results)
-
-    def measure(self) -> None:
-        """One question after another; results.json has each as soon as it is done."""
-        began, most = monotonic(), self.options.seconds
-        bench = self._make_bench()
-        for number, (name, questions) in enumerate(self.questions.items()):
-            self.results.begin(name, len(questions))
-            bench.begin()
-            end = math.inf
-            if most is not None:
-                left = began + most - monotonic()
-                end = monotonic() + left / (len(self.questions) - number)
-            for question in tqdm(questions, desc=name, unit="question"):
-                if monotonic() > end:
-                    break
-                if not self.results.is_done(name, question):
-                    self.results.add(name, question, *_measured(REGISTRY[name], bench, question))
-                    self.results.write(self.out)
-
-    def report(self) -> str:
-        """Writes report.md and its plots, and returns its first part, the tables of the suites."""
-        results = self.results
-        entries = {name: results.entries(name) for name in results.suites if name in DECODING}
-        summed = {name: summaries(some) for name, some in entries.items() if some}
-        plots = draw_plots(summed, self.out)
-        text = suites_report(results)
-        details = details_report(results, plots)
-        (self.out / REPORT).write_text(f"{text}\n{details}", encoding="utf-8")
-        return text
-
-    def _make_bench(self) -> Bench:
-        """Loads or makes the model and lets its first calls pass."""
-        install()
-        transformers.logging.set_verbosity_error()
-        options = self.options
-        device, dtype = str(options.device), getattr(torch, str(options.dtype))
-        if options.random_model is not None:
-            model = random_model(options.random_model, len(self.tokenizer), device, dtype)
-        else:
-            model = load_model(options.model, device, dtype)
-        bench = Bench(
-            model,
-            self.tokenizer,
-            lambda: decoding_methods(self.store),
-            options.replay,
-            options.max_new_tokens,
-        )
-        if set(self.questions) & set(DECODING):
-            warmup()
-            bench.warm_up()
-            if not self.results.pass_costs:
-                self.results.pass_costs = measure_pass_costs(model)
-        return bench
-
-
-def _questions(name: str, options: BenchOptions, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """What a suite asks, up to the limit, in those parts that are measured one by one."""
-    suite = REGISTRY[name]
-    questions = suite.read(options, tokenizer)[: options.limit]
-    if not questions:
+def _check(args: Namespace) -> None:
+    """Raises `ValueError` if options are missing or contradict each other."""
+    if args.out is None:
+        raise ValueError("--out is missing: name a folder for the results")
+    for name in args.suites:
+        if name not in SUITES:
+            raise ValueError(f"{name!r} is no suite; there are {', '.join(SUITES)}")
+    if args.random_model is not None and args.model is not None:
+        raise ValueError("--model and --random-model are two models; leave one of them out")
+    if args.random_model is not None and not args.replay:
         raise ValueError(
-            f"there is no question for {name} in {options.data}, or with --replay none that has a "
+            "what a random model writes freely tells nothing: add --replay to --random-model "
+            f"{args.random_model}, or name a trained model with --model"
+        )
+    if args.tokenizer is not None and args.random_model is None:
+        raise ValueError(
+            f"--tokenizer {args.tokenizer} is for --random-model; a trained model has its own"
+        )
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
+            "CUDA and check the driver"
+        )
+    for name, readers in READ_BY.items():
+        if getattr(args, name) and not set(readers) & set(args.suites):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option} is read by {', '.join(readers)}; leave it out, or measure one of these"
+            )
+
+
+def _settings(args: Namespace) -> dict[str, Any]:
+    """The options that influence the figures, without those that were left out.
+
+    Of a folder its name is recorded, as it is elsewhere on other machines.
+    """
+    unrecorded = ("run", "suites", "out", "data", "limit", "milvus")
+    settings = {
+        name.replace("_", " "): Path(value).name if Path(str(value)).is_dir() else value
+        for name, value in vars(args).items()
+        if name not in unrecorded and value not in (None, False, 0)
+    }
+    if args.milvus is not None:
+        settings["milvus"] = True  # its address may contain a password
+    return settings
+
+
+def _jobs(name: str, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+    jobs = SUITES[name](args, tokenizer)
+    if not jobs:
+        raise ValueError(
+            f"there is no question for {name} in {args.data}, or with --replay none that has a "
             "recorded answer"
         )
-    return [part for question in questions for part in suite.parts(question)]
+    return jobs
 
 
-def _measured(suite: Suite, bench: Bench, question: Any) -> tuple[list[dict[str, Any]], str | None]:
-    """What came of a question, and why it went no further, if it did not.
+def _load(args: Namespace, tokenizer: PreTrainedTokenizerBase, store: Datastore | None) -> Bench:
+    """Loads the model and warms it up."""
+    install()
+    transformers.logging.set_verbosity_error()
+    dtype = getattr(torch, args.dtype)
+    if args.random_model is not None:
+        model = random_model(args.random_model, len(tokenizer), args.device, dtype)
+    else:
+        model = load_model(args.model, args.device, dtype)
+    bench = Bench(
+        model, tokenizer, lambda: decoding_methods(store), args.replay, args.max_new_tokens
+    )
+    if set(args.suites) & set(DECODING):
+        warmup()
+        bench.warm_up()
+    return bench
 
-    One that the model's context does not hold is counted, not cut.
-    """
-    entries = []
-    try:
-        for entry in suite.measure(bench, question):
-            entries.append(entry)
-    except ContextTooShortError as error:
-        return entries, str(error)
-    return entries, None
+
+def _measure(
+    bench: Bench, jobs: dict[str, list[Job]], results: dict[str, Any], args: Namespace
+) -> None:
+    """Measures one question after another; results.json has each as soon as it is done."""
+    for name, of_suite in jobs.items():
+        suite: dict[str, Any] = {"questions": len(of_suite), "done": 0}
+        suite |= {"entries": [], "skipped": []}
+        results["suites"][name] = suite
+        bench.begin()
+        for job in tqdm(of_suite, desc=name, unit="question"):
+            try:
+                for entry in job(bench):
+                    suite["entries"].append(entry)
+            except ContextTooShortError as error:  # counted, not cut short
+                suite["skipped"].append(str(error))
+            suite["done"] += 1
+            write_results(results, args.out)
+
+
+def _report(results: dict[str, Any], args: Namespace) -> None:
+    """Prints the report, and writes it with its plot."""
+    text = report(results)
+    print(text)
+    suites = {
+        name: summaries(suite["entries"])
+        for name, suite in results["suites"].items()
+        if name in DECODING and suite["entries"]
+    }
+    if suites:
+        plot_speed_ups(suites, args.out / "speed_ups.png")
+        text += "\n![speed-up of each method](speed_ups.png)\n"
+    (args.out / "report.md").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is asked: recorded answers and questions, from the files in which others published them."""
+"""Prompts with recorded answers, and questions, read from published files."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from transformers import PreTrainedTokenizerBase
 
 from .records import Record, read_records
 
-# Of a text in which nothing can be looked up.
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
 PREFIX = "Please answer the following as well as you can. "
 
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """A prompt and what some model or person answered, as token ids; the answer ends its text."""
+    """A prompt and the answer of some model or person, as token ids; the answer ends with EOS."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
-    id: str = ""  # its number, where it is a question of a suite
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a user asks, turn after turn.
+    """The user's side of a conversation.
 
     Attributes:
         id (`str`): Its category and number.
         turns (`list[str]`): The user's messages.
-        answers (`list[str]`, *optional*): What was answered to each, where that was recorded.
+        answers (`list[str]`, *optional*): The recorded answer to each turn.
     """
 
     id: str
@@ -39,12 +37,16 @@ class Question:
     answers: list[str] | None = None
 
 
-def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+def llma_rag(
+    path: str | Path, tokenizer: PreTrainedTokenizerBase, passages: bool = True
+) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
     Args:
         path (`str` or `Path`): The paper's `rag.jsonl`: `query`, `docs` and `result.text` a line.
-        tokenizer (`PreTrainedTokenizerBase`): Of the target model that is imagined.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
+        passages (`bool`, *optional*, defaults to `True`): Whether the prompts have the passages;
+            without them they are to be retrieved.
 
     Raises:
         OSError: If the file cannot be read.
@@ -52,23 +54,13 @@ def llma_rag(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Recor
     """
     answers = []
     for record in read_records(path):
-        docs, query = "\n".join(record.texts("docs")), record.text("query")
-        prompt = f"docs:\n{docs}\nquery: {query}\nanswer:"
-        answers.append(recorded(prompt, record.text("result", "text"), tokenizer))
+        query, answer = record.text("query"), record.text("result", "text")
+        if passages:
+            docs = "\n".join(record.texts("docs"))
+            answers.append(recorded(f"docs:\n{docs}\nquery: {query}\nanswer:", answer, tokenizer))
+        else:
+            answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
     return answers
-
-
-def llma_rag_questions(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase
-) -> list[RecordedAnswer]:
-    """The same questions and answers without the passages, which are to be retrieved.
-
-    Arguments and exceptions as of [`llma_rag`].
-    """
-    return [
-        recorded(f"{record.text('query')}\n", record.text("result", "text").lstrip(), tokenizer)
-        for record in read_records(path)
-    ]
 
 
 def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
@@ -76,7 +68,7 @@ def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Reco
 
     Args:
         path (`str` or `Path`): `HumanEval.jsonl.gz`: `prompt` and `canonical_solution` a line.
-        tokenizer (`PreTrainedTokenizerBase`): Of the target model that is imagined.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
 
     Raises:
         OSError: If the file cannot be read.
@@ -89,16 +81,16 @@ def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Reco
 
 
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
-    """Tokenises both as one text, so that the answer's first token is the one a model would say."""
+    """Tokenizes both as one text, as a model would have continued it."""
     prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
     ids = tokenizer(prompt + answer, verbose=False)["input_ids"]
-    if ids[: len(prompt_ids)] != prompt_ids:  # a token that would reach over the border
+    if ids[: len(prompt_ids)] != prompt_ids:  # a token would span the border
         ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
     return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], end_of_text(tokenizer)])
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that ends an answer.
+    """The EOS token, which ends every recorded answer.
 
     Raises:
         ValueError: If the tokenizer has none.
@@ -114,8 +106,8 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
 def spec_bench(path: str | Path) -> list[Question]:
     """The 480 questions of Spec-Bench (arXiv 2401.07851), 80 of them with a second turn.
 
-    Answers are the references that the file has for translation, summarization, mathematics and
-    some others: one for each turn.
+    The file has references, taken as answers, for translation, summarization, mathematics and
+    some other categories.
 
     Args:
         path (`str` or `Path`): Its `question.jsonl`: `question_id`, `category` and `turns` a line.
@@ -144,17 +136,17 @@ def _spec_bench_question(record: Record) -> Question:
 
 
 def answered(question: Question, turn: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of the recorded answer to a turn, which ends its text."""
+    """The ids of the recorded answer to a turn, with EOS."""
     assert question.answers is not None
     answer = tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
     return [*answer, end_of_text(tokenizer)]
 
 
 def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a conversation in which it is the model's turn.
+    """The ids of a conversation that the model is to continue.
 
     Args:
-        messages (`list[str]`): By user and model in turn.
+        messages (`list[str]`): Of the user and the model, alternating.
         tokenizer (`PreTrainedTokenizerBase`): Its chat template is used, if it has one.
     """
     if tokenizer.chat_template is None:
@@ -168,7 +160,7 @@ def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def neighbours(question: str) -> list[str]:
-    """Four questions that somebody who means the same could have asked."""
+    """Four variants of a question that mean the same."""
     words = question.split(" ")
     swapped = list(words)
     for i in range(2, len(words) - 1, 8):
@@ -182,7 +174,7 @@ def neighbours(question: str) -> list[str]:
 
 
 def random_texts(tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    """Random tokens after random tokens: nothing to look up, the worst that a drafter can meet."""
+    """Random tokens, in which nothing repeats: the worst case for a drafter."""
     special = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(len(tokenizer)) if token not in special]
     rng = np.random.default_rng(0)

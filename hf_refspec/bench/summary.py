@@ -1,17 +1,17 @@
-"""Samples of one method, summed up; speed-ups are of pairs, prompt by prompt and run by run."""
+"""The samples of each method summarized; speed-ups are of pairs, prompt by prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
 
-Entry: TypeAlias = dict[str, Any]
-Key: TypeAlias = tuple[str, "int | str"]  # a method and its number of nodes
+Entry: TypeAlias = dict[str, Any]  # a prompt, see `Bench.measure`
+Sample: TypeAlias = dict[str, Any]  # a call of `generate`, see `Bench.measure`
+Key: TypeAlias = tuple[str, "int | str"]  # a method's name and its number of draft nodes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """Of at least one number; of none it is not a number."""
+        """All three are NaN if there are no values."""
         if not values:
             return cls(np.nan, np.nan, np.nan)
         low, median, high = np.percentile(values, (25, 50, 75))
@@ -37,138 +37,96 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class RetrievalSummary:
-    """What a method retrieved.
-
-    Attributes:
-        gamma (`float`): The fraction of right steps, of those that a verification got to.
-        mean_stride (`float`): Steps of a verification; 0 where there was none.
-        searches (`float`): Of a prompt.
-        waiting, queries, model (`float`): The fractions of the time that were spent waiting for
-            searches, making queries, and generating.
-    """
-
-    gamma: float
-    mean_stride: float
-    searches: float
-    waiting: float
-    queries: float
-    model: float
-
-
-@dataclass(frozen=True)
 class Summary:
     """All samples of one method.
 
     Attributes:
-        samples, tokens, forward_passes (`int`): In all.
+        samples, tokens (`int`): How many calls, and how many new tokens in all of them.
         mat (`float`): New tokens per forward pass.
         prefill_seconds (`Spread`): Up to the end of the first forward pass.
-        tokens_per_second (`Spread`): From there on.
-        decoding_speed_up (`Spread`): In decoding, against the first method.
-        speed_up (`Spread`): The same with the prefill.
-        drafting_microseconds (`float`): Of a forward pass; 0 where others draft.
-        accepted_lengths (`list[int]`): How many passes accepted 0, 1, 2, ... draft tokens.
-        different, other_tokens (`int`): Samples with other tokens than the first method chooses,
-            and how many these are.
-        retrieval ([`RetrievalSummary`], *optional*): Where it retrieved.
+        tokens_per_second (`Spread`): In decoding, that is after the first forward pass.
+        decoding_speed_up (`Spread`): Of decoding, over the first method.
+        speed_up (`Spread`): Of the whole call, over the first method.
+        drafting_microseconds (`float`): Per forward pass; 0 where transformers drafts.
+        different, other_tokens (`int`): How many samples have ids other than the first method's,
+            and how many ids these are.
+        retrieval (`dict[str, float]`, *optional*): Where it retrieved: `gamma` (the fraction of
+            verified speculation steps that were right), `stride` (mean steps per verification, 0
+            without speculation), `searches` (per prompt), and `waiting` (the fraction of the time
+            that was spent waiting for searches).
     """
 
     samples: int
     tokens: int
-    forward_passes: int
     mat: float
     prefill_seconds: Spread
     tokens_per_second: Spread
     decoding_speed_up: Spread
     speed_up: Spread
     drafting_microseconds: float
-    accepted_lengths: list[int]
     different: int
     other_tokens: int
-    retrieval: RetrievalSummary | None
-
-    @property
-    def other_ids(self) -> str:
-        """How many samples differ, and in how many tokens if they do."""
-        tokens = f", {self.other_tokens:,} tokens" if self.different else ""
-        return f"{self.different} of {self.samples}{tokens}"
+    retrieval: dict[str, float] | None
 
 
 def summaries(entries: list[Entry]) -> dict[Key, Summary]:
-    """Sums up each method, in the order in which they were measured.
-
-    Args:
-        entries (`list[dict]`): Of prompts, as [`Bench.measure`] returns them.
-    """
-    pairs: dict[Key, list[tuple[dict, dict]]] = {}
+    """Summarizes each method, in the order in which they are listed in the entries."""
+    pairs: dict[Key, list[tuple[Sample, Sample]]] = {}
     for entry in entries:
-        first: dict[int, dict] = {}
+        first = entry["samples"][0]
         for sample in entry["samples"]:
-            plain = first.setdefault(sample["run"], sample)
-            pairs.setdefault((sample["method"], sample["nodes"]), []).append((plain, sample))
+            pairs.setdefault((sample["method"], sample["nodes"]), []).append((first, sample))
     return {key: _summary(of_method) for key, of_method in pairs.items()}
 
 
-def _summary(pairs: list[tuple[dict, dict]]) -> Summary:
+def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
+    """Of a method's samples, each paired with the first method's sample of the same prompt."""
     samples = [sample for _, sample in pairs]
-
-    def total(name: str) -> Any:
-        return sum(sample[name] for sample in samples)
-
-    # An answer of one token is all prefill.
+    # An answer of one token has no decoding: the first forward pass yields it.
     longer = [pair for pair in pairs if min(sample["tokens"] for sample in pair) > 1]
-    passes = total("forward_passes")
+    passes = _total(samples, "forward_passes")
     return Summary(
         samples=len(samples),
-        tokens=total("tokens"),
-        forward_passes=passes,
-        mat=total("tokens") / passes,
+        tokens=_total(samples, "tokens"),
+        mat=_total(samples, "tokens") / passes,
         prefill_seconds=Spread.of([sample["prefill_seconds"] for sample in samples]),
         tokens_per_second=Spread.of([_decoding_speed(sample) for _, sample in longer]),
         decoding_speed_up=_ratios(_decoding_speed, longer),
         speed_up=_ratios(_speed, pairs),
-        drafting_microseconds=1e6 * total("drafting_seconds") / passes,
-        accepted_lengths=[
-            sum(each)
-            for each in zip_longest(*(s["accepted_lengths"] for s in samples), fillvalue=0)
-        ],
+        drafting_microseconds=1e6 * _total(samples, "drafting_seconds") / passes,
         different=sum(sample["other_tokens"] > 0 for sample in samples),
-        other_tokens=total("other_tokens"),
-        retrieval=_retrieval([sample for sample in samples if sample["retrieval"]]),
+        other_tokens=_total(samples, "other_tokens"),
+        retrieval=_retrieval(samples) if all(sample["retrieval"] for sample in samples) else None,
     )
 
 
-def _retrieval(samples: list[dict]) -> RetrievalSummary | None:
-    if not samples:
-        return None
-
-    def total(name: str) -> Any:
-        return sum(sample["retrieval"][name] for sample in samples)
-
-    verified, seconds = total("verified"), sum(map(_seconds, samples))
-    strides = [stride for sample in samples for stride in sample["retrieval"]["strides"]]
-    return RetrievalSummary(
-        gamma=verified / max(verified + total("mismatched"), 1),
-        mean_stride=fmean(strides) if strides else 0.0,
-        searches=total("searches") / len(samples),
-        waiting=total("waiting_seconds") / seconds,
-        queries=total("query_seconds") / seconds,
-        model=total("model_seconds") / seconds,
-    )
+def _retrieval(samples: list[Sample]) -> dict[str, float]:
+    stats = [sample["retrieval"] for sample in samples]
+    strides = [stride for each in stats for stride in each["strides"]]
+    verified, mismatched = _total(stats, "verified"), _total(stats, "mismatched")
+    return {
+        "gamma": verified / max(verified + mismatched, 1),
+        "stride": fmean(strides) if strides else 0.0,
+        "searches": _total(stats, "searches") / len(stats),
+        "waiting": _total(stats, "waiting_seconds") / sum(map(_seconds, samples)),
+    }
 
 
-def _ratios(speed: Callable[[dict], float], pairs: list[tuple[dict, dict]]) -> Spread:
-    return Spread.of([speed(sample) / speed(plain) for plain, sample in pairs])
+def _total(samples: list[dict[str, Any]], name: str) -> Any:
+    return sum(sample[name] for sample in samples)
 
 
-def _decoding_speed(sample: dict) -> float:
+def _ratios(speed: Callable[[Sample], float], pairs: list[tuple[Sample, Sample]]) -> Spread:
+    return Spread.of([speed(sample) / speed(first) for first, sample in pairs])
+
+
+def _decoding_speed(sample: Sample) -> float:
     return (sample["tokens"] - 1) / sample["decoding_seconds"]
 
 
-def _seconds(sample: dict) -> float:
+def _seconds(sample: Sample) -> float:
     return sample["prefill_seconds"] + sample["decoding_seconds"]
 
 
-def _speed(sample: dict) -> float:
+def _speed(sample: Sample) -> float:
     return sample["tokens"] / _seconds(sample)

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Annotated
 
 from ..bench.ablation import ablate
-from ..bench.compare import compare
-from ..bench.options import BenchOptions
+from ..bench.models import SIZES
+from ..bench.registry import SUITES
+from ..bench.report import compare
 from ..bench.run import run
 from ..bench.suites import humaneval
-from ..options import Option
 from ..store.datastore import Datastore
+from .arguments import positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench(BenchOptions):
-    """Measures suites, or compares two results."""
+def add_bench(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec bench`."""
+    parser.set_defaults(run=_bench)
+    add = parser.add_argument
+    add("suites", nargs="+", metavar="SUITE", help=f"{', '.join(SUITES)}; or compare A B")
+    add("--out", type=Path, help="a new folder for results, report and plot")
+    add("--data", type=Path, help="the folder with the data files")
+    add("--limit", type=positive, metavar="N", help="only the first N questions of each suite")
+    add("--model", help="a folder or a Hub id instead of the bundled model")
+    add("--random-model", choices=tuple(SIZES), help="a random Llama of that size instead")
+    add("--tokenizer", help="for the random model; default: the bundled model's")
+    add("--replay", action="store_true", help="force the recorded answers")
+    add("--max-new-tokens", type=positive, metavar="N", help="default: 256, in a replay all")
+    add("--device", choices=("cpu", "cuda"))
+    add("--dtype", choices=("float32", "bfloat16", "float16"))
+    add("--datastore", help="a folder or a Hub id, to draft from as well")
+    add("--knowledge-base", metavar="PATH", help="ralm: a folder or a Hub id")
+    add("--encoder", metavar="PATH", help="ralm: the sentence-transformers model that embedded it")
+    add("--distractors", type=positive, default=0, metavar="N", help="ralm: add N random vectors")
+    add("--milvus", metavar="URI", help="ralm: a server or a file, to search as well")
+    add("--knn-datastore", metavar="PATH", help="knn: a folder, built with the model")
+    add("--ablate", action="store_true", help="ralm, knn: measure every setting of speculation")
 
-    def run(self) -> int:
-        if self.suites[0] == "compare":
-            return compare(self.suites[1:])
-        return run(self)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Ablate:
-    """MAT on HumanEval's problems with datastores of growing size."""
-
-    store: Annotated[str, Option("the folder of a datastore with its full form", positional=True)]
-    data: Annotated[Path, Option("HumanEval.jsonl.gz")]
-    tokenizer: Annotated[str | None, Option("else the one that the datastore names")] = None
-    max_draft_tokens: Annotated[int, Option()] = 64
-    limit: Annotated[int | None, Option("so many prompts only")] = None
-    out: Annotated[Path, Option("a folder for table and plot")]
-
-    def run(self) -> int:
-        store = Datastore(self.store, form="full")
-        tokenizer = store.load_tokenizer(self.tokenizer)
-        answers = humaneval(self.data, tokenizer)[: self.limit]
-        ablate(store, tokenizer, answers, self.max_draft_tokens, self.out)
+def _bench(args: Namespace) -> int:
+    if args.suites[0] == "compare":
+        print(compare(args.suites[1:]))
         return 0
+    return run(args)
+
+
+def add_ablate(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec ablate`."""
+    parser.set_defaults(run=_ablate)
+    add = parser.add_argument
+    add("store", help="the folder of a datastore with its full form")
+    add("--data", type=Path, required=True, help="HumanEval.jsonl.gz")
+    add("--tokenizer", help="default: the one that the datastore names")
+    add("--max-draft-tokens", type=positive, default=64, metavar="N")
+    add("--limit", type=positive, metavar="N", help="only the first N problems")
+    add("--out", type=Path, required=True, help="a new folder for table and plot")
+
+
+def _ablate(args: Namespace) -> int:
+    store = Datastore(args.store, form="full")
+    tokenizer = store.load_tokenizer(args.tokenizer)
+    answers = humaneval(args.data, tokenizer)[: args.limit]
+    ablate(store, tokenizer, answers, args.max_draft_tokens, args.out)
+    return 0

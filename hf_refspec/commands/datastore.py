@@ -1,126 +1,125 @@
-"""The commands that make datastores: `hf-refspec build`, `extend`, `compact` and `info`."""
+"""The commands that write or describe datastores: `build`, `extend`, `compact` and `info`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from ..demo.default_model import load_tokenizer
-from ..options import Option
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
-from .source import Source
+from .arguments import add_source, load_dataset, positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Building(Source):
-    """What `build` and `extend` have in common."""
-
-    preset: Annotated[Literal["python-stdlib"] | None, Option()] = None
-    streaming: Annotated[bool, Option("do not download the dataset first")] = False
-    tokenizer: Annotated[str, Option("a folder or a Hub id")]
-    num_proc: Annotated[int | None, Option()] = None
-    deduplicate: Annotated[bool, Option("drop repeated documents")] = False
-    resume: Annotated[bool, Option("go on with a build that was killed")] = False
-    engine: Annotated[Literal["local", "ray"], Option()] = "local"
-
-    def _documents(self) -> tuple[Any, str | None, str | None]:
-        """What is to be read, what that is called, and its licence."""
-        given = [bool(self.source), self.dataset is not None, self.preset is not None]
-        if sum(given) != 1:
-            raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
-        if self.preset is not None:
-            files, corpus, license = PRESETS[self.preset]
-            return files(), corpus, license
-        if self.dataset is not None:
-            return self.load_dataset(self.streaming), None, None
-        return self.source[0] if len(self.source) == 1 else self.source, None, None
-
-    def _how(self) -> dict[str, Any]:
-        """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
-        names = ("column", "pattern", "num_proc", "deduplicate", "resume", "engine")
-        return {name: getattr(self, name) for name in names}
+def add_build(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec build`."""
+    parser.set_defaults(run=_build)
+    add = parser.add_argument
+    _add_corpus(parser)
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
+    add("--license", help="of the corpus, for the card")
+    add("--corpus", help="the name of the corpus, for the card")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Build(_Building):
-    """Builds and describes it."""
-
-    out: Annotated[Path, Option("the new folder")]
-    shard_tokens: Annotated[int, Option()] = 32_000_000
-    license: Annotated[str | None, Option("of the corpus, for the card")] = None
-    corpus: Annotated[str | None, Option("what the corpus is called, for the card")] = None
-
-    def run(self) -> int:
-        documents, corpus, license = self._documents()
-        store = Datastore.build(
-            documents,
-            load_tokenizer(self.tokenizer),
-            self.out,
-            shard_tokens=self.shard_tokens,
-            license=self.license or license,
-            corpus=self.corpus or corpus,
-            **self._how(),
-        )
-        _print_info(store)
-        return 0
+def _build(args: Namespace) -> int:
+    documents, corpus, license = _documents(args)
+    store = Datastore.build(
+        documents,
+        load_tokenizer(args.tokenizer),
+        args.out,
+        shard_tokens=args.shard_tokens,
+        license=args.license or license,
+        corpus=args.corpus or corpus,
+        **_shared_options(args),
+    )
+    _print_info(store)
+    return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Store:
-    """A datastore that there is."""
-
-    store: Annotated[str, Option("its folder", positional=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extend(
-    _Building, _Store
-):  # in this order its name comes before the files on the command line
-    """Adds documents and describes the whole."""
-
-    def run(self) -> int:
-        documents, _, _ = self._documents()
-        store = Datastore(self.store)
-        _print_info(store.extend(documents, load_tokenizer(self.tokenizer), **self._how()))
-        return 0
+def add_extend(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec extend`."""
+    parser.set_defaults(run=_extend)
+    parser.add_argument("store", help="the folder of the datastore")
+    _add_corpus(parser)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compact(_Store):
-    """Makes the compact form and describes it."""
-
-    out: Annotated[Path | None, Option("a new folder; else it is added to the store")] = None
-    max_ngram: Annotated[int, Option()] = 3
-    ngrams_per_order: Annotated[int | None, Option()] = None
-    max_bytes: Annotated[int | None, Option()] = None
-
-    def run(self) -> int:
-        store = Datastore(self.store).compact(
-            self.out,
-            max_ngram=self.max_ngram,
-            ngrams_per_order=self.ngrams_per_order,
-            max_bytes=self.max_bytes,
-        )
-        _print_info(store)
-        return 0
+def _extend(args: Namespace) -> int:
+    documents, _, _ = _documents(args)
+    store = Datastore(args.store)
+    _print_info(store.extend(documents, load_tokenizer(args.tokenizer), **_shared_options(args)))
+    return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Info:
-    """Describes it."""
+def add_compact(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec compact`."""
+    parser.set_defaults(run=_compact)
+    add = parser.add_argument
+    add("store", help="the folder of the datastore")
+    add("--out", type=Path, help="a new folder; by default it is added to the datastore")
+    add("--max-ngram", type=positive, default=3, metavar="N")
+    add("--ngrams-per-order", type=positive, metavar="N")
+    add("--max-bytes", type=positive, metavar="N")
 
-    store: Annotated[str, Option("a folder or a Hub id", positional=True)]
-    verify: Annotated[bool, Option("read all files, check the checksums")] = False
 
-    def run(self) -> int:
-        store = Datastore.from_pretrained(self.store)
-        _print_info(store)
-        if self.verify:
-            store.verify()
-            print("all files are as they were written")
-        return 0
+def _compact(args: Namespace) -> int:
+    store = Datastore(args.store).compact(
+        args.out,
+        max_ngram=args.max_ngram,
+        ngrams_per_order=args.ngrams_per_order,
+        max_bytes=args.max_bytes,
+    )
+    _print_info(store)
+    return 0
+
+
+def add_info(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec info`."""
+    parser.set_defaults(run=_info)
+    parser.add_argument("store", help="a folder or a Hub id")
+    parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
+
+
+def _info(args: Namespace) -> int:
+    store = Datastore.from_pretrained(args.store)
+    _print_info(store)
+    if args.verify:
+        store.verify()
+        print("all files are as they were written")
+    return 0
+
+
+def _add_corpus(parser: ArgumentParser) -> None:
+    """Adds the arguments that `build` and `extend` share."""
+    add_source(parser)
+    add = parser.add_argument
+    add("--preset", choices=tuple(PRESETS))
+    add("--streaming", action="store_true", help="do not download the dataset first")
+    add("--tokenizer", required=True, help="a folder or a Hub id")
+    add("--num-proc", type=positive, metavar="N")
+    add("--deduplicate", action="store_true", help="drop repeated documents")
+    add("--resume", action="store_true", help="continue a build that was killed")
+    add("--engine", choices=("local", "ray"), default="local")
+
+
+def _documents(args: Namespace) -> tuple[Any, str | None, str | None]:
+    """The documents, and the name and licence of the corpus if they are known."""
+    given = [bool(args.source), args.dataset is not None, args.preset is not None]
+    if sum(given) != 1:
+        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
+    if args.preset is not None:
+        files, corpus, license = PRESETS[args.preset]
+        return files(), corpus, license
+    if args.dataset is not None:
+        return load_dataset(args, args.streaming), None, None
+    return args.source[0] if len(args.source) == 1 else args.source, None, None
+
+
+def _shared_options(args: Namespace) -> dict[str, Any]:
+    """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
+    names = ("column", "pattern", "num_proc", "deduplicate", "resume", "engine")
+    return {name: getattr(args, name) for name in names}
 
 
 def _print_info(store: Datastore) -> None:

@@ -1,4 +1,4 @@
-"""Answers with and without speculative retrieval, and how they came about."""
+"""Answers questions with and without speculative retrieval, and prints how they came about."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The calls of one prompt: the baseline's, which wait for every search, and speculated ones."""
+    """The calls for one prompt: the baseline, waiting for every search, and speculative ones."""
 
     prompt_length: int
     baseline: list[Call]
@@ -57,10 +57,10 @@ class Answers:
     """Answers questions and prints how the answers came about.
 
     Args:
-        model (`PreTrainedModel`): The model. It decides by its own settings whether it samples.
-        base ([`KnowledgeBase`]): Where the passages are.
+        model (`PreTrainedModel`): The model; its own settings say whether it samples.
+        base ([`KnowledgeBase`]): The passages.
         generating (`dict`): The keyword arguments of every `generate`.
-        speculating (`dict`): Further ones where retrieval is speculated.
+        speculating (`dict`): Further ones with speculative retrieval.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Answers:
         self._color = takes_color()
 
     def converse(self) -> None:
-        """Asks what is typed, until the end of the input."""
+        """Answers typed questions until the end of the input."""
         print("Type a question, or Ctrl-D to end.")
         while True:
             try:
@@ -90,26 +90,26 @@ class Answers:
             try:
                 if question.strip():
                     self.ask(question)
-            except ValueError as error:  # one that is too long, say; the next may not be
+            except ValueError as error:  # too long, for example; the next may fit
                 print(error, file=sys.stderr)
 
     def print_question(self, question: str) -> None:
-        """For questions that were not typed, and so do not stand there already."""
+        """Prints a question that was not typed into the terminal."""
         print(styled(f"\n── {question}", DIM, self._color), flush=True)
 
     def ask(self, question: str) -> None:
-        """Prints the answer as it is written, and then what is to be known about it.
+        """Prints the answer as it is written, then its passages, guesses and speed.
 
         Raises:
             ValueError: If the question does not fit into the model, or the retriever fails.
         """
         inputs = self._prompt(question)
         try:
-            # What comes first warms up, and is shown while it is written.
+            # The first call warms up, and its answer is streamed.
             streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
             self._call(inputs, True, streamer)
             comparison = Comparison(inputs["input_ids"].shape[1], [], [])
-            for _ in range(ROUNDS):  # in turn, so that both meet the same noise of the machine
+            for _ in range(ROUNDS):  # in turn, so that other processes disturb both alike
                 comparison.baseline.append(self._call(inputs, False))
                 comparison.speculated.append(self._call(inputs, True))
         except RetrievalError as error:
@@ -120,7 +120,7 @@ class Answers:
         self._print_speed([comparison], comparison.verdict)
 
     def print_summary(self) -> None:
-        """Prints the speed of all answers together, and whether there was anything to win."""
+        """Prints the speed of all answers together, and whether there was anything to gain."""
         if len(self.comparisons) > 1:
             print(f"\nAll {len(self.comparisons)} answers together:")
             same = sum(comparison.identical for comparison in self.comparisons)
@@ -128,12 +128,12 @@ class Answers:
         baseline = [call for comparison in self.comparisons for call in comparison.baseline]
         if baseline and _fraction_waiting(baseline) < LITTLE_WAITING:
             print(
-                "\nSearches are so quick here that there is little to win: speculative retrieval "
+                "\nSearches are so fast here that there is little to gain: speculative retrieval "
                 "pays where the\nmodel waits long for them, with many passages for example."
             )
 
     def _prompt(self, question: str) -> Any:
-        """A chat for a model that was made for it; others go on from the question as it is."""
+        """The question in the chat template, if there is one; otherwise as it is."""
         if self._tokenizer.chat_template is not None:
             inputs = self._tokenizer.apply_chat_template(
                 [{"role": "user", "content": question}],
@@ -158,7 +158,7 @@ class Answers:
         return Call(ids, perf_counter() - began, stats)
 
     def _print_passages(self, stats: RetrievalStats) -> None:
-        """Each passage once, in the order in which they were used."""
+        """Prints each passage once, in the order of first use."""
         width = shutil.get_terminal_size().columns - len(INDENT)
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
@@ -169,9 +169,9 @@ class Answers:
             label = ""
 
     def _print_guesses(self, stats: RetrievalStats) -> None:
-        """A character a step: where the request cache was right."""
+        """Prints a character for each step: whether the request cache was right."""
         marks = [RIGHT if right else WRONG for right in stats.speculation_was_right]
-        marks[:1] = [SEARCHED]  # the first step has no cache to guess from
+        marks[:1] = [SEARCHED]  # the first step has an empty request cache
         line = " ".join("".join(marks[i : i + 10]) for i in range(0, len(marks), 10))
         for mark, style in ((RIGHT, GREEN), (WRONG, RED)):
             line = line.replace(mark, styled(mark, style, self._color))
@@ -197,7 +197,7 @@ def _print_row(label: str, text: str) -> None:
 
 
 def _time_lost(calls: list[Call]) -> str:
-    """What retrieval cost of the time."""
+    """How much of the time retrieval took."""
     searches = sum(call.stats.searches for call in calls) // ROUNDS
     queries = sum(call.stats.query_seconds for call in calls) / sum(c.seconds for c in calls)
     return (
@@ -207,7 +207,7 @@ def _time_lost(calls: list[Call]) -> str:
 
 
 def _fraction_waiting(calls: list[Call]) -> float:
-    """How much of the time went into waiting for searches."""
+    """The fraction of the time that was spent waiting for searches."""
     return sum(call.stats.waiting_seconds for call in calls) / sum(call.seconds for call in calls)
 
 
@@ -221,7 +221,7 @@ def _step_ranges(steps: list[int]) -> str:
 
 
 def _excerpt(text: str, width: int) -> list[str]:
-    """The first lines of a passage, with nothing in them that a terminal would obey."""
+    """The first lines of a passage, without control characters."""
     words = " ".join(text.split())
     printable = "".join(c if c.isprintable() else "�" for c in words)
     return textwrap.wrap(printable, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")

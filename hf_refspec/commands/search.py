@@ -1,9 +1,9 @@
-"""`hf-refspec search`: what a datastore knows of a text."""
+"""`hf-refspec search`: what a datastore has for a text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -11,42 +11,44 @@ from transformers import PreTrainedTokenizerBase
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.tree import ROOT, DraftTree
 from ..index.rest_trie import all_matches
-from ..options import Option
 from ..store.datastore import Datastore
 from ..store.folder import DatastoreError
+from .arguments import positive
 
 EXAMPLES = 3
 EXAMPLE_TOKENS = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
+def add_search(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec search`."""
+    parser.set_defaults(run=_search)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id")
+    add("text", help="the text that the drafts continue")
+    add("--tokenizer", help="default: the one that the datastore names")
+    add("--form", choices=("full", "compact"))
+    add("--nodes", type=positive, default=24, metavar="N")
+
+
+def _search(args: Namespace) -> int:
     """Prints the longest match with some places where it occurs, and the draft tree."""
-
-    store: Annotated[str, Option("a folder or a Hub id", positional=True)]
-    text: Annotated[str, Option(positional=True)]
-    tokenizer: Annotated[str | None, Option("else the one that the datastore names")] = None
-    form: Annotated[Literal["full", "compact"] | None, Option()] = None
-    nodes: Annotated[int, Option()] = 24
-
-    def run(self) -> int:
-        store = Datastore.from_pretrained(self.store, self.form)
-        tokenizer = store.load_tokenizer(self.tokenizer)
-        ids = np.array(tokenizer(self.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-        if len(ids) == 0:
-            raise ValueError("text has no tokens; give at least a word")
-        if store.form == "full":
-            _print_matches(store, ids, tokenizer)
-        drafts = DatastoreDrafts(store)
-        drafts.begin(ids, store.config.vocab_size)
-        tree = drafts.draft(self.nodes)
-        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-        _print_tree(tree, tokenizer)
-        return 0
+    store = Datastore.from_pretrained(args.store, args.form)
+    tokenizer = store.load_tokenizer(args.tokenizer)
+    ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    if len(ids) == 0:
+        raise ValueError("text has no tokens; give at least a word")
+    if store.form == "full":
+        _print_matches(store, ids, tokenizer)
+    drafts = DatastoreDrafts(store)
+    drafts.begin(ids, store.config.vocab_size)
+    tree = drafts.draft(args.nodes)
+    print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+    _print_tree(tree, tokenizer)
+    return 0
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The longest match, how often it occurs, and what stands around it in some places."""
+    """Prints the longest match, its number of occurrences, and some of them in context."""
     matches = all_matches(store.shards, ids.astype(np.int32), 1)
     if not matches:
         print("not even the last token occurs")
@@ -73,13 +75,13 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
 
 
 def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
-    """The tokens up to the document's end."""
+    """The tokens up to the end of the document."""
     ends = np.flatnonzero(tokens == shard.separator)
     return tokens[: ends[0]] if len(ends) else tokens
 
 
 def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
-    """One line a node, each child indented below its parent, the most probable first."""
+    """Prints one line per node, children indented below their parent, most probable first."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         children.setdefault(parent, []).append(node)

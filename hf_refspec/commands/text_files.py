@@ -1,4 +1,4 @@
-"""Which files of some folders are texts."""
+"""Finds the text files of folders."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def text_files(paths: list[Path], pattern: str) -> list[Path]:
-    """The files with text in them, in order; hidden ones do not count.
+    """The files that hold text, in order, without hidden ones.
 
     Raises:
         FileNotFoundError: If a path does not exist, or there is no such file.
-        ValueError: If the pattern is none.
+        ValueError: If the pattern is not valid.
     """
     found: list[Path] = []
     for path in paths:

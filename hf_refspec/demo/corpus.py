@@ -136,7 +136,7 @@ def copy_prompt(piece: str) -> str:
 
 def _parse(source: str) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The library's own doubtful escapes are not ours to tell.
+        warnings.simplefilter("ignore")  # The library has invalid escape sequences of its own.
         try:
             return ast.parse(source)
         except SyntaxError:

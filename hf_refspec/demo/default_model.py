@@ -1,4 +1,4 @@
-"""The model that is used where none is named, and how models and tokenizers are loaded."""
+"""The default model, and how models and tokenizers are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_MODEL = str(Path(__file__).parent / "model")
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub; that of the default model if none is named.
+    """Loads a tokenizer from a folder or the Hub; without a name the default model's.
 
     Raises:
         ValueError: If it cannot be loaded.
@@ -30,13 +30,13 @@ def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
 def load_model(
     name: str | None = None, device: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Loads a model from a folder or the Hub; the default model if none is named.
+    """Loads a model from a folder or the Hub; without a name the default model.
 
     Args:
         name (`str`, *optional*): A folder or a Hub id.
         device (`str`, *optional*): The GPU by default, if there is one.
-        dtype (`torch.dtype`, *optional*): Of the default model float32, in which ids are equal to
-            the last; of others the one that they were saved in.
+        dtype (`torch.dtype`, *optional*): By default float32 for the default model, so that all
+            ids are equal, and for others the one that they were saved in.
 
     Raises:
         ValueError: If it cannot be loaded.

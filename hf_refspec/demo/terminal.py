@@ -1,4 +1,4 @@
-"""What the demo and `hf-refspec ralm` print to a terminal: colours, and whether ids were equal."""
+"""Colours on a terminal, and the verdict on two lists of ids."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def takes_color() -> bool:
 
 
 def styled(text: str, style: str, color: bool) -> str:
-    """The text in a style, where there are any."""
+    """The text in a style, if colours are used."""
     return f"{style}{text}{RESET}" if color and style and text else text
 
 
 def verdict(plain_ids: list[int], other_ids: list[int]) -> str:
-    """Whether ids are those of plain decoding, and if not from where on."""
+    """Whether ids are those of plain decoding, and if not, the first position that differs."""
     if plain_ids == other_ids:
         return "ids identical"
     pairs = zip(plain_ids, other_ids, strict=False)

@@ -51,7 +51,7 @@ class Drafter(CandidateGenerator):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "observe" in vars(cls) and "verified" not in inspect.signature(cls.observe).parameters:
+        if "observe" in vars(cls) and not _takes_verified(cls.observe):
             cls.observe = _taking_verified(cls, cls.observe)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
@@ -226,6 +226,13 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -
             f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
         )
     return draft.checked(vocab_size)
+
+
+def _takes_verified(observe: Callable[..., None]) -> bool:
+    """Whether an `observe` takes three arguments beside `self`, under whatever names."""
+    kinds = [each.kind for each in inspect.signature(observe).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(k in positional for k in kinds) > 3
 
 
 def _taking_verified(cls: type, observe: Callable[..., None]) -> Callable[..., None]:

@@ -185,11 +185,24 @@ class _Call:
         )
         ids = output if isinstance(output, torch.Tensor) else output.sequences
         new_ids = ids[:, self.input_ids.shape[1] :].numpy(force=True).astype(np.int64)
-        for column in new_ids.T:
-            drafters[0].stats.record_rows([(0, 0)] * len(column))
-            for drafter, token in zip(drafters, column, strict=True):
+        emitted = [self._emitted(row) for row in new_ids]
+        for column in range(new_ids.shape[1]):
+            drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
+        for drafter, tokens in zip(drafters, emitted, strict=True):
+            for token in tokens:
                 drafter.observe(token[None], DraftTree.empty(), None)
         return output
+
+    def _emitted(self, row: np.ndarray) -> np.ndarray:
+        """The new ids of a row without the padding behind the end of one that ended early."""
+        eos = self.generation_config._eos_token_tensor
+        pad = self.generation_config._pad_token_tensor
+        if len(self.input_ids) == 1 or eos is None or pad is None:
+            return row
+        ends = np.flatnonzero(np.isin(row, eos.numpy(force=True)))
+        if len(ends):
+            return row[: ends[0] + 1]
+        return row[: np.flatnonzero(row != int(pad)).max(initial=-1) + 1]  # another criterion
 
     def _rows(self) -> list[Row]:
         count = len(self.input_ids)

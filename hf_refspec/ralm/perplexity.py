@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..store.build.hidden_states import Layer, recorded
-from ..store.build.windows import batches, context_length, padded, tokenized, windows
+from ..store.build.windows import read_windows
 from ..store.knn_datastore import KnnDatastore
 from .mixture import DEFAULT_K, DEFAULT_LAMBDA, Mixture
 
@@ -46,14 +46,12 @@ def perplexity(
         knn_datastore.check_tokenizer(tokenizer)
         knn_datastore.check_model(model)
     layer: Layer = "last_hidden" if knn_datastore is None else knn_datastore.config.layer
-    length, total, count = context_length(model), 0.0, 0
+    total, count = 0.0, 0
     with recorded(model, layer) as hidden:
-        for batch in batches(windows(tokenized(text, tokenizer), length), length):
-            ids = padded(batch, model.device)
+        for batch, ids in read_windows(model, tokenizer, text):
             logits = model(ids, use_cache=False).logits
             for row, window in enumerate(batch):
-                predicted = slice(window.known - 1, len(window.ids) - 1)
-                targets = window.ids[window.known :]
+                predicted, targets = window.predicted, window.targets
                 log_probs = logits[row, predicted].float().log_softmax(dim=-1)
                 places = torch.from_numpy(targets).to(log_probs.device)[:, None]
                 found = log_probs.gather(1, places)[:, 0].double().numpy(force=True)

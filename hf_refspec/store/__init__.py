@@ -1,1 +1,1 @@
-"""What is stored: one kind of folder, on disk or on the Hub, for token sequences and vectors."""
+"""Stores: one kind of folder, on disk or on the Hub, for token sequences and vectors."""

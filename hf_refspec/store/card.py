@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import fields
 from importlib.resources import files
 from string import Template
@@ -25,13 +26,6 @@ _HUB_LICENCE = re.compile(
 )
 
 
-class _Texts(dict[str, str]):
-    """Says of what config.json does not name that it is not stated."""
-
-    def __missing__(self, key: str) -> str:
-        return "not stated"
-
-
 def card(config: FolderConfig, repo_id: str) -> str:
     """Writes the card of a stored folder.
 
@@ -45,7 +39,8 @@ def card(config: FolderConfig, repo_id: str) -> str:
     source = getattr(config, "source", {})
     licence = source.get("license")
     about = {each.name: getattr(config, each.name) for each in fields(config)}
-    texts = _Texts({name: cell(value) for name, value in (source | about).items() if value})
+    texts: dict[str, str] = defaultdict(lambda: "not stated")
+    texts.update({name: cell(value) for name, value in (source | about).items() if value})
     texts.update(
         config.card_texts(),
         metadata=_metadata(str(licence) if licence else None),

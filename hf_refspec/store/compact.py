@@ -18,6 +18,7 @@ from ..index.ngram_counts import common_prefixes, frequent_runs
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
+from .folder import delete
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -36,19 +37,8 @@ def compact_form(
     max_bytes: int | None,
     progress: bool,
 ) -> tuple[list[int], NgramTable]:
-    """Makes the table of the commonest n-grams.
-
-    Args:
-        texts (sequence of [`IndexedText`]): The corpus.
-        config ([`StoreConfig`]): Its types.
-        max_ngram (`int`): The largest order.
-        ngrams_per_order (`int`, *optional*): The most n-grams of each order.
-        max_bytes (`int`, *optional*): The most bytes of the file.
-        progress (`bool`): Whether to show a progress bar.
-
-    Returns:
-        How many n-grams of each order there are, and the table.
-    """
+    """Counts the commonest n-grams of each order and builds their table; arguments as of
+    [`Datastore.compact`]."""
     dtype = config.token_dtype
     if ngrams_per_order is None:
         ngrams_per_order = NGRAMS_PER_ORDER
@@ -57,6 +47,7 @@ def compact_form(
     orders = common_ngrams(texts, max_ngram, ngrams_per_order)
     trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
+    limits = (NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
     # The commonest first. Where the room is short, each order gets half of what the one before it
     # has: on other text than the corpus the short ones are of more use.
     ranked = [
@@ -65,7 +56,7 @@ def compact_form(
         for rank in range(len(orders[order]))
     ]
     for _, order, rank in tqdm(sorted(ranked), "draft trees", disable=not progress, delay=1):
-        tree = _tree(texts, orders[order][rank])
+        tree = mixed_tree(texts, orders[order][rank], 1, *limits)
         entries, nodes = entries + 1, nodes + len(tree[0])
         size = HEADER_BYTES + table_bytes(entries, nodes, max_ngram, dtype)
         if max_bytes is not None and size > max_bytes:
@@ -76,20 +67,11 @@ def compact_form(
     return [len(ngrams) for ngrams in kept], table
 
 
-def _tree(texts: Sequence[IndexedText], ngram: np.ndarray) -> TreeArrays:
-    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
-
-
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
     """Finds the commonest n-grams of each order.
 
     One text after another is read, with two bytes of memory for each of its tokens. What is not
     among the commonest of any text is left out, though in all together it might be.
-
-    Args:
-        texts (sequence of [`IndexedText`]): The corpus.
-        max_ngram (`int`): The largest order.
-        per_order (`int`): How many n-grams of each order.
 
     Returns:
         Of each order from 1 on, the n-grams (int32 of shape `(count, n)`), the commonest first.
@@ -101,7 +83,10 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
     common = []
     for found in candidates:
         ngrams = np.unique(np.concatenate(found), axis=0)
-        counts = np.array([_occurrences(texts, ngram) for ngram in ngrams], dtype=np.int64)
+        occurrences = [
+            sum(high - low for low, high in (text.find(each) for text in texts)) for each in ngrams
+        ]
+        counts = np.array(occurrences, dtype=np.int64)
         commonest = np.argsort(-counts, kind="stable")[:per_order]
         common.append(ngrams[commonest])
     return common
@@ -122,7 +107,7 @@ def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.n
 def _frequent(
     shared: np.ndarray, whole: np.ndarray, length: int, per_order: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The runs of all n-grams that occur at least so often that about `per_order` are left."""
+    """The runs of all n-grams above a number of occurrences that about `per_order` reach."""
     nothing = np.empty(0, dtype=np.int64)
     low, high = 2, len(shared) + 1  # an n-gram that occurs once is not worth a tree
     while low < high:  # the smallest threshold that no more than twice as many pass
@@ -137,11 +122,6 @@ def _frequent(
     return firsts, counts
 
 
-def _occurrences(texts: Sequence[IndexedText], ngram: np.ndarray) -> int:
-    ranges = [text.find(ngram) for text in texts]
-    return sum(high - low for low, high in ranges)
-
-
 def write_ngrams(
     folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
 ) -> None:
@@ -154,15 +134,11 @@ def write_ngrams(
     nodes = len(table.node_tokens)
     replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
     if config.ngrams is not None and config.ngrams.file.name != file.name:
-        (folder / config.ngrams.file.name).unlink(missing_ok=True)
+        delete(folder / config.ngrams.file.name)
 
 
 def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:
-    """Maps the compact form into memory.
-
-    Raises:
-        DatastoreError: If its file is missing or damaged, as far as its size and header tell.
-    """
+    """Maps the compact form into memory; raises as [`read_arrays`]."""
     entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
     uint8, uint32 = np.dtype(np.uint8), np.dtype(np.uint32)
     arrays = read_arrays(

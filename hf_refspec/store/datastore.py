@@ -174,7 +174,7 @@ class Datastore(StoredFolder[StoreConfig]):
         max_bytes: int | None = None,
         progress: bool = True,
     ) -> Datastore:
-        """Makes the compact form: the commonest n-grams, each with its draft tree (CREST).
+        """Builds the compact form: the commonest n-grams, each with its draft tree (CREST).
 
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore that has only the
@@ -204,19 +204,13 @@ class Datastore(StoredFolder[StoreConfig]):
         ):
             if number is not None and number < least:
                 raise ValueError(f"{name} must be at least {least}, but is {number}")
-        if path is None:
-            self._add_compact(max_ngram, ngrams_per_order, max_bytes, progress)
-            return Datastore(self.path, form="compact")
-        with new_folder(Path(path)) as folder:
-            counts, table = compact_form(
-                self.shards, self.config, max_ngram, ngrams_per_order, max_bytes, progress
-            )
-            alone = replace(self.config, shards=[], ngrams=None)
-            write_ngrams(folder, alone, table, counts, self.tokens)
-        return Datastore(path, form="compact")
-
-    def _add_compact(self, *options: Any) -> None:
-        """Makes the compact form, as [`compact_form`], and writes it into this folder."""
+        options = (max_ngram, ngrams_per_order, max_bytes, progress)
+        if path is not None:
+            with new_folder(Path(path)) as folder:
+                counts, table = compact_form(self.shards, self.config, *options)
+                alone = replace(self.config, shards=[], ngrams=None)
+                write_ngrams(folder, alone, table, counts, self.tokens)
+            return Datastore(path, form="compact")
         counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):
             # As it is by now: it may have been compacted or extended since this one was opened.
@@ -224,6 +218,7 @@ class Datastore(StoredFolder[StoreConfig]):
             if config.shards[: len(self.config.shards)] != self.config.shards:
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
             write_ngrams(self.path, config, table, counts, self.tokens)
+        return Datastore(self.path, form="compact")
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.

@@ -99,11 +99,6 @@ class StoreConfig(FolderConfig):
         """What stands after each document: the largest number of `token_dtype`."""
         return int(np.iinfo(self.token_dtype).max)
 
-    @property
-    def full_size(self) -> int:
-        """The bytes of the full form."""
-        return sum(shard.tokens_file.size + shard.suffixes_file.size for shard in self.shards)
-
     def in_form(self, form: Form | None) -> StoreConfig:
         """The part of the datastore that a form needs; the full form leaves nothing out.
 
@@ -131,7 +126,8 @@ class StoreConfig(FolderConfig):
         if shards:
             # Each document is followed by a separator, which is no token.
             tokens = sum(shard.tokens - shard.documents for shard in shards)
-            size = readable_size(self.full_size)
+            files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
+            size = readable_size(sum(file.size for file in files))
             texts["full_form"] = f"{size}: {tokens:,} tokens and their suffix array"
         if ngrams:
             size = readable_size(ngrams.file.size)

@@ -43,17 +43,13 @@ class FileEntry:
 
     @classmethod
     def of(cls, path: Path) -> FileEntry:
-        """Reads the file at `path` and notes what it is."""
+        """Reads the file at `path`."""
         return cls(path.name, path.stat().st_size, sha256(path))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Writes a file that is at `path` only once it is written and on the disk.
-
-    Yields:
-        `Path`: Where to write it meanwhile. If that fails, as on a full disk, it is deleted.
-    """
+    """Yields where to write a file that is at `path` only once it is whole and on the disk."""
     new = path.with_name(f".{path.name}.new")
     try:
         yield new
@@ -66,7 +62,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
-    """Writes arrays into a file; one that is there already is replaced in one go.
+    """Writes arrays into a file, or replaces it in one go.
 
     Raises:
         OSError: If it cannot be written, as on a full disk.
@@ -76,25 +72,15 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from None
-        os.chmod(new, 0o644)  # It is written for its owner's eyes only.
-        written = FileEntry.of(new)
-    return FileEntry(path.name, written.size, written.sha256)
+        os.chmod(new, 0o644)  # safetensors writes files that only their owner may read.
+    return FileEntry.of(path)
 
 
 def write_rows(
     path: Path, name: str, rows: Iterable[np.ndarray], shape: tuple[int, int]
 ) -> FileEntry:
-    """Writes one float32 array, laid out in one dimension, without ever having all of it in memory.
-
-    Args:
-        path (`Path`): The file.
-        name (`str`): The array's.
-        rows (`Iterable[np.ndarray]`): Its rows in order, float32 of shape `(any, shape[1])`.
-        shape (`tuple[int, int]`): Of all of it.
-
-    Raises:
-        OSError: If it cannot be written, as on a full disk.
-    """
+    """Writes one float32 array of `shape` as [`write_arrays`], laid out in one dimension, without
+    ever having all of it in memory: `rows` yields some of its rows at a time."""
     size = 4 * shape[0] * shape[1]
     about = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     header = json.dumps({name: about}).encode()
@@ -109,15 +95,11 @@ def write_rows(
 def read_arrays(
     folder: Path, entry: FileEntry, expected: Mapping[str, tuple[np.dtype, int | None]]
 ) -> dict[str, np.ndarray]:
-    """Maps the arrays of a file into memory; their content is not read, and not checked.
+    """Maps the one-dimensional arrays of a file into memory; their content is not read or checked.
 
     Args:
-        folder (`Path`): Where the file is.
-        entry (`FileEntry`): What config.json says about it.
+        folder, entry: The file.
         expected (`dict`): By name, each array's type and length; `None` is any length.
-
-    Returns:
-        `dict[str, np.ndarray]`: The arrays, all with one dimension.
 
     Raises:
         DatastoreError: If the file is missing or not what it should be.
@@ -128,10 +110,10 @@ def read_arrays(
             header = int.from_bytes(file.read(8), "little")
         if header > _LARGEST_HEADER:
             raise ValueError(f"its header should have {header} bytes")
-        # Of torch's tensors, and only of those, the library makes no copy.
+        # Only into torch's tensors does safetensors map a file without copying it.
         with safe_open(path, framework="pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in expected}
-    except Exception as error:  # Three libraries have their say on a bad header.
+    except Exception as error:  # A bad header can fail in three libraries.
         raise DatastoreError(f"{path} is damaged: {error}") from None
     for name, (dtype, length) in expected.items():
         array = arrays[name]
@@ -169,11 +151,7 @@ def find_file(folder: Path, entry: FileEntry) -> Path:
 
 
 def check_file(folder: Path, entry: FileEntry) -> None:
-    """Reads a whole file and compares it with its checksum.
-
-    Raises:
-        DatastoreError: If it is not the file that was written.
-    """
+    """Compares a whole file with its checksum; raises a DatastoreError if it differs."""
     path = find_file(folder, entry)
     try:
         found = sha256(path)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,26 +28,17 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         ValueError: If it is not a fast tokenizer.
     """
-    model = fast_backend(tokenizer)["model"]
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
+            f"but is a {type(tokenizer).__name__}"
+        )
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     # Older versions write a merge as one string.
     merges = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def fast_backend(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The content of a fast tokenizer's tokenizer.json.
-
-    Raises:
-        ValueError: If it is not a fast tokenizer.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"tokenizer must be a fast one (AutoTokenizer gives it where there is one), "
-            f"but is a {type(tokenizer).__name__}"
-        )
-    return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -66,13 +56,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
 def check_tokenizer(
     path: Path, config: FolderConfig, tokenizer: PreTrainedTokenizerBase, remedy: str
 ) -> None:
-    """Refuses a tokenizer that a stored folder was not made for.
-
-    Args:
-        path (`Path`): The folder.
-        config (`FolderConfig`): What its config.json says.
-        tokenizer (`PreTrainedTokenizerBase`): The one to be used.
-        remedy (`str`): What to do if it is another one.
+    """Refuses a tokenizer that the folder at `path` was not made for; `remedy` says what to do.
 
     Raises:
         DatastoreError: If it is another one.

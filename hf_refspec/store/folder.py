@@ -12,10 +12,12 @@ config.json is replaced in one go: whoever has the folder open goes on with what
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ from .schema import Named, parse, values_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+logger = logging.getLogger("hf_refspec")
+
 LOCK = ".lock"
 # No real config comes near it; what is larger is not read.
 _LARGEST_CONFIG = 1 << 23
@@ -42,7 +46,7 @@ class FolderConfig:
 
     Attributes:
         NOUN (`str`): What the folder is, for messages.
-        HEADER (`dict`): The entries by which it is told from other folders and other formats.
+        HEADER (`dict`): The entries that distinguish it from other folders and formats.
         FILES (`tuple` of [`Named`]): The names that its files can have.
         REMEDY (`str`): What to do with a folder of another format.
         TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.
@@ -157,15 +161,9 @@ def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
 
 @contextmanager
 def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
-    """A folder to write into, which is at `path` only once all of it is written.
+    """Yields a folder to write into, `<path>.partial`, which is at `path` once all is written.
 
-    Args:
-        path (`Path`): Where it will be.
-        resume (`bool`, *optional*, defaults to `False`): Begin with what an earlier process has
-            left, and leave what there is if this one fails.
-
-    Yields:
-        `Path`: Where it is meanwhile, `<path>.partial`.
+    With `resume` it begins with what an earlier process has left, and stays if this one fails.
 
     Raises:
         FileExistsError: If there is something at `path`.
@@ -200,11 +198,8 @@ def _check_free(path: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path, lock: Path | None = None) -> Iterator[None]:
-    """Keeps others from writing into a folder; its lock is in it, or at `lock`.
-
-    Raises:
-        DatastoreError: If another process is writing into it.
-    """
+    """Keeps others from writing into a folder; its lock is in it, or at `lock`. Raises a
+    DatastoreError if another process is writing into it."""
     lock = lock or folder / LOCK
     refusal = f"{folder} is being written by another process; wait for it or choose another path"
     held = locked(lock, refusal)
@@ -216,18 +211,31 @@ def only_writer(folder: Path, lock: Path | None = None) -> Iterator[None]:
 
 
 def locked(path: Path, refusal: str) -> FileLock:
-    """Takes the lock whose file is at `path`, without waiting for it.
-
-    Raises:
-        DatastoreError: With the message `refusal`, if another process (or another part of this
-            one) has it.
-    """
+    """Takes the lock whose file is at `path` without waiting; who fails raises a DatastoreError
+    with the message `refusal`."""
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise DatastoreError(refusal) from None
     return lock
+
+
+def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:
+    """Deletes the files whose names match `ours` and are not to be kept: a process that was killed
+    has left them."""
+    keep = set(keep)
+    for file in folder.iterdir():
+        if ours.fullmatch(file.name) and file.name not in keep:
+            delete(file)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file of the folder that config.json no longer names, if the system lets it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # where it is still mapped into memory; it goes when next opened
+        logger.debug("cannot delete %s: %s", path, error)
 
 
 def sync_folder(folder: Path) -> None:

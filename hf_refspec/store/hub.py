@@ -45,27 +45,14 @@ def fetch(
     repo_or_path: str | os.PathLike[str],
     kind: type[C],
     part: Part[C] = lambda config: config,
-    *,
     revision: str | None = None,
     local_files_only: bool = False,
     **options: Any,
 ) -> Path:
-    """Brings a folder onto this machine: config.json, the files that it names, and the card.
+    """Downloads config.json, the files that a part of it names, and the card; returns the folder.
 
-    Args:
-        repo_or_path (`str` or `os.PathLike`):
-            A folder, which is returned as it is, or else the name of a dataset repo on the Hub.
-        kind (`type`): What its config.json is.
-        part (`Callable`, *optional*):
-            Takes out of the config what is needed; by default all files are fetched.
-        revision (`str`, *optional*):
-            A branch, a tag or a commit of the repo; by default its main branch.
-        local_files_only (`bool`, *optional*, defaults to `False`):
-            Whether to make do with what has been downloaded before.
-        options: `token` and `cache_dir`, as in `huggingface_hub`.
-
-    Returns:
-        `Path`: The folder.
+    See [`StoredFolder.from_pretrained`]. `part` is by default the whole config; of the other
+    arguments, `options` are for `huggingface_hub`.
 
     Raises:
         OSError: If there is no such repo or revision, or it cannot be read or reached.
@@ -101,7 +88,7 @@ def _fetch_error(
     wanted: str,
     local_files_only: bool,
 ) -> Exception:
-    """What to raise instead of `error`, in terms of what was asked for."""
+    """The error to raise instead of `error`, which names the repo and the way out."""
     repo = f"the dataset repo {repo_id!r}"
     place = f"{repo} at revision {revision or constants.DEFAULT_REVISION!r}"
     # The narrower error stands before the wider one that it is derived from.
@@ -156,34 +143,18 @@ def _fetch_error(
 
 
 def push(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike,
     kind: type[FolderConfig],
     repo_id: str,
-    *,
     private: bool | None = None,
     token: str | bool | None = None,
     commit_message: str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
 ) -> CommitInfo:
-    """Publishes a folder as a dataset repo: config.json, the files that it names, and the card.
+    """Publishes a folder that is read and checked first, see [`StoredFolder.push_to_hub`].
 
-    All of it is one commit, which also removes the files of an older version of it. The folder's
-    README.md is the card; where there is none, one is generated.
-
-    Args:
-        folder (`str` or `os.PathLike`): The folder. It is read completely first, and not published
-            if it is damaged.
-        kind (`type`): What its config.json is.
-        repo_id, private, token, commit_message, revision, create_pr: As of
-            [`StoredFolder.push_to_hub`].
-
-    Returns:
-        `CommitInfo`: What has been committed, with its address.
-
-    Raises:
-        DatastoreError: If the folder is not of that kind, or damaged.
-        OSError: If it cannot be published. The repo is never left half changed.
+    The commit also removes the files of an older version of the folder.
     """
     folder = Path(folder)
     config = kind.read(folder)

@@ -2,17 +2,23 @@
 
 Entries are in the order of the corpus: those that follow an entry are of the tokens after it.
 Khandelwal et al. 2020, "Generalization through Memorization" (arXiv 1911.00172).
+
+    entries.safetensors     keys    float32 or float16, the hidden state after a context
+                            norms   float32, the squared length of each key
+                            values  int32, the token that followed
+                            probe   float32, the model's hidden state after a text that is known
+    pq_index.safetensors    of larger datastores, see [`store.pq_index`]
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,13 +27,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
-from .build.hidden_states import Layer, recorded
-from .build.keys import checked_lengths, probe, read_corpus
-from .files import DatastoreError, read_arrays, write_arrays
+from .build.hidden_states import Layer, checked_lengths, probe, read_corpus, recorded
+from .card import readable_size
+from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint
-from .folder import new_folder, only_writer
-from .knn_config import KeyDtype, KnnConfig
+from .folder import FolderConfig, new_folder, only_writer
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
+from .schema import Named, Range
 from .stored_folder import StoredFolder
 
 Index: TypeAlias = Literal["flat", "hnsw"]
@@ -36,6 +42,51 @@ Index: TypeAlias = Literal["flat", "hnsw"]
 NEIGHBOURS = 10
 # How far, in relation, the probe may be off: other number formats are, by a percent or two.
 _PROBE_TOLERANCE = 0.05
+ENTRIES = Named("a file of entries", r"entries\.safetensors")
+# Folders of earlier versions call it a sketch, in config.json too.
+PQ_INDEX = Named("a file of a PQ index", r"(pq_index|sketch)\.safetensors")
+_COUNT = Range(1, 2**31 - 1)
+KeyDtype = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True)
+class KnnConfig(FolderConfig):
+    """What the config.json of a kNN datastore says.
+
+    Attributes:
+        model (`str`): The model's name, for people.
+        layer (`str`): Which hidden state a key is.
+        vocab_size (`int`): All values are below it.
+        entries, dimension (`int`): The shape of the keys.
+        key_dtype (`str`): `"float32"` or `"float16"`.
+        file (`FileEntry`): Where the entries are.
+        pq_index (`FileEntry`, *optional*): Where their PQ index is, if there is one.
+    """
+
+    NOUN = "kNN datastore"
+    HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
+    FILES = (ENTRIES, PQ_INDEX)
+    TEMPLATE = "knn_datastore.md"
+
+    model: str
+    layer: Layer
+    vocab_size: Annotated[int, _COUNT]
+    entries: Annotated[int, _COUNT]
+    dimension: Annotated[int, _COUNT]
+    key_dtype: KeyDtype
+    file: Annotated[FileEntry, ENTRIES]
+    pq_index: Annotated[FileEntry, PQ_INDEX] | None = None
+
+    @classmethod
+    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
+        content = super()._newest(content)
+        content.setdefault("pq_index", content.pop("sketch", None))
+        if "model" in content:
+            content.setdefault("tokenizer", content["model"])
+        return content
+
+    def card_texts(self) -> dict[str, str]:
+        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -235,7 +286,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return self._index.search(batch, k)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32) that `search` gives to the entries `ids`."""
+        """The scores (float32) that `search` returns for the entries `ids`."""
         return self._index.score(query, ids)
 
     def neighbours(self, ids: np.ndarray) -> np.ndarray:

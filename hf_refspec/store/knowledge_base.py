@@ -1,12 +1,18 @@
-"""A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub."""
+"""A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub.
+
+passages.safetensors    tokens      uint16 or uint32, of all passages in a row
+                        bounds      int64, where each begins, and the end
+embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -16,14 +22,67 @@ from ..version import __version__
 from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
 from .build.tokenizing import encode, load_tokenizer
+from .card import cell
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays, write_rows
 from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
-from .folder import new_folder, token_dtype
-from .knowledge_base_config import KnowledgeBaseConfig
+from .folder import FolderConfig, new_folder, token_dtype
+from .schema import Named, Range
 from .stored_folder import StoredFolder
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
+
+PASSAGES = Named("a file of passages", r"passages\.safetensors")
+EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
+_LARGEST = 2**62
+
+
+@dataclass(frozen=True)
+class KnowledgeBaseConfig(FolderConfig):
+    """What the config.json of a knowledge base says.
+
+    Attributes:
+        vocab_size (`int`): All token ids are below it.
+        chunk_length (`int`): The most tokens of a passage.
+        passages (`int`): How many.
+        tokens (`int`): Of all passages together.
+        dimension (`int`): Of the embeddings; 0 where there are none.
+        passages_file (`FileEntry`): Where the tokens are.
+        embeddings_file (`FileEntry`, *optional*): Where the embeddings are.
+        source (`dict`): How it was built, for people and for the card.
+    """
+
+    NOUN = "knowledge base"
+    HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
+    FILES = (PASSAGES, EMBEDDINGS)
+    TEMPLATE = "knowledge_base.md"
+
+    vocab_size: Annotated[int, Range(1, 2**31 - 1)]
+    chunk_length: Annotated[int, Range(1, 2**31 - 1)]
+    passages: Annotated[int, Range(1, _LARGEST)]
+    tokens: Annotated[int, Range(1, _LARGEST)]
+    dimension: Annotated[int, Range(0, 2**31 - 1)]
+    passages_file: Annotated[FileEntry, PASSAGES]
+    embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
+    source: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if (self.dimension == 0) != (self.embeddings_file is None):
+            raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """uint16 where it holds all tokens, else uint32."""
+        return token_dtype(self.vocab_size, separator=False)
+
+    def card_texts(self) -> dict[str, str]:
+        if self.embeddings_file is None:
+            return {"embeddings": "none: for BM25 only", "retriever": "SparseRetriever(passages)"}
+        encoder = cell(self.source.get("encoder") or "not stated")
+        return {
+            "embeddings": f"of {self.dimension} numbers, by the encoder {encoder}",
+            "retriever": "DenseRetriever(passages, encoder)",
+        }
 
 
 class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
@@ -184,19 +243,21 @@ def _write(
 ) -> None:
     """Writes all of a knowledge base into a folder."""
     tokens, bounds = _passages(source, tokenizer, chunk_length, progress)
-    passages = len(bounds) - 1
     arrays = {"tokens": tokens, "bounds": bounds}
     passages_file = write_arrays(folder / "passages.safetensors", arrays)
     dimension, embeddings_file = 0, None
     if encoder is not None:
-        texts = _decoded(tokenizer, tokens, bounds)
-        dimension, embeddings_file = _write_embeddings(folder, encoder, texts, passages, progress)
+        rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
+        first = next(rows)
+        dimension, path = first.shape[1], folder / "embeddings.safetensors"
+        shape = (len(bounds) - 1, dimension)
+        embeddings_file = write_rows(path, "embeddings", chain([first], rows), shape)
     KnowledgeBaseConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
         tokenizer=public_name(tokenizer),
         vocab_size=vocabulary_size(tokenizer),
         chunk_length=chunk_length,
-        passages=passages,
+        passages=len(bounds) - 1,
         tokens=len(tokens),
         dimension=dimension,
         passages_file=passages_file,
@@ -233,18 +294,9 @@ def _passages(
 
 
 def _even_parts(length: int, most: int) -> list[int]:
-    """As few parts of at most `most` as make up `length`, none of them a small rest."""
+    """As few parts of at most `most` as make up `length`, all of about the same length."""
     count = -(-length // most)
     return [length // count + (part < length % count) for part in range(count)]
-
-
-def _decoded(
-    tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, bounds: np.ndarray
-) -> Iterator[list[str]]:
-    """The texts of the passages, some at a time."""
-    for first in range(0, len(bounds) - 1, _TEXTS_AT_ONCE):
-        edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
-        yield [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
@@ -252,26 +304,25 @@ def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
     return str(text)
 
 
-def _write_embeddings(
-    folder: Path, encoder: TextEncoder, texts: Iterator[list[str]], count: int, progress: bool
-) -> tuple[int, FileEntry]:
-    """Encodes the passages and writes what comes of it; returns its dimension, and the file."""
+def _embedded(
+    encoder: TextEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: np.ndarray,
+    bounds: np.ndarray,
+    progress: bool,
+) -> Iterator[np.ndarray]:
+    """The embeddings of the passages, some at a time."""
+    count, dimension = len(bounds) - 1, None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
-        rows = _embedded(encoder, texts, bar)
-        first = next(rows)
-        path, shape = folder / "embeddings.safetensors", (count, first.shape[1])
-        return shape[1], write_rows(path, "embeddings", chain([first], rows), shape)
-
-
-def _embedded(encoder: TextEncoder, texts: Iterator[list[str]], bar: Any) -> Iterator[np.ndarray]:
-    dimension = None
-    for some in texts:
-        vectors = encoder.passages(some)
-        dimension = dimension or vectors.shape[1]
-        if vectors.shape[1] != dimension:
-            raise ValueError(
-                f"encoder returned vectors of dimension {dimension}, and then of "
-                f"{vectors.shape[1]}; all must have the same"
-            )
-        yield vectors
-        bar.update(len(some))
+        for first in range(0, count, _TEXTS_AT_ONCE):
+            edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
+            texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
+            vectors = encoder.passages(texts)
+            dimension = dimension or vectors.shape[1]
+            if vectors.shape[1] != dimension:
+                raise ValueError(
+                    f"encoder returned vectors of dimension {dimension}, and then of "
+                    f"{vectors.shape[1]}; all must have the same"
+                )
+            yield vectors
+            bar.update(len(texts))

@@ -64,12 +64,8 @@ class PQIndex:
 
     @classmethod
     def build(cls, rows: np.ndarray) -> PQIndex:
-        """Builds the index of rows, float32 of shape `(n, d)`.
-
-        Raises:
-            ImportError: If FAISS is not installed (extra `retrieval`).
-            ValueError: If there are fewer than 16, or they have one dimension alone.
-        """
+        """Builds the index of rows, float32 of shape `(n, d)`; raises as
+        [`KnnDatastore.add_pq_index`]."""
         if len(rows) < 1 << _BITS or axes_of(rows.shape[1]) == 0:
             raise ValueError(
                 f"a PQ index needs at least {1 << _BITS} rows of at least 2 numbers, but they are "
@@ -102,17 +98,8 @@ class PQIndex:
 
     @classmethod
     def read(cls, folder: Path, entry: FileEntry, shape: tuple[int, int]) -> PQIndex:
-        """Reads the file of a PQ index.
-
-        Args:
-            folder (`Path`): Where it is.
-            entry ([`FileEntry`]): What is known of it.
-            shape (`tuple[int, int]`): Of the rows.
-
-        Raises:
-            DatastoreError: If it is missing or damaged.
-            ImportError: If FAISS is not installed (extra `retrieval`).
-        """
+        """Reads the file of the index of rows of `shape`; raises as [`read_arrays`], and a
+        DatastoreError if a number is not finite."""
         rows, dimension = shape
         axes = axes_of(dimension)
         number, bits = np.dtype(np.float32), np.dtype(np.uint8)

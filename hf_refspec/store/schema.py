@@ -70,7 +70,7 @@ class Named:
 
 
 def parse(kind: type[T], content: Any) -> T:
-    """Makes a dataclass of a JSON object that names exactly its fields.
+    """Turns a JSON object that names exactly its fields into a dataclass.
 
     Args:
         kind (`type`): The dataclass.
@@ -109,7 +109,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
-    """Checks the value of a field, and makes dataclasses of the objects in it."""
+    """Checks the value of a field, and turns the objects in it into dataclasses."""
     if NoneType in get_args(hint):
         if value is None:
             return None
@@ -139,13 +139,10 @@ def _is_of(value: Any, hint: Any) -> bool:
     return isinstance(value, origin) and not isinstance(value, bool)
 
 
-def _check_depth(name: str, value: dict[str, Any]) -> None:
-    """Refuses lists and dicts so deep in each other that Python cannot write them again."""
-    depth = 0
-    level: list[Any] = [value]
-    while level and depth <= _DEEPEST_DICT:
-        depth += 1
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for some in inner for each in some if isinstance(each, (dict, list))]
-    if depth > _DEEPEST_DICT:
+def _check_depth(name: str, value: Any, left: int = _DEEPEST_DICT) -> None:
+    """Refuses lists and dicts nested so deep that Python cannot write them again."""
+    if left == 0:
         raise ValueError(f"{name} is nested too deep")
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            _check_depth(name, inner, left - 1)

@@ -16,21 +16,13 @@ _BLOCK = 1 << 20
 
 
 def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarray:
-    """The tokens of a shard, uint16 or uint32 of shape `(n,)`.
-
-    Raises:
-        DatastoreError: If their file is missing or damaged, as far as its size and header tell.
-    """
+    """The tokens of a shard, uint16 or uint32 of shape `(n,)`; raises as [`read_arrays`]."""
     expected = {"tokens": (config.token_dtype, shard.tokens)}
     return read_arrays(folder, shard.tokens_file, expected)["tokens"]
 
 
 def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
-    """The tokens of a shard with their suffix array.
-
-    Raises:
-        DatastoreError: As [`map_tokens`], of both files.
-    """
+    """The tokens of a shard with their suffix array; raises as [`read_arrays`]."""
     tokens = map_tokens(folder, config, shard)
     expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
     suffixes = read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
@@ -40,19 +32,8 @@ def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedTe
 def split_documents(
     texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
 ) -> Generator[np.ndarray, None, np.ndarray]:
-    """Cuts tokens at the separators; a document can go on in the next text.
-
-    Args:
-        texts (iterable of `np.ndarray`, of shape `(n,)`): Tokens.
-        separator (`int`): What stands after each document.
-        block (`int`, *optional*): How many tokens are looked at at a time.
-
-    Yields:
-        Each document that ends, without its separator.
-
-    Returns:
-        What stands behind the last separator.
-    """
+    """Cuts tokens at the separators, `block` of them at a time; a document can go on in the next
+    text. Yields each document without its separator, and returns what follows the last one."""
     begun: list[np.ndarray] = []
     for text in texts:
         for begin in range(0, len(text), block):

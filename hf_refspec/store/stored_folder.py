@@ -63,15 +63,9 @@ class StoredFolder(Generic[C]):
             OSError: If there is no such folder or repo, or it cannot be reached.
             DatastoreError: As the class.
         """
-        folder = fetch(
-            repo_or_path,
-            cls.config_type,
-            cls._part(*args, **options),
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-        )
+        download = {"token": token, "cache_dir": cache_dir}
+        part = cls._part(*args, **options)
+        folder = fetch(repo_or_path, cls.config_type, part, revision, local_files_only, **download)
         return cls(folder, *args, **options)
 
     @classmethod
@@ -130,11 +124,11 @@ class StoredFolder(Generic[C]):
             self.path,
             self.config_type,
             repo_id,
-            private=private,
-            token=token,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
+            private,
+            token,
+            commit_message,
+            revision,
+            create_pr,
         )
 
     def verify(self) -> None:

@@ -75,6 +75,13 @@ def move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None
         layer.values[rows, :, target] = layer.values[rows, :, source]
 
 
+def crop_layers(cache: Cache, width: int) -> None:
+    """Crops every layer to this width, those that have more."""
+    for layer in cache.layers:
+        if (excess := layer.get_seq_length() - width) > 0:
+            layer.crop(-excess)
+
+
 def snapshot(cache: Cache) -> list[dict[str, Any]]:
     """The state of every layer. Keys and values grow by concatenation, so that holding on to the
     tensors is enough; running states are written in place and are copied."""

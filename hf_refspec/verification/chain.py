@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from .cache import find_cache, holds_running_state
+from .cache import crop_layers, find_cache, holds_running_state
 from .verifier import TokenSequence, Verifier
 
 
@@ -80,6 +80,13 @@ class ChainVerifier(SequentialVerifier):
         super()._take_up(outputs)
         # Only now: a sliding window that records through the prefill would keep all of it.
         self.cache.activate_past_recording()
+
+    def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+        self._width = self.cache.get_seq_length()
+        return super()._run(rows, drafts)
+
+    def _take_back(self) -> None:
+        crop_layers(self.cache, self._width)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         [path], [draft] = paths, self._drafts

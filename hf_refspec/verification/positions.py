@@ -10,6 +10,7 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+_COUNTS = re.compile(r"layers|moe|router|expert")  # of something else: max_window_layers, moe_topk
 # Every probe's text is longer than this.
 _CROSSED = 8
 # Names in a configuration of what limits attention to some of the positions.
@@ -33,7 +34,11 @@ def boundaries(config: PreTrainedConfig) -> list[int]:
 
     One that is none costs a probe; one that is missed may cost other ids.
     """
-    named = [value for name, value in vars(config).items() if _LENGTHS.search(name)]
+    named = [
+        value
+        for name, value in vars(config).items()
+        if _LENGTHS.search(name) and not _COUNTS.search(name)
+    ]
     windows = [
         getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
     ]

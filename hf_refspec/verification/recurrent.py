@@ -41,3 +41,7 @@ class RecurrentVerifier(SequentialVerifier):
         elif len(draft):
             restore(self.cache, self._before)  # nothing of the pass is left, nothing is cached
         self._drafts = ()
+
+    def _take_back(self) -> None:
+        if self._before:
+            restore(self.cache, self._before)

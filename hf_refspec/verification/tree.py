@@ -24,7 +24,14 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
-from .cache import CACHE_NAMES, find_cache, keeps_every_position, move_entries, new_cache
+from .cache import (
+    CACHE_NAMES,
+    crop_layers,
+    find_cache,
+    keeps_every_position,
+    move_entries,
+    new_cache,
+)
 from .positions import attends_locally, length_dependent_rope
 from .verifier import TokenSequence, Verifier
 
@@ -199,6 +206,14 @@ class TreeVerifier(Verifier):
             # A row that keeps fewer moves something into its holes, which changes nothing.
             move_entries(self.cache, sources, ends[:, None] + np.arange(len(longest)))
         self._crop(int(max(end + len(nodes) for end, nodes in zip(ends, kept, strict=True))))
+
+    def _take_back(self) -> None:
+        crop_layers(self.cache, max(self.cached) + self._given)
+
+    def _settle(self) -> None:
+        # Where no row has ended with a token of its own, all may hold one past the returned ids.
+        if self.cached:
+            self._crop()
 
     def _crop(self, width: int | None = None) -> None:
         """Cuts the cache to the width of its longest row."""

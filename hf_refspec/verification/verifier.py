@@ -138,7 +138,12 @@ class Verifier:
             return self._prefill(rows)
         self._pending = [len(row) - n for row, n in zip(rows, self.cached, strict=True)]
         self._drafts = drafts
-        return self._run(rows, drafts)
+        try:
+            return self._run(rows, drafts)
+        except BaseException:  # a key in the middle of a pass, a hook of somebody else's
+            self._drafts = ()
+            self._take_back()
+            raise
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps what the last pass has added to the cache: each row's pending tokens and the nodes
@@ -216,6 +221,9 @@ class Verifier:
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         raise NotImplementedError
+
+    def _take_back(self) -> None:
+        """Takes a pass that raised out of the layers of the cache that it has reached."""
 
     def _settle(self) -> None:
         """Leaves the cache as it came: for whoever goes on with it."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from hf_refspec.bench.measure import Bench
 from hf_refspec.bench.methods import PLAIN, Method
-from hf_refspec.bench.options import BenchOptions
-from hf_refspec.bench.registry import REGISTRY
-from hf_refspec.bench.results import Results
+from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
-
-PNG = b"\x89PNG"
 
 
 @pytest.fixture
@@ -33,90 +29,76 @@ def model(tmp_path, data, tokenizer, byte_llama, monkeypatch):
     byte_llama.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    return [
-        "--max-new-tokens",
-        "10",
-        "--model",
-        "model",
-        "--device",
-        "cpu",
-        "--data",
-        "data",
-        "--out",
-        "out",
-    ]
+    given = ["--model", "model", "--max-new-tokens", "10", "--device", "cpu"]
+    return [*given, "--data", "data", "--out", "out"]
 
 
-def done(suite: str) -> dict:
-    return Results.read(Path("out")).suites[suite]["done"]
+def entries(suite: str) -> list[dict]:
+    return read_results(Path("out"))["suites"][suite]["entries"]
+
+
+def names(suite: str) -> list[str]:
+    return [entry["name"] for entry in entries(suite)]
 
 
 def test_replays_every_suite_that_has_answers(replay, capsys):
     suites = ["rag", "humaneval", "spec-bench", "multi-turn"]
     assert main(["bench", *suites, *replay]) == 0
-    assert list(done("rag")) == ["1", "2", "3"]
-    assert list(done("humaneval")) == ["1", "2"]
-    assert list(done("spec-bench")) == ["math/101", "translation/161"]
-    entries = done("multi-turn")["math/101"]["entries"]
-    assert [entry["name"] for entry in entries] == ["math/101, turn 1", "math/101, turn 2"]
-    assert [entry["samples"][0]["tokens"] for entry in entries] == [12, 12]  # with its end
-    results = Results.read(Path("out"))
-    assert results.settings["random model"] == "tiny" and results.settings["dtype"] == "float32"
-    assert results.machine["cores"] >= 1 and results.versions["torch"] == torch.__version__
+    assert names("rag") == ["1", "2", "3"]
+    assert names("humaneval") == ["1", "2"]
+    assert names("spec-bench") == ["math/101, turn 1", "translation/161, turn 1"]
+    assert names("multi-turn") == ["math/101, turn 1", "math/101, turn 2"]
+    tokens = [entry["samples"][0]["tokens"] for entry in entries("multi-turn")]
+    assert tokens == [12, 12]  # with EOS
+    results = read_results(Path("out"))
+    assert results["settings"]["random model"] == "tiny"
+    assert results["settings"]["dtype"] == "float32"
+    assert results["machine"]["cores"] >= 1 and results["versions"]["torch"] == torch.__version__
 
     report = Path("out/report.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in report
     for suite in suites:
         assert f"## {suite}\n" in report
     assert "| method | nodes | math | translation |" in report
-    assert "| tokens in a pass | ms |" in report
-    for plot in ("accepted_lengths.png", "speed_against_budget.png"):
-        assert Path("out", plot).read_bytes().startswith(PNG)
-        assert f"]({plot})" in report
+    assert "](speed_ups.png)" in report
+    assert Path("out/speed_ups.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_model_answers_by_itself(model, capsys):
+def test_a_model_writes_freely(model):
     assert main(["bench", "cached-sessions", "multi-turn", *model, "--limit", "1"]) == 0
-    [question] = done("cached-sessions").values()
-    samples = {(s["method"], s["nodes"]): s for s in question["entries"][0]["samples"]}
+    [entry] = entries("cached-sessions")
+    samples = {(s["method"], s["nodes"]): s for s in entry["samples"]}
     assert samples["plain generate", 0]["forward_passes"] == 10
-    # The same was asked four times before.
+    # Similar questions were answered four times before.
     cached, uncached = samples["blend", 64], samples["ReferenceCopy", 64]
     assert cached["forward_passes"] <= uncached["forward_passes"]
-    assert [entry["name"][-6:] for entry in done("multi-turn")["writing/81"]["entries"]] == [
-        "turn 1",
-        "turn 2",
-    ]
+    assert names("multi-turn") == ["writing/81, turn 1", "writing/81, turn 2"]
 
 
-def test_random_text_is_said_up_to_a_number_of_tokens(replay):
+def test_random_text_is_forced_up_to_a_number_of_tokens(replay):
     options = ["--limit", "1", "--max-new-tokens", "6"]
     assert main(["bench", "no-overlap", *replay, *options]) == 0
-    [entry] = done("no-overlap")["1"]["entries"]
+    [entry] = entries("no-overlap")
     assert {sample["tokens"] for sample in entry["samples"]} == {6}
 
 
-def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(replay, monkeypatch, capsys):
-    suite, asked = REGISTRY["rag"], []
+def test_ctrl_c_keeps_what_was_measured(replay, monkeypatch, capsys):
+    measure, asked = Bench.measure, []
 
-    def interrupted(bench, question):
-        asked.append(question.id)
+    def interrupted(bench, name, *others):
+        asked.append(name)
         if len(asked) == 2:
             raise KeyboardInterrupt
-        return suite.measure(bench, question)
+        return measure(bench, name, *others)
 
-    monkeypatch.setitem(REGISTRY, "rag", dataclasses.replace(suite, measure=interrupted))
+    monkeypatch.setattr(Bench, "measure", interrupted)
     assert main(["bench", "rag", *replay]) == 130
     printed = capsys.readouterr().out
-    assert "1 of 3 questions" in printed and "--resume" in printed
-    before = done("rag")
-    assert list(before) == ["1"]
+    assert "1 of 3 questions" in printed and "Stopped; out has what was measured." in printed
+    assert names("rag") == ["1"]
     assert main(["bench", "rag", *replay]) == 2
-    assert "add --resume" in capsys.readouterr().err
-    assert main(["bench", "rag", *replay, "--resume"]) == 0
-    assert asked == ["1", "2", "2", "3"]
-    assert list(done("rag")) == ["1", "2", "3"]
-    assert done("rag")["1"] == before["1"]
+    assert "results.json exists; choose another --out" in capsys.readouterr().err
+    assert names("rag") == ["1"]
 
 
 def test_a_prompt_that_the_context_does_not_hold_is_skipped_and_counted(model, tmp_path, capsys):
@@ -128,7 +110,8 @@ def test_a_prompt_that_the_context_does_not_hold_is_skipped_and_counted(model, t
     report = capsys.readouterr().out
     assert "2 of 2 questions, 2 of them skipped, at least in part" in report
     assert "writing/81, turn 2 has " in report and "context of 110" in report
-    assert len(done("multi-turn")["writing/81"]["entries"]) == 1
+    assert "writing/81, turn 1" in names("multi-turn")
+    assert "writing/81, turn 2" not in names("multi-turn")
 
 
 def test_nothing_measured_is_no_success(model, tmp_path, capsys):
@@ -137,7 +120,10 @@ def test_nothing_measured_is_no_success(model, tmp_path, capsys):
         json.dumps({**config, "max_position_embeddings": 10})
     )
     assert main(["bench", "rag", *model]) == 1
-    assert "Nothing was measured: no question fits." in capsys.readouterr().out
+    assert (
+        "Nothing was measured: no question fits into the model's context."
+        in capsys.readouterr().out
+    )
 
 
 def test_other_ids_stop_it(model, monkeypatch, capsys):
@@ -145,7 +131,7 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
     methods = [Method(PLAIN), wrong]
     monkeypatch.setattr("hf_refspec.bench.run.decoding_methods", lambda store: methods)
     assert main(["bench", "rag", *model]) == 1
-    assert "wrong gives other ids than plain generate" in capsys.readouterr().out
+    assert "wrong returns other ids than plain generate" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -157,9 +143,9 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
         (["rag", "--model", "model"], "two models"),
         (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
-        (["rag", "--encoder", "x"], "--encoder x is read by ralm; leave it out"),
-        (["rag", "--repeat", "3"], "--repeat 3 is read by ralm, knn; leave it out"),
-        (["ralm", "--datastore", "x"], "--datastore x is read by rag, humaneval,"),
+        (["rag", "--encoder", "x"], "--encoder is read by ralm; leave it out"),
+        (["rag", "--ablate"], "--ablate is read by ralm, knn; leave it out"),
+        (["ralm", "--datastore", "x"], "--datastore is read by rag, humaneval,"),
     ],
 )
 def test_bad_input_is_named_before_work_starts(replay, capsys, arguments, message):
@@ -200,7 +186,7 @@ def test_a_file_without_questions_is_refused(replay, data, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--random-model", "huge"], ["--ablate", "-1"], ["--repeat", "0"]]
+    "arguments", [["--random-model", "huge"], ["--limit", "0"], ["--distractors", "-1"]]
 )
 def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, capsys, arguments):
     with pytest.raises(SystemExit) as exit:
@@ -209,14 +195,11 @@ def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, 
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_settings_are_the_options_that_decide_about_the_figures(tmp_path):
-    options = BenchOptions(suites=["rag"], out=tmp_path, limit=2, replay=True, milvus="a.db")
-    assert options.settings() == {"replay": True, "milvus": True}
-    folder = tmp_path / "store"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    [(name, value)] = BenchOptions(suites=["rag"], datastore=str(folder)).settings().items()
-    assert name == "datastore" and value.startswith("store ")
+def test_a_folder_is_recorded_by_its_name(replay):
+    assert main(["bench", "no-overlap", *replay, "--limit", "1", "--max-new-tokens", "2"]) == 0
+    settings = read_results(Path("out"))["settings"]
+    assert settings["tokenizer"] == "tokenizer" and settings["replay"] is True
+    assert "limit" not in settings and "data" not in settings
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -8,19 +8,14 @@ import pytest
 
 from hf_refspec.bench import knn
 from hf_refspec.bench.knn import WITHOUT_PQ_INDEX
-from hf_refspec.bench.methods import (
-    ablations,
-    main_speculations,
-    strides,
-    transformers_methods,
-)
-from hf_refspec.bench.results import Results
+from hf_refspec.bench.methods import speculations, transformers_methods
+from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
 from hf_refspec.demo import corpus
 from hf_refspec.store.knn_datastore import KnnDatastore
 
-MAIN = {*main_speculations(), *(method.name for method in transformers_methods())}
-ALL = {*MAIN, *ablations(), *strides()}
+MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
+ALL = {*MAIN, *speculations(ablate=True)}
 
 SHORT = ["--max-new-tokens", "8"]
 
@@ -39,30 +34,22 @@ def build(model, tokenizer, tokens: int, path: str) -> None:
     KnnDatastore.build(model, tokenizer, text, path, max_entries=tokens, progress=False)
 
 
-def with_pq_index(entry: dict) -> set[str]:
-    return {WITHOUT_PQ_INDEX} if entry["retriever"].startswith("flat") else set()
-
-
 def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
     build(byte_llama, tokenizer, 1500, "store")
     KnnDatastore("store").add_pq_index()
-    assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate", "1"]) == 0
-    entries = Results.read(Path("out")).entries("knn")
-    first, second = entries[:8], entries[8:]
-    names = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
-    names = [f"{name}, {kind}" for name in names for kind in ("greedy", "sampled")]
-    assert [entry["retriever"] for entry in first] == names
-    for entry in first:
-        methods = {sample["method"] for sample in entry["samples"]}
-        assert methods == (ALL if entry["retriever"].endswith("greedy") else MAIN) | with_pq_index(
-            entry
-        )
+    assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate"]) == 0
+    entries = read_results(Path("out"))["suites"]["knn"]["entries"]
+    settings = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
+    settings = [f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")]
+    assert [entry["setting"] for entry in entries] == [name for name in settings for _ in range(2)]
+    for entry in entries:
+        expected = ALL if entry["setting"].endswith("greedy") else MAIN
+        if entry["setting"].startswith("flat"):
+            expected = {*expected, WITHOUT_PQ_INDEX}
+        assert {sample["method"] for sample in entry["samples"]} == expected
         assert {sample["tokens"] for sample in entry["samples"]} <= set(range(1, 9))
-    for entry in second:
-        assert {sample["method"] for sample in entry["samples"]} == MAIN | with_pq_index(entry)
     report = capsys.readouterr().out
     assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report
-    assert report.count("| OS3 | OS3 against the best |") == 4
 
 
 def test_prompts_have_names_of_their_own(tokenizer):

@@ -1,4 +1,4 @@
-"""A prompt is decoded in all ways in turn, timed, counted and compared."""
+"""A prompt is decoded by all methods in turn, timed, counted and compared."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from transformers import MambaConfig, MambaForCausalLM
 import hf_refspec as rs
 from hf_refspec.bench.measure import Bench, ContextTooShortError, IdsDifferError
 from hf_refspec.bench.methods import (
-    BASELINE,
     LOOK_UP,
     OURS,
     Method,
     decoding_methods,
-    main_speculations,
     retrieving_methods,
+    speculations,
     transformers_methods,
 )
 from hf_refspec.bench.models import random_model
@@ -29,7 +28,7 @@ def begun(model, tokenizer, methods=decoding_methods, new_tokens=None) -> Bench:
     return bench
 
 
-def test_every_method_says_the_recorded_answer(tokenizer):
+def test_every_method_returns_the_recorded_answer(tokenizer):
     bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
     entry, ids = bench.measure("a prompt", PROMPT, ANSWER)
     assert ids == ANSWER
@@ -45,11 +44,9 @@ def test_every_method_says_the_recorded_answer(tokenizer):
     assert passes["plain generate", 0] == 9
     assert passes["prompt look-up of transformers", 10] < 9
     assert passes["ReferenceCopy", 64] == 4  # 5 | 6 7 8 5 6, 9 | 10 | 2, some in one pass
-    ours = entry["samples"][-1]
-    assert sum(ours["accepted_lengths"]) == ours["forward_passes"]
 
 
-def test_what_a_model_says_by_itself_is_that_of_plain_decoding(tokenizer, byte_llama):
+def test_a_free_answer_is_that_of_plain_decoding(tokenizer, byte_llama):
     bench = begun(byte_llama, tokenizer, new_tokens=12)
     entry, ids = bench.measure("a prompt", PROMPT)
     assert all(sample["other_tokens"] == 0 for sample in entry["samples"])
@@ -90,8 +87,8 @@ def test_a_token_that_the_model_has_not_is_named(tokenizer):
 def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer):
     """Though the text is forced, and so the same."""
     model = random_model("tiny", len(tokenizer))
-    ways = [decoding_methods()[0], Method("ReferenceCopy", 8, rs.ReferenceCopy())]
-    bench = begun(model, tokenizer, lambda: ways)
+    methods = [decoding_methods()[0], Method("ReferenceCopy", 8, rs.ReferenceCopy())]
+    bench = begun(model, tokenizer, lambda: methods)
     bench.measure("a prompt", PROMPT, ANSWER)  # the probe has passed
 
     def spoil(model, arguments, output):
@@ -100,7 +97,7 @@ def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer)
         return output
 
     model.register_forward_hook(spoil)
-    with pytest.raises(IdsDifferError, match=r"ReferenceCopy \(8 nodes\) gives other ids"):
+    with pytest.raises(IdsDifferError, match=r"ReferenceCopy \(8 nodes\) returns other ids"):
         bench.measure("a prompt", PROMPT, ANSWER)
 
 
@@ -211,7 +208,7 @@ def scripted(answers: dict[str, list[list[int]]], passages: dict[str, list[int]]
         [method] = retrieving_methods({name: speculation}, custom_generate=generate)
         return method
 
-    return [method(*each) for each in main_speculations().items()], called
+    return [method(*each) for each in speculations(ablate=False).items()], called
 
 
 @pytest.fixture
@@ -219,22 +216,20 @@ def exact(byte_llama, tokenizer) -> Bench:
     return Bench(byte_llama, tokenizer, decoding_methods, False, 3)
 
 
-def test_runs_are_noted_with_what_was_retrieved(exact):
-    methods, called = scripted({"else": [[1, 2, 3], [1, 2, 3]]})
-    entry, ids = exact.measure("a", PROMPT, None, methods, runs=2)
+def test_samples_have_what_was_retrieved(exact):
+    methods, called = scripted({"else": [[1, 2, 3]]})
+    entry, ids = exact.measure("a", PROMPT, None, methods)
     assert ids == [1, 2, 3]
-    names = list(main_speculations())
-    assert [(each["method"], each["run"]) for each in entry["samples"]] == [
-        (name, run) for run in range(2) for name in names
-    ]
-    assert sorted(called[:3]) == sorted(called[3:]) == sorted(names)
+    names = list(speculations(ablate=False))
+    assert [each["method"] for each in entry["samples"]] == names
+    assert sorted(called) == sorted(names)
     assert all(each["tokens"] == 3 and each["other_tokens"] == 0 for each in entry["samples"])
     assert entry["samples"][0]["retrieval"]["strides"] == [2, 3]
 
 
 def test_other_ids_of_a_method_that_retrieves_are_an_error_in_float32_alone(exact, tokenizer):
     answers = {OURS: [[1]], "else": [[2]]}
-    with pytest.raises(IdsDifferError, match="question a: ours, psa gives other ids than baseline"):
+    with pytest.raises(IdsDifferError, match="ours, psa returns other ids than baseline"):
         exact.measure("question a", PROMPT, None, scripted(answers)[0])
     model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
     entry, _ = Bench(model, tokenizer, decoding_methods, False).measure(
@@ -243,20 +238,14 @@ def test_other_ids_of_a_method_that_retrieves_are_an_error_in_float32_alone(exac
     assert [each["other_tokens"] for each in entry["samples"]] == [0, 0, 1]
 
 
-def test_a_model_that_retrieves_nothing_may_say_something_else(exact):
+def test_a_model_that_retrieves_nothing_may_return_other_ids(exact):
     methods = [*scripted({"else": [[1, 2]]})[0], *transformers_methods()]
     entry, _ = exact.measure("question a", PROMPT, None, methods)
     assert [each["tokens"] for each in entry["samples"]] == [2, 2, 2, 3, 3]
     assert all(each["other_tokens"] == 0 for each in entry["samples"])
 
 
-def test_a_baseline_that_says_something_else_in_another_run_is_an_error(exact):
-    methods, _ = scripted({"else": [[1], [2]]})
-    with pytest.raises(IdsDifferError, match=BASELINE):
-        exact.measure("question a", PROMPT, None, methods, runs=2)
-
-
 def test_other_passages_are_an_error_in_float32(exact):
     methods, _ = scripted({"else": [[1]]}, {OURS: [3, 4]})
-    with pytest.raises(IdsDifferError, match=r"ours, psa has retrieved something else"):
+    with pytest.raises(IdsDifferError, match=r"ours, psa retrieved other passages"):
         exact.measure("question a", PROMPT, None, methods)

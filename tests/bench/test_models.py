@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from hf_refspec.bench.models import SIZES, random_model
+from hf_refspec.bench.models import llama_config, random_model
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from hf_refspec.bench.models import SIZES, random_model
 )
 def test_sizes_are_what_they_are_called(size, billions):
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, **SIZES[size]))
+        model = LlamaForCausalLM(llama_config(size, 32000))
     assert model.num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.drafting.sessions.folder import SessionFolder
 from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store.build.keys import probe
+from hf_refspec.store.build.hidden_states import probe
 from hf_refspec.store.compact import ARRAYS
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.fingerprint import tokenizer_fingerprint

@@ -28,14 +28,15 @@ from ...index.segments import Segment
 from ...index.suffix_array import IndexedText
 from ...store.files import CONFIG, DatastoreError, FileEntry, check_file, read_arrays, write_arrays
 from ...store.fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
-from ...store.folder import LOCK, FolderConfig, locked, token_dtype
+from ...store.folder import LOCK, FolderConfig, delete, locked, sweep, token_dtype
 from ...store.schema import Named, Range
 from .log import SessionLog, read_log
 
 logger = logging.getLogger("hf_refspec")
 
 SEGMENT = Named("a segment", r"segment-([0-9]{5,})\.safetensors")
-_LOG_NAME = re.compile(r"log-([0-9]{5,})")
+_LOG_NAME = r"log-([0-9]{5,})"
+_OURS = re.compile(rf"\.?({SEGMENT.pattern}|{_LOG_NAME})(\.new)?|\.config\.json\.new")
 _INT32 = np.dtype(np.int32)
 _COUNT = Range(0, 2**62)
 
@@ -81,12 +82,7 @@ class SessionConfig(FolderConfig):
 
 
 class SessionFolder:
-    """A folder that is open, for this process alone.
-
-    Args:
-        path (`Path`): It is made if there is none.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): To make sure that the cache was made
-            with it.
+    """A folder that is open, for this process alone; arguments as of [`RetrievalCache`].
 
     Attributes:
         segments (`list[Segment]`): What was found, numbered from 0.
@@ -112,7 +108,10 @@ class SessionFolder:
             self.segments = self._open_segments()
             self.calls, self._log_number, size = self._read_logs()
             self._log = SessionLog(self._log_path(self._log_number), size)
-            self._delete_strays()
+            logs = range(self._config.first_log, self._log_number + 1)
+            named = [file.name for file in self._config.files()]
+            sweep(path, _OURS, [*named, *(self._log_path(number).name for number in logs)])
+            self._number = self._largest_number(SEGMENT.pattern)
         except BaseException:
             self._lock.release()
             raise
@@ -146,7 +145,7 @@ class SessionFolder:
         return saved
 
     def commit(self, segments: Sequence[Segment], first_log: int | None = None) -> None:
-        """Makes config.json name these segments, and deletes what it no longer names.
+        """Names these segments in config.json, and deletes the files that it no longer names.
 
         Args:
             segments (sequence of [`Segment`]): From `save`, or found.
@@ -158,10 +157,10 @@ class SessionFolder:
         self._config = replace(old, segments=entries, first_log=first_log)
         self._config.write(self.path)
         for name in known.keys() - {entry.file.name for entry in entries}:
-            self._delete(self.path / name)
+            delete(self.path / name)
         self._unnamed.clear()
         for number in range(old.first_log, first_log):
-            self._delete(self._log_path(number))
+            delete(self._log_path(number))
 
     def close(self) -> None:
         """Lets other processes open it."""
@@ -226,27 +225,9 @@ class SessionFolder:
                     )
         return calls, last, size
 
-    def _delete_strays(self) -> None:
-        """Deletes what a process that was killed has left, and finds the next free number."""
-        named = {file.name for file in self._config.files()}
-        for name in os.listdir(self.path):
-            log = _LOG_NAME.fullmatch(name)
-            if name in named or (log and int(log[1]) >= self._config.first_log):
-                continue
-            plain = name.removeprefix(".").removesuffix(".new")
-            if SEGMENT.matches(plain) or _LOG_NAME.fullmatch(plain) or name == f".{CONFIG}.new":
-                self._delete(self.path / name)
-        self._number = self._largest_number(re.compile(SEGMENT.pattern))
-
-    def _largest_number(self, pattern: re.Pattern[str]) -> int:
-        matches = filter(None, map(pattern.fullmatch, os.listdir(self.path)))
-        return max([0, *(int(match[1]) for match in matches)])
-
-    def _delete(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:  # where it is still mapped into memory; it goes when next opened
-            logger.debug("cannot delete %s: %s", path, error)
+    def _largest_number(self, pattern: str) -> int:
+        matches = (re.fullmatch(pattern, name) for name in os.listdir(self.path))
+        return max([0, *(int(match[1]) for match in matches if match)])
 
     def _log_path(self, number: int) -> Path:
         return self.path / f"log-{number:05d}"

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 _HEADER = struct.Struct("<III")
-_LENGTHS = struct.Struct("<II")
 _IDS = np.dtype("<i4")
 
 
@@ -43,7 +42,9 @@ class SessionLog:
         Raises:
             OSError: If it cannot be written, as on a full disk. The log is as it was.
         """
-        record = memoryview(_record(prompt, output))
+        ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
+        checksum = _checksum(len(prompt), len(output), ids)
+        record = memoryview(_HEADER.pack(len(prompt), len(output), checksum) + ids)
         written = 0
         try:
             os.lseek(self._descriptor, self._size, os.SEEK_SET)
@@ -59,12 +60,6 @@ class SessionLog:
         os.close(self._descriptor)
 
 
-def _record(prompt: np.ndarray, output: np.ndarray) -> bytes:
-    lengths = _LENGTHS.pack(len(prompt), len(output))
-    ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
-    return lengths + struct.pack("<I", zlib.crc32(ids, zlib.crc32(lengths))) + ids
-
-
 def read_log(path: Path) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
     """Reads a log up to the first record that is not whole.
 
@@ -77,8 +72,8 @@ def read_log(path: Path) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
         prompt_length, output_length, checksum = _HEADER.unpack_from(content, size)
         begin = size + _HEADER.size
         end = begin + _IDS.itemsize * (prompt_length + output_length)
-        lengths = content[size : size + _LENGTHS.size]
-        if end > len(content) or checksum != zlib.crc32(content[begin:end], zlib.crc32(lengths)):
+        found = _checksum(prompt_length, output_length, content[begin:end])
+        if end > len(content) or checksum != found:
             break
         ids = np.frombuffer(content, _IDS, prompt_length + output_length, begin)
         if len(ids) == 0 or ids.min() < 0:
@@ -86,3 +81,7 @@ def read_log(path: Path) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
         calls.append((ids[:prompt_length], ids[prompt_length:]))
         size = end
     return calls, size
+
+
+def _checksum(prompt_length: int, output_length: int, ids: bytes) -> int:
+    return zlib.crc32(ids, zlib.crc32(struct.pack("<II", prompt_length, output_length)))

@@ -26,7 +26,7 @@ _FRACTION_KEPT = 7 / 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What is remembered at one moment, to draft from without waiting for anybody.
+    """The sessions at one moment, to draft from without waiting for a lock.
 
     Attributes:
         segments (`tuple[IndexedText, ...]`): All but the newest sessions.
@@ -55,6 +55,7 @@ class Memory:
 
     Attributes:
         view (`View`): What there is now. It is replaced, never changed.
+        tokens (`int`): Tokens of the sessions that are remembered.
         closed (`bool`): Whether no more is remembered.
     """
 
@@ -76,7 +77,7 @@ class Memory:
         self._tail = Tail()
         self._prompts = SimilarPrompts()
         self._oldest = 0
-        self._tokens = 0
+        self.tokens = 0
         self._unsealed = 0
         self._seal_tokens = self._seal_at = seal_tokens or SEAL_TOKENS
         self._largest_id = -1
@@ -88,21 +89,17 @@ class Memory:
         with self._lock:
             return self._tail.end - self._oldest
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the sessions that are remembered."""
-        return self._tokens
-
     def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
-        """Remembers a session.
-
-        Args:
-            prompt, output (`np.ndarray`, integers of shape `(n,)`): Not both empty.
-        """
+        """Remembers a session: integer arrays of shape `(n,)`, not both empty."""
         with self._lock:
             self._check_open()
             if self._folder is not None:
-                self._log(self._folder, prompt, output)
+                try:
+                    self._folder.append(prompt, output)
+                except OSError as error:
+                    logger.warning(
+                        "a session is remembered only until this process ends: %s", error
+                    )
             self._append(prompt, output)
             self._publish()
             self._schedule()
@@ -114,12 +111,7 @@ class Memory:
             return [self._holder(number).document(number) for number in numbers]
 
     def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
-        """The outputs of the sessions with the most similar prompts, the most similar one last.
-
-        Args:
-            prompt (`np.ndarray`, integers of shape `(n,)`): A prompt.
-            count (`int`): The most sessions, at least 1.
-        """
+        """The outputs of the `count` sessions with the most similar prompts, the best one last."""
         with self._lock:
             numbers = self._prompts.search(prompt, self._oldest, count)
             return [self._holder(number).document(number)[1] for number in numbers]
@@ -129,7 +121,7 @@ class Memory:
         with self._disk_lock, self._lock:
             self._check_open()
             self._oldest = self._tail.end
-            self._tokens = self._unsealed = 0
+            self.tokens = self._unsealed = 0
             self._segments = []
             self._tail = Tail(self._oldest)
             self._prompts = SimilarPrompts(self._oldest)
@@ -173,7 +165,7 @@ class Memory:
         self._segments = list(folder.segments)
         if self._segments:
             self._tail = Tail(self._segments[-1].end)
-            self._tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
+            self.tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
             self._largest_id = max(each.text.vocab_size for each in self._segments) - 1
             for segment in self._segments:
                 for number in range(segment.first, segment.end):
@@ -185,18 +177,12 @@ class Memory:
     def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         self._tail.add(prompt, output)
         self._prompts.add(prompt)
-        self._tokens += len(prompt) + len(output)
+        self.tokens += len(prompt) + len(output)
         self._unsealed += len(prompt) + len(output)
         self._largest_id = max(
             self._largest_id, int(prompt.max(initial=-1)), int(output.max(initial=-1))
         )
         self._forget()
-
-    def _log(self, folder: SessionFolder, prompt: np.ndarray, output: np.ndarray) -> None:
-        try:
-            folder.append(prompt, output)
-        except OSError as error:
-            logger.warning("a session is remembered only until this process ends: %s", error)
 
     def _holder(self, number: int) -> Segment | Tail:
         return next((each for each in self._segments if number < each.end), self._tail)
@@ -204,9 +190,9 @@ class Memory:
     def _forget(self) -> None:
         """Forgets the oldest sessions that are too many."""
         before = self._oldest
-        while self._tokens > self.max_tokens:
+        while self.tokens > self.max_tokens:
             begin, end = self._holder(self._oldest).place(self._oldest)
-            self._tokens -= end - begin
+            self.tokens -= end - begin
             self._oldest += 1
         if self._oldest > before:
             self._segments = [each for each in self._segments if each.end > self._oldest]
@@ -231,32 +217,25 @@ class Memory:
 
     def _start(self, job: Callable[[], None]) -> None:
         if job not in self._background and not self.closed:
-            thread = threading.Thread(
-                target=self._run, args=(job,), name=f"hf_refspec{job.__name__}", daemon=True
-            )
-            self._background[job] = thread
-            thread.start()
+            self._background[job] = threading.Thread(target=self._run, args=(job,), daemon=True)
+            self._background[job].start()
 
     def _run(self, job: Callable[[], None]) -> None:
-        failed = False
+        failed: Exception | None = None
         try:
             job()
         except Exception as error:
-            failed = True
-            logger.warning(
-                "the sessions cannot be put in order: %r; drafts are as good and take longer",
-                error,
-            )
-        finally:
-            with self._lock:
-                del self._background[job]
-                if failed:  # it is tried again when the tail has grown as much again
-                    self._seal_at = self._unsealed + self._seal_tokens
-                else:
-                    self._schedule()
+            failed = error
+            logger.warning("sessions cannot be indexed: %r; drafting takes longer", error)
+        with self._lock:
+            del self._background[job]
+            if failed:  # it is tried again when the tail has grown as much again
+                self._seal_at = self._unsealed + self._seal_tokens
+            else:
+                self._schedule()
 
     def _seal(self) -> None:
-        """Makes a segment of the tail."""
+        """Seals the tail: sorts it into a segment."""
         with self._lock:
             first_log = self._folder.begin_log() if self._folder is not None else None
             sealed = self._unsealed
@@ -279,7 +258,7 @@ class Memory:
         return due_to_join([len(segment.text.tokens) for segment in self._segments])
 
     def _join(self) -> None:
-        """Makes one segment of several."""
+        """Joins several segments into one."""
         with self._lock:
             due, oldest = self._due(), self._oldest
             segments = self._segments[due] if due is not None else []

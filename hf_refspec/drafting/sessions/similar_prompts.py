@@ -17,14 +17,8 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 def signature(prompt: np.ndarray) -> np.ndarray:
     """Hashes the set of a prompt's tokens into a vector of length 1.
 
-    Feature hashing (arXiv 0902.2206): the inner product of two is about the cosine of their
-    prompts' sets of tokens.
-
-    Args:
-        prompt (`np.ndarray`, integers of shape `(n,)`): Its ids; an empty one's vector is 0.
-
-    Returns:
-        `np.ndarray`: float32 of shape `(256,)`.
+    Feature hashing (arXiv 0902.2206): the inner product of two, each float32 of shape `(256,)`, is
+    about the cosine of their prompts' sets of tokens; the vector of an empty prompt is 0.
     """
     hashed = np.unique(prompt).astype(np.uint64) * _MULTIPLIER
     places = (hashed >> np.uint64(56)).astype(np.int64)

@@ -14,18 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError, FileEntry
-from ..fingerprint import (
-    check_tokenizer,
-    public_name,
-    tokenizer_fingerprint,
-    vocabulary_size,
-)
-from ..folder import new_folder, only_writer
+from ..files import DatastoreError
+from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
+from ..folder import new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
-from .engine import Engine, TokenFormat, make_engine
+from .engine import Engine, make_engine
 from .progress import PROGRESS, BuildProgress
-from .shard_writer import ProgressBars, ShardWriter
+from .shard_writer import ShardWriter, progress_bars
 from .source import Source, open_source
 from .tokenizing import TokenBatch
 
@@ -116,7 +111,7 @@ def build_store(
     )
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     opened.name = corpus or opened.name
-    engine = _engine(chosen, config, tokenizer)
+    engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path), chosen.resume) as folder:
         shards = _add_shards(folder, config, opened, engine, chosen)
         about = {
@@ -163,7 +158,7 @@ def extend_store(
         options["shard_tokens"] = config.source.get("shard_tokens", BuildOptions.shard_tokens)
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
-    engine = _engine(chosen, config, tokenizer)
+    engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with only_writer(folder):
         config = StoreConfig.read(folder)
         if not config.shards:
@@ -177,18 +172,10 @@ def extend_store(
             (folder / PROGRESS).unlink()
         except BaseException:
             if not chosen.resume:
-                _sweep(folder, StoreConfig.read(folder).files())
+                sweep(folder, _OURS, (file.name for file in StoreConfig.read(folder).files()))
                 (folder / PROGRESS).unlink(missing_ok=True)
             raise
     return folder
-
-
-def _engine(
-    options: BuildOptions, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
-) -> Engine:
-    content = tokenizer.backend_tokenizer.to_str()
-    tokens = TokenFormat(content, config.token_dtype, config.separator, config.vocab_size)
-    return make_engine(options.engine, tokens, options.num_proc)
 
 
 def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
@@ -216,53 +203,39 @@ def _extended(
 
 
 def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bool:
-    """Tells whether this extension was killed when all but its progress.json was done."""
+    """Whether this extension was killed after config.json named its shards."""
     progress = BuildProgress.read(folder)
     if progress is None or not progress.shards or progress.shards[-1] not in config.shards:
         return False
     return noted.items() <= progress.options.items()
 
 
-def _sweep(folder: Path, keep: list[FileEntry]) -> None:
-    """Deletes the files of shards that are not to be kept, and what was not written to its end."""
-    names = {file.name for file in keep}
-    for file in folder.iterdir():
-        if _OURS.fullmatch(file.name) and file.name not in names:
-            file.unlink()
-
-
 def _add_shards(
     folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
 ) -> list[ShardEntry]:
-    """Writes a source's documents into new shards, which config.json does not name yet.
-
-    Returns:
-        `list[ShardEntry]`: The new shards, those of an earlier build among them.
-    """
+    """Writes a source's documents into new shards, which config.json does not name yet; returns
+    them and those of the build that is resumed."""
     noted = _noted(source, options) | {
         "tokenizer fingerprint": config.fingerprint,
         "shards before": len(config.shards),
     }
-    progress = BuildProgress(noted)
-    if options.resume:
-        progress = BuildProgress.resumed(folder, noted)
-    _sweep(folder, [*config.files(), *progress.files()])
+    progress = BuildProgress.begun(folder, noted, options.resume)
+    sweep(folder, _OURS, (file.name for file in [*config.files(), *progress.files()]))
     progress.write(folder)
     digests = None
     if options.deduplicate:
         shards = [*config.shards, *progress.shards]
         stored = (map_tokens(folder, config, shard) for shard in shards)
         digests = set(map(_digest, split_documents(stored, config.separator)))
-    done = (progress.documents, progress.entries)
-    bars = ProgressBars(options.progress, source.total, progress)
+    bars = progress_bars(options.progress, source.total, progress)
+    batches = engine.tokenize(source, progress.documents)
     try:
-        with ShardWriter(
-            folder, config, options.shard_tokens, engine.sort, progress, bars
-        ) as writer:
-            _add_documents(writer, engine.tokenize(source, done[0]), *done, digests, bars)
+        with ShardWriter(folder, config, options.shard_tokens, engine.sort, progress, bars) as to:
+            _add_documents(to, batches, digests)
     finally:
         engine.close()
-        bars.close()
+        for bar in bars.values():
+            bar.close()
     if not progress.shards:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
@@ -270,23 +243,10 @@ def _add_shards(
 
 
 def _add_documents(
-    writer: ShardWriter,
-    batches: Iterator[TokenBatch],
-    number: int,
-    skip: int,
-    digests: set[bytes] | None,
-    bars: ProgressBars,
+    writer: ShardWriter, batches: Iterator[TokenBatch], digests: set[bytes] | None
 ) -> None:
-    """Adds documents to the shards.
-
-    Args:
-        writer (`ShardWriter`): Where to.
-        batches (iterator of `TokenBatch`): The documents.
-        number (`int`): How many documents come before them.
-        skip (`int`): Entries of the first one that the shards have already.
-        digests (`set`, *optional*): Of the documents that are not wanted again.
-        bars (`ProgressBars`): Brought up to date.
-    """
+    """Adds documents to the shards, except those whose digest is known already."""
+    number, skip = writer.progress.documents, writer.progress.entries
     others = DatastoreError("source has other documents than before; start again without resume")
     for lengths, tokens in batches:
         start = 0
@@ -303,8 +263,8 @@ def _add_documents(
                 digests.add(digest)
             writer.add(document, skip, number)
             skip = 0
-        bars["documents"].update(len(lengths))
-        bars["tokens"].update(len(tokens))
+        writer.bars["reading"].update(len(lengths))
+        writer.bars["tokenising"].update(len(tokens))
     if skip:
         raise others
 

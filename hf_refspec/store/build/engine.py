@@ -2,72 +2,92 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import NamedTuple, Protocol, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from .source import Source
-from .tokenizing import TokenBatch
+from ...index.suffix_array import build_suffix_array
+from ..datastore_config import StoreConfig
+from .source import Source, after, batches
+from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
+if TYPE_CHECKING:
+    from .ray_engine import RayEngine
+
+Engine: TypeAlias = "LocalEngine | RayEngine"
 W = TypeVar("W")
 P = TypeVar("P")
 
 
-class TokenFormat(NamedTuple):
-    """How documents become tokens.
+class LocalEngine:
+    """Tokenises in threads: the tokenizer works without the interpreter's lock.
 
-    Attributes:
+    Args:
         content (`str`): The tokenizer's tokenizer.json.
-        dtype (`np.dtype`): The type of the tokens.
-        separator (`int`): Stands after each document.
-        vocab_size (`int`): All ids are below it.
+        config (`StoreConfig`): The token type, the separator and the size of the vocabulary.
+        num_proc (`int`, *optional*): How many threads. By default one for each usable core.
     """
 
-    content: str
-    dtype: np.dtype
-    separator: int
-    vocab_size: int
-
-
-class Engine(Protocol):
-    """Where the work is done."""
+    def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
+        self._content, self._config = content, config
+        self._num_proc = num_proc or _usable_cores()
+        # Each thread has its own: a tokenizer's cache of words has one lock.
+        self._local = threading.local()
 
     def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
-        """Tokenises the documents of a source but the first `skip`, in order."""
+        """Tokenises the documents of a source except the first `skip`, in order."""
+        threads = ThreadPoolExecutor(self._num_proc)
+
+        def begin(batch: list[Document]) -> Future[TokenBatch]:
+            return threads.submit(self._encode, batch)
+
+        work = batches(after(source.documents, skip))
+        try:
+            for encoded in in_order(work, begin, 2 * self._num_proc, Future.cancel):
+                yield encoded.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def sort(self, tokens: np.ndarray) -> np.ndarray:
-        """Makes the suffix array of a shard."""
+        """The suffix array of a shard."""
+        return build_suffix_array(tokens)  # without the interpreter's lock
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """Nothing is left to be ended."""
+
+    def _encode(self, batch: list[Document]) -> TokenBatch:
+        if not hasattr(self._local, "tokenizer"):
+            self._local.tokenizer = load_tokenizer(self._content)
+        return encode(
+            self._local.tokenizer, batch, self._config.token_dtype, self._config.separator
+        )
 
 
-def make_engine(name: str, tokens: TokenFormat, num_proc: int | None) -> Engine:
-    """Makes the engine of that name; nothing is started yet."""
+def make_engine(
+    name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
+) -> Engine:
+    """The engine of that name; nothing is started yet."""
+    content = tokenizer.backend_tokenizer.to_str()
     if name == "local":
-        from .local_engine import LocalEngine
-
-        return LocalEngine(tokens, num_proc)
+        return LocalEngine(content, config, num_proc)
     if name == "ray":
         from .ray_engine import RayEngine
 
-        return RayEngine(tokens, num_proc)
+        return RayEngine(content, config, num_proc)
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
 
 
 def in_order(
     work: Iterable[W], begin: Callable[[W], P], ahead: int, cancel: Callable[[P], object]
 ) -> Generator[P, None, None]:
-    """Begins work ahead of time; what it promises comes out in the order of the work.
-
-    Args:
-        work (iterable): What is to be done.
-        begin (`Callable`): Begins a piece of work.
-        ahead (`int`): How many pieces are begun before the first one is taken.
-        cancel (`Callable`): Called with all that is begun and not done with, if this is closed.
-    """
+    """Begins up to `ahead` pieces of work early and yields what `begin` returned in their order;
+    calls `cancel` with what is left when it is closed."""
     begun: deque[P] = deque()
     try:
         for piece in work:
@@ -81,3 +101,9 @@ def in_order(
     finally:
         for promise in begun:
             cancel(promise)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What is whole of a build, noted in progress.json, from where one that was killed can go on."""
+"""The progress of a build, in progress.json, from which a build that was killed is resumed."""
 
 from __future__ import annotations
 
@@ -60,17 +60,13 @@ class BuildProgress:
             ) from None
 
     @classmethod
-    def resumed(cls, folder: Path, options: dict[str, Any]) -> BuildProgress:
-        """What an earlier build left, or the beginning.
-
-        Args:
-            folder (`Path`): Where it was being written.
-            options (`dict`): What the build is started with now.
+    def begun(cls, folder: Path, options: dict[str, Any], resume: bool) -> BuildProgress:
+        """What an earlier build with the same options left if it is to be resumed, else the start.
 
         Raises:
             DatastoreError: If it was begun with other options, or what it left is damaged.
         """
-        progress = cls.read(folder)
+        progress = cls.read(folder) if resume else None
         if progress is None:
             return cls(options)
         for name in {**progress.options, **options}:

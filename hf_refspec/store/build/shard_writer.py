@@ -1,4 +1,4 @@
-"""Packs documents into shards, and shows how far that is.
+"""Packs documents into shards and shows the progress.
 
 One shard is filled while the one before is sorted and written; no more are ever in memory.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -22,12 +23,11 @@ class ShardWriter:
     """Packs documents into shards, each sorted and written in the background.
 
     Args:
-        folder (`Path`): Where to.
-        config (`StoreConfig`): The types, and the shards that there are.
+        folder (`Path`): The folder that they are written into.
+        config (`StoreConfig`): The token type, and the shards that exist already.
         shard_tokens (`int`): Entries of a shard.
-        sort (`Callable`): Makes the suffix array of a shard's tokens.
-        progress (`BuildProgress`): Brought up to date with each shard.
-        bars (`ProgressBars`): Likewise.
+        sort (`Callable`): Returns the suffix array of a shard's tokens.
+        progress (`BuildProgress`), bars (`dict`, from [`progress_bars`]): Updated with each shard.
     """
 
     def __init__(
@@ -37,14 +37,10 @@ class ShardWriter:
         shard_tokens: int,
         sort: Callable[[np.ndarray], np.ndarray],
         progress: BuildProgress,
-        bars: ProgressBars,
+        bars: dict[str, tqdm],
     ) -> None:
-        self.folder = folder
-        self.dtype = config.token_dtype
-        self.shard_tokens = shard_tokens
-        self.sort = sort
-        self.progress = progress
-        self.bars = bars
+        self.folder, self.dtype, self.shard_tokens = folder, config.token_dtype, shard_tokens
+        self.sort, self.progress, self.bars = sort, progress, bars
         self._taken = {file.name for file in config.files()}
         self._number = len(config.shards) + len(progress.shards)
         self._done = (progress.documents, progress.entries)
@@ -94,7 +90,7 @@ class ShardWriter:
 
     def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
         suffixes = self.sort(tokens)
-        self.bars["sorted"].update()
+        self.bars["sorting"].update()
         self._number += 1
         while f"tokens-{self._number:05d}.safetensors" in self._taken:
             self._number += 1
@@ -106,37 +102,18 @@ class ShardWriter:
         self.progress.documents, self.progress.entries = done
         sync_folder(self.folder)
         self.progress.write(self.folder)
-        self.bars["written"].update()
+        self.bars["writing"].update()
 
 
-class ProgressBars(dict[str, tqdm]):
-    """Shows how much is read, tokenised, sorted and written.
-
-    Args:
-        show (`bool`): Without it there are no bars to be seen.
-        total (`int`, *optional*): The documents of the source, if their number is known.
-        progress (`BuildProgress`): Where the bars begin.
-    """
-
-    def __init__(self, show: bool, total: int | None, progress: BuildProgress) -> None:
-        shards = len(progress.shards)
-        tokens = sum(shard.tokens for shard in progress.shards)
-        for name, does, unit, initial in (
-            ("documents", "reading", " documents", progress.documents),
-            ("tokens", "tokenising", " tokens", tokens),
-            ("sorted", "sorting", " shards", shards),
-            ("written", "writing", " shards", shards),
-        ):
-            self[name] = tqdm(
-                desc=does,
-                unit=unit,
-                initial=initial,
-                total=total if name == "documents" else None,
-                unit_scale=name == "tokens",
-                disable=not show,
-            )
-
-    def close(self) -> None:
-        """Leaves the bars as they are."""
-        for bar in self.values():
-            bar.close()
+def progress_bars(show: bool, total: int | None, progress: BuildProgress) -> dict[str, tqdm]:
+    """The bars of what is read, tokenised, sorted and written, which begin where `progress` is."""
+    shards = len(progress.shards)
+    tokens = sum(shard.tokens for shard in progress.shards)
+    documents = {"unit": " documents", "initial": progress.documents, "total": total}
+    options: dict[str, dict[str, Any]] = {
+        "reading": documents,
+        "tokenising": {"unit": " tokens", "initial": tokens, "unit_scale": True},
+        "sorting": {"unit": " shards", "initial": shards},
+        "writing": {"unit": " shards", "initial": shards},
+    }
+    return {name: tqdm(desc=name, disable=not show, **each) for name, each in options.items()}

@@ -45,18 +45,10 @@ def open_source(
     column: str | None = None,
     pattern: str = "*",
 ) -> Source:
-    """Finds out what a source is; what it consists of is read later, as it is asked for.
+    """Finds out what a source is, see [`build_store`]; its documents are read only when needed.
 
-    Args:
-        source: A `datasets` dataset; a file, a folder or a list of them; or texts or lists of ids,
-            as a list or as an iterator.
-        tokenizer (`PreTrainedTokenizerBase`): Renders the chats of a dataset.
-        vocab_size (`int`): All ids must be below it.
-        column (`str`, *optional*): Of a dataset, with texts or chats.
-        pattern (`str`, *optional*, defaults to `"*"`): Which files of a folder.
-
-    Returns:
-        `Source`: Its documents raise a `ValueError` that names the one that is no document.
+    `tokenizer` renders chats; iterating over the documents raises a ValueError that names one that
+    is no document or has an id that is not below `vocab_size`.
 
     Raises:
         ValueError: If it is none of these.
@@ -75,7 +67,7 @@ def open_source(
         dataset = DatasetDocuments(source, _find_column(source, column), tokenizer)
         total = len(source) if kind == "Dataset" else None
         documents = checked(dataset, vocab_size)
-        return Source(documents, _dataset_name(source), _license(source), total, dataset)
+        return Source(documents, _dataset_name(source), source.info.license or None, total, dataset)
     if isinstance(source, str | os.PathLike):
         return _open_files([source], pattern)
     if isinstance(source, list | tuple) and _are_paths(source):
@@ -107,11 +99,7 @@ def batches(
 
 
 def after(documents: Iterator[Document], count: int) -> Iterator[Document]:
-    """Drops the first `count` documents, which an earlier build has dealt with.
-
-    Raises:
-        ValueError: If there are not as many.
-    """
+    """Drops the first `count` documents, which an earlier build has read."""
     for _ in range(count):
         if next(documents, None) is None:
             raise ValueError("source has fewer documents than before; start again without resume")
@@ -145,12 +133,8 @@ class DatasetDocuments:
             yield "" if document is None else document
 
     def shards(self) -> list[DatasetDocuments]:
-        """Splits a streaming dataset into parts that can be read apart from each other.
-
-        Returns:
-            `list[DatasetDocuments]`: In order they are the same as the whole; empty if the dataset
-            cannot be split in such a way, for instance because it is shuffled.
-        """
+        """The parts of a streaming dataset, which are read on their own and in order are the whole;
+        empty if it cannot be split so, for instance because it is shuffled."""
         if _dataset_kind(self.dataset) != "IterableDataset" or not _is_in_order(self.dataset):
             return []
         count = self.dataset.num_shards
@@ -161,8 +145,8 @@ class DatasetDocuments:
 
 
 def _is_in_order(dataset: Any) -> bool:
-    """Tells whether the shards of a streaming dataset are its rows in their order."""
-    # There is no public way to ask. What is not known by name is not split.
+    """Whether the shards of a streaming dataset are its rows in their order."""
+    # There is no public method that tells. A class that is not known by name is not split.
     known = {
         "ExamplesIterable",
         "ArrowExamplesIterable",
@@ -225,13 +209,8 @@ def _dataset_name(dataset: Any) -> str:
     return " ".join(str(part) for part in parts if part) or "unnamed"
 
 
-def _license(dataset: Any) -> str | None:
-    license = dataset.info.license
-    return license if isinstance(license, str) and license else None
-
-
 def _are_paths(documents: list | tuple) -> bool:
-    """Tells a list of files from a list of texts."""
+    """Whether these are files rather than texts."""
     if any(isinstance(document, os.PathLike) for document in documents[:1]):
         return True
     if not documents or not isinstance(documents[0], str) or not _exists(documents[0]):
@@ -287,7 +266,7 @@ def _read_files(files: list[Path]) -> Iterator[str]:
             yield content.decode("utf-8", errors="replace")
     if damaged:
         logger.warning(
-            "%d of %d files are not valid UTF-8 (the first: %s); what is not was replaced",
+            "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
             len(damaged),
             len(files),
             damaged[0],
@@ -308,7 +287,7 @@ def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
             document = document.encode("utf-8", errors="replace").decode("utf-8")
         yield document
     if damaged:
-        logger.warning("%d texts are not valid Unicode; what is not was replaced", damaged)
+        logger.warning("%d texts are not valid Unicode; invalid characters were replaced", damaged)
 
 
 def _checked_ids(document: Any, number: int, vocab_size: int) -> np.ndarray:

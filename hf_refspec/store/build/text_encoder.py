@@ -1,4 +1,4 @@
-"""Turns texts into vectors, and believes no encoder that they are vectors."""
+"""Turns texts into vectors and checks what the encoder returns."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class TextEncoder:
             self._options = {}
         else:
             raise TypeError(
-                "encoder must be a SentenceTransformer or a callable that makes an array of shape "
-                f"(n, d) of a list of n texts, but is {encoder!r}"
+                "encoder must be a SentenceTransformer or a callable that returns an array of "
+                f"shape (n, d) for a list of n texts, but is {encoder!r}"
             )
         self.name = getattr(encoder, "__name__", type(encoder).__name__)
 
@@ -51,12 +51,7 @@ class TextEncoder:
         return self._checked(self._encode_passages, list(texts))
 
     def query(self, text: str, dimension: int) -> np.ndarray:
-        """The vector of a query, float32 of shape `(dimension,)`.
-
-        Raises:
-            RuntimeError: If the encoder fails.
-            ValueError: If what it returns is something else, or not finite.
-        """
+        """The vector of a query, float32 of shape `(dimension,)`; raises as `passages`."""
         (vector,) = self._checked(self._encode_queries, [text])
         if len(vector) != dimension:
             raise ValueError(

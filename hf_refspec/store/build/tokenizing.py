@@ -16,7 +16,7 @@ LONGEST_PIECE = 1 << 20
 
 
 def load_tokenizer(content: str) -> Tokenizer:
-    """Makes the tokenizer of a tokenizer.json that never truncates and never pads."""
+    """Loads the tokenizer of a tokenizer.json, which never truncates and never pads."""
     tokenizer = Tokenizer.from_str(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -32,25 +32,23 @@ def encode(
     much memory and time for it: where two of them meet the tokens can be others.
 
     Args:
-        tokenizer (`tokenizers.Tokenizer`): As [`load_tokenizer`] makes it.
+        tokenizer (`tokenizers.Tokenizer`): From [`load_tokenizer`].
         documents (`list[str | np.ndarray]`): Texts, or ids already.
         dtype (`np.dtype`): The type of the tokens.
         separator (`int`): Is set after each document that is not empty.
-
-    Returns:
-        `TokenBatch`: Their lengths, and all tokens.
     """
     lengths = np.zeros(len(documents), np.int64)
-    tokens = []
+    tokens: list[np.ndarray] = []
     end = np.array([separator], dtype)
     for number, document in enumerate(documents):
-        parts = []
         if isinstance(document, str):
-            for piece in pieces(document):
-                (encoding,) = tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-                parts.append(np.array(encoding.ids, dtype))
+            encoded = (
+                tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0]
+                for piece in pieces(document)
+            )
+            parts = [np.array(each.ids, dtype) for each in encoded]
         else:
-            parts.append(document.astype(dtype))
+            parts = [document.astype(dtype)]
         length = sum(map(len, parts))
         if length:
             lengths[number] = length + 1

@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST = 1024
@@ -27,21 +28,41 @@ class Window:
     ids: np.ndarray
     known: int
 
+    @property
+    def predicted(self) -> slice:
+        """The positions after which a target stands."""
+        return slice(self.known - 1, len(self.ids) - 1)
 
-def context_length(model: PreTrainedModel) -> int:
-    """How many tokens a window has: what the model takes, and no more than is worth its time."""
-    config = model.config.get_text_config(decoder=True)
-    return min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
+    @property
+    def targets(self) -> np.ndarray:
+        """The tokens that are predicted, int64 of shape `(n - known,)`."""
+        return self.ids[self.known :]
 
 
-def tokenized(
-    texts: str | Iterable[str], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[np.ndarray]:
-    """The tokens of each text (int64), with the special tokens that a prompt gets.
+def read_windows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: str | Iterable[str]
+) -> Iterator[tuple[list[Window], torch.Tensor]]:
+    """Cuts texts into windows of what the model takes, and no more than is worth its time.
+
+    Yields:
+        Some windows and their tokens, int64 of shape `(batch, longest)`. The padding is behind the
+        text, so that nothing in the text can see it.
 
     Raises:
-        TypeError: If one is not a string.
+        TypeError: If a text is not a string.
     """
+    config = model.config.get_text_config(decoder=True)
+    length = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
+    pieces = windows(_tokenized(texts, tokenizer), length)
+    while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
+        rows = [torch.from_numpy(window.ids) for window in batch]
+        yield batch, pad_sequence(rows, batch_first=True).to(model.device)
+
+
+def _tokenized(
+    texts: str | Iterable[str], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[np.ndarray]:
+    """The tokens of each text (int64), with the special tokens that a prompt gets."""
     for i, text in enumerate([texts] if isinstance(texts, str) else texts):
         if not isinstance(text, str):
             raise TypeError(f"the corpus must be of strings, but entry {i} is {text!r:.80}")
@@ -58,19 +79,3 @@ def windows(texts: Iterable[np.ndarray], length: int) -> Iterator[Window]:
             if len(window) > known:
                 yield Window(window, known)
             known = overlap
-
-
-def batches(pieces: Iterable[Window], length: int) -> Iterator[list[Window]]:
-    """As many windows at a time as a forward pass does well with, in order."""
-    pieces = iter(pieces)
-    while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
-        yield batch
-
-
-def padded(batch: list[Window], device: torch.device) -> torch.Tensor:
-    """The tokens of a batch, int64 of shape `(batch, longest)`. The padding is behind the text, so
-    that nothing in the text can see it."""
-    ids = np.zeros((len(batch), max(len(window.ids) for window in batch)), dtype=np.int64)
-    for row, window in zip(ids, batch, strict=True):
-        row[: len(window.ids)] = window.ids
-    return torch.from_numpy(ids).to(device)

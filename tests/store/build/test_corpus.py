@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store.build import local_engine
+from hf_refspec.store.build import engine
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.build.source import batches
@@ -139,7 +139,7 @@ def moments_of(function, number: int) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(local_engine, "batches", partial(batches, most_documents=2))
+    monkeypatch.setattr(engine, "batches", partial(batches, most_documents=2))
 
 
 @pytest.fixture

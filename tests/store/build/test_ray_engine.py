@@ -12,11 +12,11 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_refspec.store.build import local_engine
+from hf_refspec.store.build import engine as local_engine
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.build.engine import TokenFormat
 from hf_refspec.store.build.ray_engine import RayEngine
 from hf_refspec.store.build.source import batches, open_source
+from hf_refspec.store.datastore_config import StoreConfig
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 _WORDS = random.Random(0)
@@ -67,7 +67,7 @@ def test_a_stream_is_read_in_the_tasks_and_not_here(ray, tmp_path, tokenizer):
     )
     source = open_source(stream, tokenizer, 259)
     content = tokenizer.backend_tokenizer.to_str()
-    engine = RayEngine(TokenFormat(content, np.dtype(np.uint16), 65535, 259), None)
+    engine = RayEngine(content, StoreConfig("", "", 259), None)
     parts = [tokens[tokens != 65535] for _, tokens in engine.tokenize(source, 2)]
     engine.close()
     text = tokenizer.decode(np.concatenate(parts))

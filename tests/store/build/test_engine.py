@@ -7,18 +7,18 @@ import threading
 import numpy as np
 import pytest
 
-from hf_refspec.store.build.engine import TokenFormat
-from hf_refspec.store.build.local_engine import LocalEngine
+from hf_refspec.store.build.engine import LocalEngine
 from hf_refspec.store.build.source import open_source
+from hf_refspec.store.datastore_config import StoreConfig
 
 
 def engine(tokenizer, threads: int) -> LocalEngine:
     content = tokenizer.backend_tokenizer.to_str()
-    return LocalEngine(TokenFormat(content, np.dtype(np.uint16), 65535, 259), threads)
+    return LocalEngine(content, StoreConfig("", "", 259), threads)
 
 
 def test_a_tokenizer_that_fails_is_told():
-    broken = LocalEngine(TokenFormat("no tokenizer", np.dtype(np.uint16), 65535, 259), 2)
+    broken = LocalEngine("no tokenizer", StoreConfig("", "", 259), 2)
     with pytest.raises(Exception, match="expected"):
         list(broken.tokenize(open_source([[5]], None, 259), 0))
 

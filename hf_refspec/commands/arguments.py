@@ -1,0 +1,43 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+
+def positive(text: str) -> int:
+    """Reads an integer of at least 1.
+
+    Raises:
+        ArgumentTypeError: If it is smaller.
+    """
+    number = int(text)
+    if number < 1:
+        raise ArgumentTypeError(f"must be at least 1, but is {number}")
+    return number
+
+
+def add_source(parser: ArgumentParser) -> None:
+    """Adds the arguments that name a corpus: files and folders, or a dataset."""
+    add = parser.add_argument
+    add("source", nargs="*", type=Path, help="text files and folders")
+    add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
+    add("--config", metavar="NAME", help="the dataset's configuration")
+    add("--split", default="train", help="the dataset's split")
+    add("--column", help="the dataset's column with texts or chats")
+    add("--pattern", default="*", help='which files of a folder, for example "*.md"')
+
+
+def load_dataset(args: Namespace, streaming: bool = False) -> Any:
+    """Loads the dataset that was named.
+
+    Raises:
+        ImportError: If the library `datasets` is missing.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
+    return datasets.load_dataset(args.dataset, args.config, split=args.split, streaming=streaming)

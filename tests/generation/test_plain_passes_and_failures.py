@@ -1,0 +1,153 @@
+"""Calls without drafts on models that take no trees, and caches after passes that raised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from architecture_mapping import tiny_model
+from architectures import Architecture, build
+from drafters import Prophet, Prophets
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+
+import hf_refspec as rs
+
+OPTIONS = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+LLAMA = Architecture("llama", "tree", {"num_key_value_heads": 2})
+MISTRAL = Architecture("mistral", "chain", {"num_key_value_heads": 2, "sliding_window": 16})
+
+
+def padded_prompt(*padding: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 97, (len(padding), 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    for row, count in enumerate(padding):
+        ids[row, :count], mask[row, :count] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("padding", [(4,), (0, 4)])
+@pytest.mark.parametrize("model_type", ["falcon", "openai-gpt", "git"])
+def test_no_drafts_behind_padding(model_type, padding):
+    """Under the 4D mask of a tree these have other logits (ALiBi, no positions)."""
+    model = (
+        build(Architecture("falcon", "chain", {"multi_query": True, "alibi": True}))
+        if model_type == "falcon"
+        else tiny_model(model_type)
+    )
+    inputs = padded_prompt(*padding)
+    plain = model.generate(**inputs, max_new_tokens=16, **OPTIONS)
+    drafted = model.generate(
+        **inputs,
+        max_new_tokens=16,
+        candidate_generator=rs.ReferenceCopy(),
+        max_draft_tokens=0,
+        **OPTIONS,
+    )
+    assert drafted.tolist() == plain.tolist()
+
+
+class Interrupt:
+    """Raises at the fourth call of a module."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *_):
+        self.calls += 1
+        if self.calls == 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("layer", [False, True])
+@pytest.mark.parametrize("verification", ["auto", "chain"])
+@pytest.mark.parametrize("architecture", [LLAMA, MISTRAL], ids=str)
+def test_a_pass_that_raises_leaves_a_usable_cache(architecture, verification, layer):
+    model, inputs = build(architecture), padded_prompt(0)
+    plain = model.generate(**inputs, max_new_tokens=40, **OPTIONS)
+    options = {"max_draft_tokens": 8, "verification": verification, **OPTIONS}
+    warm = Prophet(plain, accuracy=0.8)
+    model.generate(**inputs, max_new_tokens=4, candidate_generator=warm, **options)  # probes
+    cache = DynamicCache(config=model.config)
+    hook = (model.model.layers[1] if layer else model).register_forward_pre_hook(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(
+            **inputs,
+            max_new_tokens=40,
+            past_key_values=cache,
+            candidate_generator=Prophet(plain, accuracy=0.8),
+            **options,
+        )
+    hook.remove()
+    length = cache.get_seq_length()
+    assert {each.get_seq_length() for each in cache.layers} == {length}
+    assert length >= 12
+    ids = plain[:, : length + 1]
+    left = plain.shape[1] - length - 1
+    again = model.generate(ids, past_key_values=cache, max_new_tokens=left, **OPTIONS)
+    assert again.tolist() == plain.tolist()
+
+
+class EndsWith(StoppingCriteria):
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
+
+
+def test_the_cache_where_rows_go_on_until_all_are_stopped():
+    """Without an end-of-text token; the rows run past the returned ids."""
+    model, inputs = build(LLAMA), padded_prompt(0, 2, 5)
+    free = model.generate(**inputs, max_new_tokens=50, **OPTIONS)
+    token = int(free[0, 12 + 7])
+    options = {"max_new_tokens": 50, "return_dict_in_generate": True, **OPTIONS}
+    plain, drafted = (
+        model.generate(
+            **inputs,
+            stopping_criteria=StoppingCriteriaList([EndsWith(token)]),
+            **options,
+            **each,
+        )
+        for each in (
+            {},
+            {"candidate_generator": Prophets(inputs, free, [0.9, 0.5, 0.2]), "max_draft_tokens": 8},
+        )
+    )
+    assert drafted.sequences.tolist() == plain.sequences.tolist()
+    assert drafted.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+
+
+class Listener(rs.Drafter):
+    def __init__(self):
+        self.observed: list[list[int]] = []
+
+    def begin(self, prompt_ids, vocab_size):
+        self.tokens: list[int] = []
+        self.observed.append(self.tokens)
+
+    def draft(self, budget):
+        return rs.DraftTree.empty()
+
+    def observe(self, tokens, verified, logits):
+        self.tokens += tokens.tolist()
+
+    def fork(self):
+        fork = Listener()
+        fork.observed = self.observed
+        return fork
+
+
+def test_plainly_decoded_rows_are_observed_without_their_padding():
+    model, inputs = build(Architecture("mamba", "none", {"state_size": 8})), padded_prompt(0, 0)
+    free = model.generate(**inputs, max_new_tokens=20, **OPTIONS)
+    options = {**OPTIONS, "max_new_tokens": 20, "eos_token_id": int(free[0, 12 + 3])}
+    plain = model.generate(**inputs, **options)
+    drafter = Listener()
+    drafted = model.generate(**inputs, candidate_generator=drafter, **options)
+    assert drafted.tolist() == plain.tolist()
+    ends = [
+        int(np.argmax(row == options["eos_token_id"])) + 1 if options["eos_token_id"] in row else 20
+        for row in plain[:, 12:].numpy()
+    ]
+    assert min(ends) < 20
+    assert [len(tokens) for tokens in drafter.observed] == ends
