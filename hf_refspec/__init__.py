@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .ralm.checked_search import RetrievalError as RetrievalError
     from .ralm.iterative import iterative_ralm as iterative_ralm
     from .ralm.knn_lm import knn_lm as knn_lm
-    from .ralm.knn_lm import perplexity as perplexity
     from .ralm.options import Speculation as Speculation
+    from .ralm.perplexity import perplexity as perplexity
     from .ralm.stats import RetrievalStats as RetrievalStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
@@ -57,7 +57,8 @@ _MODULES = {
     "ralm.checked_search": ["RetrievalError"],
     "ralm.options": ["Speculation"],
     "ralm.iterative": ["iterative_ralm"],
-    "ralm.knn_lm": ["knn_lm", "perplexity"],
+    "ralm.knn_lm": ["knn_lm"],
+    "ralm.perplexity": ["perplexity"],
     "ralm.stats": ["RetrievalStats"],
     "retrieval.bm25": ["SparseRetriever"],
     "retrieval.dense": ["DenseRetriever"],

@@ -83,13 +83,15 @@ def scores_of_tile(tile, width):
                 for i in range(tile)
             ]
             of_queries = queries.vector(_index(0), 0, width)
+            fused = ("contract",)  # one instruction where the processor has it
             with cgutils.for_range(builder, rows.columns) as loop:
                 _prefetch(builder, builder.gep(later, [builder.mul(loop.index, _index(tile))]))
                 some = _load(builder, builder.gep(of_queries, [loop.index]))
                 for start, total in zip(starts, totals, strict=True):
                     number = builder.load(builder.gep(start, [loop.index]))
-                    product = builder.fmul(_spread(builder, number, width), some, ("contract",))
-                    builder.store(builder.fadd(builder.load(total), product, ("contract",)), total)
+                    product = builder.fmul(_spread(builder, number, width), some, flags=fused)
+                    total_now = builder.fadd(builder.load(total), product, flags=fused)
+                    builder.store(total_now, total)
             best = highest.vector(_index(0), 0, width)
             largest = _load(builder, best)
             for i, total in enumerate(totals):

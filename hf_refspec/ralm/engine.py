@@ -135,22 +135,15 @@ def _learned_of(retriever: Any) -> dict[tuple, Estimates]:
         return {}
 
 
+@dataclass
 class _Request:
     """A text that waits for a search before every step: the baseline, RaLMSeq."""
 
-    def __init__(
-        self,
-        text: RetrievalAugmentedGeneration,
-        retriever: CheckedRetriever,
-        k: int,
-        stats: RetrievalStats,
-        clock: Callable[[], float],
-    ) -> None:
-        self._text = text
-        self._retriever = retriever
-        self._k = k
-        self._stats = stats
-        self._clock = clock
+    _text: RetrievalAugmentedGeneration
+    _retriever: CheckedRetriever
+    _k: int
+    _stats: RetrievalStats
+    _clock: Callable[[], float]
 
     def run(self) -> None:
         """Generates the text."""
@@ -206,29 +199,19 @@ class _Speculated:
     source: GuessSource
 
 
+@dataclass
 class _SpeculativeRequest(_Request):
     """A text, its request cache, and the steps that await verification: Algorithm 1."""
 
-    def __init__(
-        self,
-        text: RetrievalAugmentedGeneration,
-        retriever: CheckedRetriever,
-        k: int,
-        stats: RetrievalStats,
-        clock: Callable[[], float],
-        speculation: Speculation,
-        estimates: Estimates,
-        neighbours: Callable[[np.ndarray], np.ndarray] | None,
-        candidates: Callable[[Any, int], np.ndarray] | None,
-    ) -> None:
-        super().__init__(text, retriever, k, stats, clock)
-        self._speculation = speculation
-        self._count = max(k, int(speculation.prefetch))  # how many passages to search for
-        self._cache = RequestCache(retriever)
-        self._neighbours = neighbours
-        self._candidates = candidates
-        self._estimates = estimates
-        self._source = estimates.sources[0]
+    _speculation: Speculation
+    _estimates: Estimates
+    _neighbours: Callable[[np.ndarray], np.ndarray] | None
+    _candidates: Callable[[Any, int], np.ndarray] | None
+
+    def __post_init__(self) -> None:
+        self._count = max(self._k, int(self._speculation.prefetch))  # passages to search for
+        self._cache = RequestCache(self._retriever)
+        self._source = self._estimates.sources[0]
         # Steps of the text, in order: those that a search is looking into, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
@@ -292,6 +275,7 @@ class _SpeculativeRequest(_Request):
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
         self._pending.append(_Speculated(query, step, lag, self._source))
+        self._source.record_guess(guessed - encoded)
         self._source.scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += encoded - began

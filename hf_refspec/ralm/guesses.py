@@ -1,43 +1,61 @@
 """What speculated steps retrieve from, and what is known of it.
 
 The paper has one source of guesses, the request cache. A kNN datastore with a PQ index has another:
-it looks at all entries, which takes longer and is more often right. Each source has its own
-estimates of how often it is right and of what a step with it takes. The one with which OS3's
-objective, the expected number of verified steps per second, is larger is used: the PQ index where
-mistakes cost more than it does.
+it looks at all entries, which takes longer and is more often right. The index is used while the
+time that it adds to a step is less than what it saves: a search for each mistake that it avoids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import median
 
 from .gamma import Gamma, GammaByLag, PublishedGamma
 from .options import Speculation
 from .os3 import SearchSeconds, StrideScheduler
 
-# Of how many steps of each source the outcome must be known before one of them is preferred, and
-# every which verification then goes to the other, whose estimates would never change otherwise.
-_TRIAL_STEPS, _RETRIED_EVERY = 16, 32
+# Each source is taken to have been right so many times before: a first mistake decides nothing.
+_PRIOR_RIGHT = 16
 
 
-@dataclass(slots=True)
 class GuessSource:
     """A source of guesses.
 
-    Attributes:
+    Args:
         scheduler ([`StrideScheduler`]): What its steps take, and how often they are right.
-        verified (`int`): How many of its steps verifications have got to.
+        earlier ([`GuessSource`], *optional*): The same in an earlier request. It counts half.
     """
 
-    scheduler: StrideScheduler
-    verified: int = 0
+    def __init__(self, scheduler: StrideScheduler, earlier: GuessSource | None = None) -> None:
+        self.scheduler = scheduler
+        self._right: float = earlier._right / 2 if earlier else 0.0
+        self._wrong: float = earlier._wrong / 2 if earlier else 0.0
+        self._guess_seconds: list[float] = []
 
-    def record(self, lags: Sequence[int], right: int) -> None:
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has been used in this request."""
+        return bool(self._guess_seconds)
+
+    @property
+    def guess_seconds(self) -> float:
+        """What one guess takes."""
+        return median(self._guess_seconds)
+
+    @property
+    def wrong(self) -> float:
+        """The fraction of its guesses that are wrong."""
+        return self._wrong / (self._right + self._wrong + _PRIOR_RIGHT)
+
+    def record_guess(self, seconds: float) -> None:
+        """Adds what a guess took."""
+        self._guess_seconds.append(seconds)
+
+    def record(self, lags: list[int], right: int) -> None:
         """Adds those of its steps that a verification got to, see [`PublishedGamma.record`]."""
         if lags:
             self.scheduler.gamma.record(lags, right)
-            self.verified += len(lags)
+            self._right += right
+            self._wrong += len(lags) - right
 
 
 class Estimates:
@@ -45,20 +63,18 @@ class Estimates:
 
     Args:
         speculation ([`Speculation`]): The options.
-        sources (`int`): How many sources there are.
+        sources (`int`): How many sources there are: the request cache, and perhaps an index.
         earlier ([`Estimates`], *optional*): Of an earlier request of the same retriever with as
             many sources, to begin with; they stay as they are.
 
     Attributes:
         search_seconds ([`SearchSeconds`]): What searches take.
-        sources (`list[GuessSource]`): One or more.
+        sources (`list[GuessSource]`): The request cache comes first.
     """
 
     def __init__(
         self, speculation: Speculation, sources: int, earlier: Estimates | None = None
     ) -> None:
-        self._stride = None if speculation.stride == "os3" else int(speculation.stride)
-        self._choices: int = earlier._choices if earlier else 0
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
         searches = earlier.search_seconds.samples if earlier else []
         self.search_seconds: SearchSeconds = SearchSeconds(searches)
@@ -70,18 +86,17 @@ class Estimates:
                 steps_ahead,
                 before.scheduler.step_samples if before else (),
             )
-            self.sources.append(GuessSource(scheduler, before.verified if before else 0))
+            self.sources.append(GuessSource(scheduler, before))
 
     def choose(self) -> GuessSource:
-        """Which source to speculate with until the next verification."""
-        if len(self.sources) == 1:
-            return self.sources[0]
-        self._choices += 1
-        untried = min(self.sources, key=lambda source: source.verified)
-        if untried.verified < _TRIAL_STEPS:
-            return untried
-        pick = min if self._choices % _RETRIED_EVERY == 0 else max
-        return pick(self.sources, key=lambda source: source.scheduler.rate(self._stride))
+        """Which source to speculate with until the next verification. Each is timed once first."""
+        for source in self.sources:
+            if not source.is_timed or len(self.sources) == 1:
+                return source
+        cache, index = self.sources
+        added = index.guess_seconds - cache.guess_seconds
+        saved = (cache.wrong - index.wrong) * self.search_seconds(1)
+        return index if added < saved else cache
 
 
 def _gamma(speculation: Speculation, before: GuessSource | None) -> Gamma:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,13 +149,7 @@ def iterative_ralm(
 
 
 class Passages:
-    """The passages of one call, cut to the room that there is.
-
-    Args:
-        retriever ([`Retriever`]): Where they come from.
-        room (`int`, *optional*): The most tokens of one.
-        vocab_size (`int`): The model's.
-    """
+    """The passages of one call, cut to the room that there is (no limit if it is `None`)."""
 
     def __init__(self, retriever: Retriever, room: int | None, vocab_size: int) -> None:
         self.retriever = retriever
@@ -253,10 +247,11 @@ class IterativeStep:
     end: int  # the length of the text after it
 
 
+@dataclass
 class IterativeText:
     """The text of one call, see [`RetrievalAugmentedGeneration`].
 
-    Args:
+    Attributes:
         row ([`Row`]): Prompt and output.
         contexts ([`PassageContexts`]): What the model sees of it.
         passages ([`Passages`]): What is retrieved.
@@ -267,64 +262,53 @@ class IterativeText:
         streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
     """
 
-    def __init__(
-        self,
-        row: Row,
-        contexts: PassageContexts,
-        passages: Passages,
-        loop: PassageLoop,
-        prompt: np.ndarray,
-        stride: int,
-        query_length: int,
-        streamer: BaseStreamer | None,
-    ) -> None:
-        self._row = row
-        self._contexts = contexts
-        self._passages = passages
-        self._loop = loop
-        self._prompt = prompt
-        self._stride = stride
-        self._query_length = query_length
-        self._streamer = streamer
-        self._unverified: list[IterativeStep] = []
+    row: Row
+    contexts: PassageContexts
+    passages: Passages
+    loop: PassageLoop
+    prompt: np.ndarray
+    stride: int
+    query_length: int
+    streamer: BaseStreamer | None
+    _unverified: list[IterativeStep] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
-        return self._row.finished
+        return self.row.finished
 
     def query(self) -> Any:
-        last = self._row.tail(min(self._query_length, len(self._row.output)))
-        ids = np.concatenate([self._prompt, last])[-self._query_length :]
-        return call_with_retry(self._passages.retriever, "encode", ids)
+        last = self.row.tail(min(self.query_length, len(self.row.output)))
+        ids = np.concatenate([self.prompt, last])[-self.query_length :]
+        return call_with_retry(self.passages.retriever, "encode", ids)
 
     def step(self, found: Retrieved) -> IterativeStep:
-        passage = self._passages[int(found.ids[0])]
-        before = self._row.mark()
-        context, change = self._contexts.enter(passage)
-        step = IterativeStep(passage, before, change, end=len(self._row) + self._stride)
+        passage = self.passages[int(found.ids[0])]
+        before = self.row.mark()
+        context, change = self.contexts.enter(passage)
+        step = IterativeStep(passage, before, change, end=len(self.row) + self.stride)
         self._unverified.append(step)
-        self._loop.run(self._row, context, step.end)
-        step.end = len(self._row)
+        self.loop.run(self.row, context, step.end)
+        step.end = len(self.row)
         return step
 
     def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
         # Two passages may be the same text.
-        return np.array_equal(step.passage, self._passages[int(truth.ids[0])])
+        return np.array_equal(step.passage, self.passages[int(truth.ids[0])])
 
     def roll_back(self, step: IterativeStep) -> None:
         while step in self._unverified:
             last = self._unverified.pop()
-            self._contexts.undo(last.change)
-            self._row.roll_back(last.before)
-        self._loop.roll_back()
+            self.contexts.undo(last.change)
+            self.row.roll_back(last.before)
+        self.loop.roll_back()
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
         if not steps:
             return
         del self._unverified[: len(steps)]
-        if self._streamer is not None:
-            for token in self._row.ids[0, steps[0].before.length : steps[-1].end].cpu():
-                self._streamer.put(token[None])
+        if self.streamer is not None:
+            for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
+                self.streamer.put(token[None])
 
 
 def _unpadded(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> np.ndarray:

@@ -7,8 +7,7 @@ it. Verification therefore compares tokens, not neighbours.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -32,22 +30,20 @@ from ..generation.row import Row, RowMark
 from ..generation.validation import check_model, check_request
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
-from ..store.build.hidden_states import HiddenStates, Layer, recorded
-from ..store.build.windows import read_windows
+from ..store.build.hidden_states import HiddenStates, recorded
 from ..store.knn_datastore import KnnDatastore
 from ..verification.cache import find_cache
 from ..verification.plain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
+from .mixture import DEFAULT_K, DEFAULT_LAMBDA, Mixture
 from .options import Speculation
 from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
-DEFAULT_K = 1024
-DEFAULT_LAMBDA = 0.25
 # With more than that, the request cache gets enough: the entries after each would bring hardly
 # anything, and make it dearer to ask than to be wrong.
 _MOST_WITH_NEIGHBOURS = 128
@@ -133,76 +129,6 @@ def knn_lm(
     return GenerateDecoderOnlyOutput(sequences=row.ids, past_key_values=verifier.cache)
 
 
-class Mixture:
-    """The distribution of the next token: the model's and the neighbours'.
-
-    Args:
-        datastore ([`KnnDatastore`]): Where neighbours are looked up.
-        k (`int`): How many.
-        lambda_ (`float`): How much they count.
-        temperature (`float`): Squared distances are divided by it.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If it has a value that it cannot have.
-    """
-
-    def __init__(self, datastore: Any, k: int, lambda_: float, temperature: float) -> None:
-        if not isinstance(datastore, KnnDatastore):
-            raise TypeError(
-                f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
-                "KnnDatastore.build(model, tokenizer, corpus, path)"
-            )
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-            raise TypeError(f"k must be an int, but is {k!r}")
-        if not 1 <= k <= len(datastore):
-            raise ValueError(
-                f"k must be from 1 to {len(datastore)}, the entries of the datastore, but is {k}"
-            )
-        if not 0 <= lambda_ <= 1:
-            raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0 and finite, but is {temperature}")
-        self.datastore = datastore
-        self.k = int(k)
-        self._temperature = float(temperature)
-        self._log_knn = math.log(lambda_) if lambda_ > 0 else -math.inf
-        self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
-
-    def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
-        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`.
-
-        Args:
-            logits (`torch.Tensor` of shape `(vocab_size,)`): The model's.
-            found ([`Retrieved`]): The neighbours of its hidden state.
-        """
-        log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
-        tokens, probs = self.datastore.next_tokens(found, self._temperature)
-        with np.errstate(divide="ignore"):  # of a far neighbour nothing may be left
-            log_knn = (np.log(probs) + self._log_knn).astype(np.float32)
-        # Each token once: on a GPU a sum over neighbours would depend on their order.
-        places = torch.from_numpy(tokens).to(logits.device)
-        mixed = torch.logaddexp(log_probs[places], torch.from_numpy(log_knn).to(logits.device))
-        return log_probs.index_copy_(0, places, mixed)
-
-    def log_probs_of(
-        self, targets: np.ndarray, log_lm: np.ndarray, states: np.ndarray
-    ) -> np.ndarray:
-        """Log-probabilities of given tokens, float64 of shape `(n,)`.
-
-        Args:
-            targets (`np.ndarray`, int64 of shape `(n,)`): The tokens.
-            log_lm (`np.ndarray`, float64 of shape `(n,)`): What they are by the model alone.
-            states (`np.ndarray`, float32 of shape `(n, dimension)`): The hidden states before them.
-        """
-        knn = np.zeros(len(targets))
-        for i, found in enumerate(self.datastore.search(list(states), self.k)):
-            tokens, probs = self.datastore.next_tokens(found, self._temperature)
-            knn[i] = probs[tokens == targets[i]].sum()
-        with np.errstate(divide="ignore"):
-            return np.logaddexp(log_lm + self._log_lm, np.log(knn) + self._log_knn)
-
-
 @dataclass(frozen=True)
 class _Step:
     """A token, what it was chosen by, and where."""
@@ -215,10 +141,11 @@ class _Step:
     cache: CacheMark
 
 
+@dataclass
 class KnnText:
     """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token.
 
-    Args:
+    Attributes:
         row ([`Row`]): Prompt and output.
         verifier ([`Verifier`]): Runs the model, one token a pass.
         hidden ([`HiddenStates`]): Of the last pass: the queries.
@@ -226,25 +153,17 @@ class KnnText:
         streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
     """
 
-    def __init__(
-        self,
-        row: Row,
-        verifier: Verifier,
-        hidden: HiddenStates,
-        mixture: Mixture,
-        streamer: BaseStreamer | None,
-    ) -> None:
-        self._row = row
-        self._verifier = verifier
-        self._hidden = hidden
-        self._mixture = mixture
-        self._streamer = streamer
-        # After the text: the logits `(vocab_size,)` and the hidden state, once the model was run.
-        self._after: tuple[torch.Tensor, np.ndarray] | None = None
+    row: Row
+    verifier: Verifier
+    hidden: HiddenStates
+    mixture: Mixture
+    streamer: BaseStreamer | None
+    # After the text: the logits `(vocab_size,)` and the hidden state, once the model was run.
+    _after: tuple[torch.Tensor, np.ndarray] | None = None
 
     @property
     def finished(self) -> bool:
-        return self._row.finished
+        return self.row.finished
 
     def query(self) -> np.ndarray:
         """The hidden state after the text."""
@@ -253,36 +172,36 @@ class KnnText:
     def step(self, found: Retrieved) -> _Step:
         """Chooses a token."""
         logits, query = self._run()
-        before, cache = self._row.mark(), self._verifier.mark()
-        log_probs = self._mixture.log_probs(logits, found)
-        accept([self._row], log_probs[None, None], [DraftTree.empty()])
+        before, cache = self.row.mark(), self.verifier.mark()
+        log_probs = self.mixture.log_probs(logits, found)
+        accept([self.row], log_probs[None, None], [DraftTree.empty()])
         self._after = None
-        return _Step(self._row.output[-1], found, logits, query, before, cache)
+        return _Step(self.row.output[-1], found, logits, query, before, cache)
 
     def agrees(self, step: _Step, truth: Retrieved) -> bool:
         """Whether these neighbours give the same token, by the same random number."""
         if np.array_equal(step.found.ids, truth.ids):
             return True
-        log_probs = self._mixture.log_probs(step.logits, truth)
-        return self._row.choose_at(step.before, log_probs) == step.token
+        log_probs = self.mixture.log_probs(step.logits, truth)
+        return self.row.choose_at(step.before, log_probs) == step.token
 
     def roll_back(self, step: _Step) -> None:
         """To before the token was chosen."""
-        self._row.roll_back(step.before)
-        self._verifier.roll_back(step.cache)
+        self.row.roll_back(step.before)
+        self.verifier.roll_back(step.cache)
         self._after = (step.logits, step.query)
 
     def commit(self, steps: Sequence[_Step]) -> None:
         """Streams the tokens."""
-        if self._streamer is not None:
+        if self.streamer is not None:
             for step in steps:
-                self._streamer.put(torch.tensor([step.token]))
+                self.streamer.put(torch.tensor([step.token]))
 
     def _run(self) -> tuple[torch.Tensor, np.ndarray]:
         if self._after is None:
-            logits = self._verifier.forward([self._row], [DraftTree.empty()])
-            self._verifier.keep([[]])
-            self._after = (logits[0, -1], self._hidden.last().float().numpy(force=True).copy())
+            logits = self.verifier.forward([self.row], [DraftTree.empty()])
+            self.verifier.keep([[]])
+            self._after = (logits[0, -1], self.hidden.last().float().numpy(force=True).copy())
         return self._after
 
 
@@ -332,55 +251,3 @@ def _guesses(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any
     if speculation.pq_index and store.pq_index is not None:
         guesses["candidates"] = store.pq_index.candidates
     return guesses
-
-
-@torch.no_grad()
-def perplexity(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str | Iterable[str],
-    knn_datastore: KnnDatastore | None = None,
-    k: int = DEFAULT_K,
-    lambda_: float = DEFAULT_LAMBDA,
-    temperature: float = 1.0,
-) -> float:
-    """The perplexity of a text, or of several together: of the model, or of the kNN-LM.
-
-    A long text is read in windows that overlap, each token once (but for the first of each text,
-    which nothing comes before).
-
-    Args:
-        model (`PreTrainedModel`): The model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        text (`str` or iterable of them): What is read.
-        knn_datastore ([`KnnDatastore`], *optional*): Without it, only the model is asked.
-        k, lambda_, temperature: As of [`knn_lm`].
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the text has fewer than two tokens, or an argument is none that it can be.
-    """
-    mixture = None
-    if knn_datastore is not None:
-        mixture = Mixture(knn_datastore, k, lambda_, temperature)
-        knn_datastore.check_tokenizer(tokenizer)
-        knn_datastore.check_model(model)
-    layer: Layer = "last_hidden" if knn_datastore is None else knn_datastore.config.layer
-    total, count = 0.0, 0
-    with recorded(model, layer) as hidden:
-        for batch, ids in read_windows(model, tokenizer, text):
-            logits = model(ids, use_cache=False).logits
-            for row, window in enumerate(batch):
-                predicted, targets = window.predicted, window.targets
-                log_probs = logits[row, predicted].float().log_softmax(dim=-1)
-                places = torch.from_numpy(targets).to(log_probs.device)[:, None]
-                found = log_probs.gather(1, places)[:, 0].double().numpy(force=True)
-                if mixture is not None:
-                    assert hidden.states is not None
-                    states = hidden.states[row, predicted].float().numpy(force=True)
-                    found = mixture.log_probs_of(targets, found, states)
-                total -= float(found.sum())
-                count += len(targets)
-    if count == 0:
-        raise ValueError("text must have at least two tokens: there is nothing to predict")
-    return math.exp(total / count)

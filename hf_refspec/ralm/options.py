@@ -36,8 +36,9 @@ class Speculation:
             By default as many as pay.
         pq_index (`bool`, *optional*, defaults to `True`):
             Whether speculation may use a kNN datastore's PQ index, where it has one (see
-            [`KnnDatastore.add_pq_index`]), instead of the request cache. The one of the two with
-            which more steps are verified per second is used, as far as measured; not in the paper.
+            [`KnnDatastore.add_pq_index`]), instead of the request cache. It is used while
+            the time that it adds to a step is less than the searches that it saves, as measured;
+            not in the paper.
         window (`int`, *optional*, defaults to 5):
             The verifications from which OS3 estimates the chance of a right step; without
             `max_gamma` those before them count as well, less and less.

@@ -184,13 +184,8 @@ class StrideScheduler:
                 stride = 1
         return max(stride, made)
 
-    def rate(self, stride: int | None = None) -> float:
-        """The expected verified steps per second with a stride, by default the best one."""
-        rates = self._rates()
-        return float(rates.max() if stride is None else rates[min(stride, LONGEST_STRIDE) - 1])
-
     def _rates(self) -> np.ndarray:
-        """The same for every stride."""
+        """The expected verified steps per second with each stride."""
         saved = self._saved_seconds(self.search_seconds(_STRIDES))
         taken = self._verification_seconds()
         return expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)

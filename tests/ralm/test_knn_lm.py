@@ -15,8 +15,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.ralm.checked_search import RetrievalError
-from hf_refspec.ralm.knn_lm import Mixture, knn_lm, perplexity
+from hf_refspec.ralm.knn_lm import knn_lm
+from hf_refspec.ralm.mixture import Mixture
 from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.perplexity import perplexity
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.store.knn_datastore import KnnDatastore
 
