@@ -39,7 +39,7 @@ from .checked_search import RetrievalError
 from .engine import generate_speculatively
 from .mixture import DEFAULT_K, DEFAULT_LAMBDA, Mixture
 from .options import Speculation
-from .stats import RetrievalStats
+from .stats import RetrievalStats, check_stats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -96,11 +96,7 @@ def knn_lm(
     """
     speculation = Speculation.parse(speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    if retrieval_stats is not None and not isinstance(retrieval_stats, RetrievalStats):
-        raise TypeError(
-            "retrieval_stats must be a RetrievalStats() to be filled, or None, but is "
-            f"{retrieval_stats!r}"
-        )
+    check_stats(retrieval_stats)
     _check_request(model, input_ids, logits_processor, generation_config, model_kwargs, speculation)
     mixture.datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
@@ -108,20 +104,8 @@ def knn_lm(
     if streamer is not None:
         streamer.put(input_ids.cpu())
     with recorded(model, mixture.datastore.config.layer) as hidden:
-        # The engine only searches and scores: nothing is put before the text.
-        retriever = cast(Retriever, mixture.datastore)
-        try:
-            generate_speculatively(
-                KnnText(row, verifier, hidden, mixture, streamer),
-                retriever,
-                speculation,
-                mixture.k,
-                **_guesses(mixture, speculation),
-                stats=retrieval_stats,
-            )
-        except RetrievalError as error:
-            error.text_ids = row.ids[0].tolist()
-            raise
+        text = KnnText(row, verifier, hidden, mixture, streamer)
+        text.generate(speculation, retrieval_stats)
     if streamer is not None:
         streamer.end()
     if not generation_config.return_dict_in_generate:
@@ -160,6 +144,23 @@ class KnnText:
     streamer: BaseStreamer | None
     # After the text: the logits `(vocab_size,)` and the hidden state, once the model was run.
     _after: tuple[torch.Tensor, np.ndarray] | None = None
+
+    def generate(self, speculation: Speculation | None, stats: RetrievalStats | None) -> None:
+        """Generates the text.
+
+        Raises:
+            RetrievalError: With the text so far, if the datastore fails.
+        """
+        # The engine only searches and scores: nothing is put before the text.
+        retriever = cast(Retriever, self.mixture.datastore)
+        guesses = _guesses(self.mixture, speculation)
+        try:
+            generate_speculatively(
+                self, retriever, speculation, self.mixture.k, **guesses, stats=stats
+            )
+        except RetrievalError as error:
+            error.text_ids = self.row.ids[0].tolist()
+            raise
 
     @property
     def finished(self) -> bool:

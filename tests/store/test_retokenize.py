@@ -39,7 +39,8 @@ def test_the_documents_are_the_same_text(store, tokenizer, bpe, tmp_path):
     Datastore(other.path, tokenizer=bpe)
 
 
-def test_the_old_tokenizer_is_loaded_by_its_name(tokenizer, bpe, tmp_path):
+def test_the_old_tokenizer_is_loaded_by_its_name(tokenizer, bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # no retries
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     named = PreTrainedTokenizerFast.from_pretrained(tmp_path / "tokenizer")
     store = Datastore.build(TEXTS, named, tmp_path / "store", num_proc=1, progress=False)

@@ -1,0 +1,186 @@
+"""The text of iterative RaLM: steps of a few tokens, each behind the passage that it retrieved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..drafting.drafter import Drafter
+from ..generation.budget import Budget, make_budget
+from ..generation.loop import Loop
+from ..generation.row import Row, RowMark
+from ..index.retrieved import Retrieved
+from ..retrieval.retriever import Retriever
+from ..verification.reach import Reach
+from .checked_search import RetrievalError, call_with_retry
+from .passage_contexts import Context, ContextChange, PassageContexts
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+
+class Passages:
+    """The passages of one call, cut to the room that there is (no limit if it is `None`)."""
+
+    def __init__(self, retriever: Retriever, room: int | None, vocab_size: int) -> None:
+        self.retriever = retriever
+        self._room = room
+        self._vocab_size = vocab_size
+        self._tokens: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage, int64.
+
+        Raises:
+            RetrievalError: If the retriever does not know it, or if these are no tokens of the
+                model.
+        """
+        if passage_id not in self._tokens:
+            tokens = np.asarray(call_with_retry(self.retriever, "passage", passage_id))
+            self._check(passage_id, tokens)
+            self._tokens[passage_id] = tokens[: self._room].astype(np.int64)
+        return self._tokens[passage_id]
+
+    def _check(self, passage_id: int, tokens: np.ndarray) -> None:
+        name = f"{type(self.retriever).__name__}.passage({passage_id})"
+        if tokens.ndim != 1 or (len(tokens) and not np.issubdtype(tokens.dtype, np.integer)):
+            raise RetrievalError(
+                f"{name} must be the ids of its tokens, a 1-D array of integers, but has the shape "
+                f"{tokens.shape} and the dtype {tokens.dtype}."
+            )
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+            raise RetrievalError(
+                f"{name} has ids from {tokens.min()} to {tokens.max()}, but the model's vocabulary "
+                f"has {self._vocab_size} tokens. Was the knowledge base built with another "
+                "tokenizer?"
+            )
+
+
+class PassageLoop:
+    """Decodes a row behind a passage, with drafts from the passage, the prompt and the output.
+
+    Where the text goes on behind another passage, or after something else than what the drafter was
+    told, the drafter begins anew.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        contexts ([`PassageContexts`]): They say how drafts are verified.
+        model_kwargs (`dict`): Keyword arguments of the forward pass.
+        drafter ([`Drafter`], *optional*): What drafts, in a session of this call.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        contexts: PassageContexts,
+        model_kwargs: dict[str, Any],
+        drafter: Drafter | None,
+    ) -> None:
+        kind = contexts.kind
+        self._drafter = Drafter() if drafter is None else drafter
+        self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        self._budget = Budget(0)
+        if drafter is not None and kind.continues:
+            self._budget = make_budget("auto", drafter, model, kind.name)
+        self._reach = Reach(kind, model, 1, model_kwargs)
+        self._chains = not kind.takes_trees
+        # Where the drafter has been told of everything, and how long that was.
+        self._told: tuple[Context, int] | None = None
+
+    def run(self, row: Row, context: Context, end: int) -> None:
+        """Decodes until the row is `end` tokens long, or has ended."""
+        row.seen = context
+        row.draft_end = end if row.max_length is None else min(end, row.max_length)
+        context.prefill()
+        if self._told != (context, len(row)):
+            ids = context.ids[0].numpy(force=True).astype(np.int64)
+            self._drafter.begin(ids, self._vocab_size)
+        loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
+        while not row.finished and len(row) < end:
+            if context.verifier.cached:
+                loop.step([row], [self._drafter], [True])
+            else:
+                loop.prefill([row], [self._drafter])
+        self._told = (context, len(row))
+
+    def roll_back(self) -> None:
+        """Is told that the text has gone back."""
+        self._told = None
+
+
+@dataclass(slots=True, eq=False)
+class IterativeStep:
+    """The tokens behind one passage, and what it takes to go back to before them."""
+
+    passage: np.ndarray
+    before: RowMark
+    change: ContextChange
+    end: int  # the length of the text after it
+
+
+@dataclass
+class IterativeText:
+    """The text of one call, see [`RetrievalAugmentedGeneration`].
+
+    Attributes:
+        row ([`Row`]): Prompt and output.
+        contexts ([`PassageContexts`]): What the model sees of it.
+        passages ([`Passages`]): What is retrieved.
+        loop ([`PassageLoop`]): Decodes.
+        prompt (`np.ndarray`, int64): The prompt without padding.
+        stride (`int`): The tokens of a step.
+        query_length (`int`): The tokens of a query.
+        streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
+    """
+
+    row: Row
+    contexts: PassageContexts
+    passages: Passages
+    loop: PassageLoop
+    prompt: np.ndarray
+    stride: int
+    query_length: int
+    streamer: BaseStreamer | None
+    _unverified: list[IterativeStep] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.row.finished
+
+    def query(self) -> Any:
+        last = self.row.tail(min(self.query_length, len(self.row.output)))
+        ids = np.concatenate([self.prompt, last])[-self.query_length :]
+        return call_with_retry(self.passages.retriever, "encode", ids)
+
+    def step(self, found: Retrieved) -> IterativeStep:
+        passage = self.passages[int(found.ids[0])]
+        before = self.row.mark()
+        context, change = self.contexts.enter(passage)
+        step = IterativeStep(passage, before, change, end=len(self.row) + self.stride)
+        self._unverified.append(step)
+        self.loop.run(self.row, context, step.end)
+        step.end = len(self.row)
+        return step
+
+    def agrees(self, step: IterativeStep, truth: Retrieved) -> bool:
+        # Two passages may be the same text.
+        return np.array_equal(step.passage, self.passages[int(truth.ids[0])])
+
+    def roll_back(self, step: IterativeStep) -> None:
+        while step in self._unverified:
+            last = self._unverified.pop()
+            self.contexts.undo(last.change)
+            self.row.roll_back(last.before)
+        self.loop.roll_back()
+
+    def commit(self, steps: Sequence[IterativeStep]) -> None:
+        if not steps:
+            return
+        del self._unverified[: len(steps)]
+        if self.streamer is not None:
+            for token in self.row.ids[0, steps[0].before.length : steps[-1].end].cpu():
+                self.streamer.put(token[None])
