@@ -57,21 +57,25 @@ def _speculative(generate: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
         _check_configs(self, args, kwargs)
-        if kwargs.get("candidate_generator") is not None or _takes(kwargs) is not None:
-            call = signature.bind(self, *args, **kwargs).arguments
-            named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
-            return generate(self, **_prepared(self, {**named, **call.get("kwargs", {})}))
-        # `candidate_generator=None` is a plain call, whatever the other options.
-        for option in OPTIONS if "candidate_generator" not in kwargs else ():
-            if kwargs.get(option) is not None:
-                raise ValueError(
-                    f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
-                    "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
-                )
-        kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-        return generate(self, *args, **kwargs)
+        if kwargs.get("candidate_generator") is None and _takes(kwargs) is None:
+            return generate(self, *args, **_plain(kwargs))
+        call = signature.bind(self, *args, **kwargs).arguments
+        named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
+        return generate(self, **_prepared(self, {**named, **call.get("kwargs", {})}))
 
     return generate_speculatively
+
+
+def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call without a drafter. With `candidate_generator=None` it is a
+    plain call, whatever the other options."""
+    for option in OPTIONS if "candidate_generator" not in kwargs else ():
+        if kwargs.get(option) is not None:
+            raise ValueError(
+                f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
+                "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
+            )
+    return {name: value for name, value in kwargs.items() if name not in OPTIONS}
 
 
 def _takes(kwargs: dict[str, Any]) -> tuple[str, ...] | None:
