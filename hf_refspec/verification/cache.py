@@ -83,15 +83,18 @@ def crop_layers(cache: Cache, width: int) -> None:
 
 
 def snapshot(cache: Cache) -> list[dict[str, Any]]:
-    """The state of every layer. Keys and values grow by concatenation, so that holding on to the
-    tensors is enough; running states are written in place and are copied."""
-    return [{name: _copied(value) for name, value in vars(layer).items()} for layer in cache.layers]
+    """The state of the cache itself (some models keep positions or a state there) and of every
+    layer. Keys and values grow by concatenation, so that holding on to the tensors is enough;
+    running states are written in place and are copied."""
+    own = {name: value for name, value in vars(cache).items() if name != "layers"}
+    states = [own, *(vars(layer) for layer in cache.layers)]
+    return [{name: _copied(value) for name, value in state.items()} for state in states]
 
 
 def restore(cache: Cache, states: list[dict[str, Any]]) -> None:
     """Puts a cache back to where [`snapshot`] was taken, any number of times."""
-    for layer, state in zip(cache.layers, states, strict=True):
-        vars(layer).update({name: _copied(value) for name, value in state.items()})
+    for holder, state in zip((cache, *cache.layers), states, strict=True):
+        vars(holder).update({name: _copied(value) for name, value in state.items()})
 
 
 def _copied(value: Any) -> Any:
