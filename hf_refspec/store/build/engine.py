@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
+from .read_ahead import in_order
 from .source import Source, after, batches
 from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .ray_engine import RayEngine
 
 Engine: TypeAlias = "LocalEngine | RayEngine"
-W = TypeVar("W")
-P = TypeVar("P")
 
 
 class LocalEngine:
@@ -81,26 +79,6 @@ def make_engine(
 
         return RayEngine(content, config, num_proc)
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
-
-
-def in_order(
-    work: Iterable[W], begin: Callable[[W], P], ahead: int, cancel: Callable[[P], object]
-) -> Generator[P, None, None]:
-    """Begins up to `ahead` pieces of work early and yields what `begin` returned in their order;
-    calls `cancel` with what is left when it is closed."""
-    begun: deque[P] = deque()
-    try:
-        for piece in work:
-            begun.append(begin(piece))
-            if len(begun) > ahead:
-                yield begun[0]
-                begun.popleft()
-        while begun:
-            yield begun[0]
-            begun.popleft()
-    finally:
-        for promise in begun:
-            cancel(promise)
 
 
 def _usable_cores() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
-from .engine import in_order
+from .read_ahead import in_order
 from .source import DatasetDocuments, Source, after, batches, checked
 from .tokenizing import Document, TokenBatch, encode, load_tokenizer
 
