@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.generation.utils import GenerationMixin
 
+from .generation.entry_point import loop_of, taken_by
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
-_MARK = "hf_refspec_takes"
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -57,7 +58,10 @@ def _speculative(generate: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
         _check_configs(self, args, kwargs)
-        if kwargs.get("candidate_generator") is None and _takes(kwargs) is None:
+        if (
+            kwargs.get("candidate_generator") is None
+            and taken_by(kwargs.get("custom_generate")) is None
+        ):
             return generate(self, *args, **_plain(kwargs))
         call = signature.bind(self, *args, **kwargs).arguments
         named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
@@ -76,17 +80,6 @@ def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
                 "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
             )
     return {name: value for name, value in kwargs.items() if name not in OPTIONS}
-
-
-def _takes(kwargs: dict[str, Any]) -> tuple[str, ...] | None:
-    """The arguments that a decoding loop of this package wants bound, see [`entry_point`]; `None`
-    where `custom_generate` is something else."""
-    return getattr(_function(kwargs.get("custom_generate")), _MARK, None)
-
-
-def _function(custom_generate: Any) -> Any:
-    """What is behind a `functools.partial`."""
-    return getattr(custom_generate, "func", custom_generate)
 
 
 def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,7 +109,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 
     custom_generate = kwargs.get("custom_generate")
     drafts = kwargs.get("candidate_generator") is not None
-    loop = speculate if custom_generate is None else _function(custom_generate)
+    loop = speculate if custom_generate is None else loop_of(custom_generate)
     if drafts and loop is not speculate:
         raise ValueError(
             f"`custom_generate={custom_generate!r}` cannot be combined with `candidate_generator`: "
@@ -125,7 +118,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     caller = "candidate_generator" if loop is speculate else loop.__name__
     check_model(model, caller)
     check_call(model, kwargs, caller)
-    names = (*getattr(loop, _MARK), *(OPTIONS if loop is speculate else ()))
+    names = (*(taken_by(loop) or ()), *(OPTIONS if loop is speculate else ()))
     options = dict(getattr(custom_generate, "keywords", {}))
     options |= {name: kwargs[name] for name in names if name in kwargs}
     prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))

@@ -21,3 +21,13 @@ def entry_point(*takes: str) -> Callable[[_Loop], _Loop]:
         return loop
 
     return marked
+
+
+def taken_by(custom_generate: Any) -> tuple[str, ...] | None:
+    """What a marked loop takes; `None` where `custom_generate` is something else."""
+    return getattr(loop_of(custom_generate), "hf_refspec_takes", None)
+
+
+def loop_of(custom_generate: Any) -> Any:
+    """What is behind a `functools.partial`."""
+    return getattr(custom_generate, "func", custom_generate)

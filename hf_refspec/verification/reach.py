@@ -36,13 +36,16 @@ class Reach:
         self._probed = (kind, model, rows, model_kwargs)
         self._positions = PositionLimits.of(config)
         self._boundaries = boundaries(config)
+        self._refused = False  # at the next of them
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind so many tokens, the last of them at this position."""
         furthest = self._positions.furthest(last_position)
         deepest = sys.maxsize if furthest is None else furthest - last_position
         while self._boundaries and length >= self._boundaries[0]:
-            if not probe(*self._probed, boundary=self._boundaries[0]).exact:
+            # Asked once: to look the answer up reads the mask, and each step would wait for that.
+            if self._refused or not probe(*self._probed, boundary=self._boundaries[0]).exact:
+                self._refused = True
                 return 0
             self._boundaries = self._boundaries[1:]
         return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest
