@@ -74,7 +74,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots3_note": {"vision_config": {"adapter_in_dim": 32}},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},

@@ -109,4 +109,4 @@ def test_nearly_all_types_were_compared(request, verifications, capsys):
             print(f"\n{verification} ({len(types)}): {' '.join(types)}")
         missing = sorted(set(MODEL_TYPES) - set(verifications))
         print(f"\nnot compared ({len(missing)}): {' '.join(missing)}")
-    assert len(missing) <= 8
+    assert len(missing) <= 7
