@@ -11,7 +11,7 @@ import transformers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..demo.default_model import DEFAULT_MODEL, load_model, load_tokenizer
+from ..demo.default_model import default_model, load_model, load_tokenizer
 from ..hook import install
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     if args.random_model is None:
-        args.model = args.model or DEFAULT_MODEL
+        args.model = args.model or default_model()
     tokenizer = load_tokenizer(args.tokenizer or args.model)
     store = None
     if args.datastore is not None:

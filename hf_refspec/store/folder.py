@@ -90,7 +90,7 @@ class FolderConfig:
             DatastoreError: If there is none, or it is not one that this version can read.
         """
         path = folder / CONFIG
-        content = _read_object(path, cls.NOUN)
+        content = read_json(path, cls.NOUN)
         cls._check_header(path, content)
         try:
             config = parse(cls, cls._newest(content))
@@ -127,7 +127,7 @@ class FolderConfig:
                 )
 
 
-def _read_object(path: Path, noun: str) -> dict[str, Any]:
+def read_json(path: Path, noun: str) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
