@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-# Logits whose relative difference is smaller are a tie: a pass over several tokens may round them
+import torch
+
+# Two float32 logits that are no further apart are a tie: a pass over several tokens may round them
 # either way, in transformers' own prompt look-up too.
-ROUNDING = 1e-5
+TIED_STEPS = 128
 
 
-def tied(one: float, other: float) -> bool:
-    """Whether two float32 logits are equal up to rounding."""
-    return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
+def rounding_steps(one: float, other: float, dtype: torch.dtype) -> float:
+    """The distance of two logits in steps of rounding: the type's spacing at the larger one."""
+    _, exponent = math.frexp(max(abs(one), abs(other)))
+    return abs(one - other) / math.ldexp(torch.finfo(dtype).eps, exponent - 1)
 
 
 @dataclass(frozen=True)
@@ -40,4 +44,8 @@ class Output:
         places = self.differences(plain)
         if self.logits is None or plain.logits is None or len(self.tokens) != len(plain.tokens):
             return places
-        return [i for i in places if not tied(self.logits[i], plain.logits[i])]
+        return [
+            i
+            for i in places
+            if rounding_steps(self.logits[i], plain.logits[i], torch.float32) > TIED_STEPS
+        ]

@@ -10,10 +10,15 @@ from .results import read_results
 from .summary import Entry, Key, Spread, Summary, summaries
 
 EXPLAINED = (
-    "Medians over the prompts, with the quartiles in brackets. Each prompt was decoded by all "
-    "methods, in mixed order; speed-ups are over the first method on the same prompt. MAT is new "
-    "tokens per forward pass, over all prompts. Other ids are those that differ from the first "
-    "method's; where a text was forced, those that the model would have chosen by itself."
+    "Each prompt was decoded by all methods, in mixed order. Seconds are of all calls together; a "
+    "speed-up is the ratio of their tokens per second to the first method's, of decoding the median "
+    "over the prompts with the quartiles in brackets. MAT is new tokens per forward pass, over all "
+    "prompts. Texts equal are those with the ids of the first method; where a text was forced, "
+    "those that the model would have chosen by itself."
+)
+MARGINS_EXPLAINED = (
+    "Where a text first differs, its margin is the distance of two logits of plain decoding, those "
+    "of its own token and of the other one, in steps of {dtype} at that size; 0 is an exact tie."
 )
 RETRIEVAL_EXPLAINED = (
     "Gamma is the fraction of speculated steps that were right, the stride the number of steps per "
@@ -32,18 +37,20 @@ def _of_retrieval(name: str, spec: str) -> Callable[[Summary], str]:
     return text
 
 
-def _other_ids(summary: Summary) -> str:
-    tokens = f", {summary.other_tokens:,} tokens" if summary.different else ""
-    return f"{summary.different} of {summary.samples}{tokens}"
+def _equal(summary: Summary) -> str:
+    return "" if summary.equal is None else f"{summary.equal} of {summary.samples}"
+
+
+def _widest(summary: Summary) -> str:
+    return f"{max(summary.margins):g}" if summary.margins else ""
 
 
 # A column that is empty for all methods is left out.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "MAT": lambda summary: f"{summary.mat:.2f}",
-    "prefill, s": lambda summary: f"{summary.prefill_seconds:.3f}",
-    "decoding, tokens/s": lambda summary: f"{summary.tokens_per_second:.1f}",
-    "speed-up, decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
-    "speed-up, whole call": lambda summary: f"{summary.speed_up:.2f}",
+    "seconds": lambda summary: f"{summary.seconds:.1f}",
+    "speed-up": lambda summary: f"{summary.speed_up:.2f}",
+    "of decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
     "drafting, µs a pass": lambda summary: (
         f"{summary.drafting_microseconds:.0f}" if summary.drafting_microseconds else ""
     ),
@@ -51,7 +58,8 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "mean stride": _of_retrieval("stride", ".2f"),
     "searches": _of_retrieval("searches", ".0f"),
     "waiting": _of_retrieval("waiting", ".0%"),
-    "other ids": _other_ids,
+    "texts equal": _equal,
+    "widest margin": _widest,
 }
 
 
