@@ -13,7 +13,6 @@ import hf_refspec as rs
 from hf_refspec.bench.records import read_records
 from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import RecordedAnswer, humaneval, llma_rag, recorded
-from hf_refspec.demo.corpus import read_source
 from hf_refspec.demo.default_model import load_tokenizer
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -82,7 +81,7 @@ def test_a_datastore_s_mixed_drafts_are_accepted_more_often_than_rests(tmp_path,
         answers = humaneval(data_file("HumanEval.jsonl.gz"), tokenizer)[:20]
     else:
         tokenizer = load_tokenizer()
-        texts = (read_source(LIBRARY / f"{module}.py") for module in WRITTEN)
+        texts = ((LIBRARY / f"{module}.py").read_text(encoding="utf-8") for module in WRITTEN)
         written_ids = [tokenizer(text)["input_ids"] for text in texts]
         answers = [RecordedAnswer(ids[:300], ids[300:500]) for ids in written_ids]
     files = [LIBRARY / f"{module}.py" for module in MODULES.split()]
