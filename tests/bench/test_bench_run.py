@@ -34,7 +34,7 @@ def model(tmp_path, data, tokenizer, byte_llama, monkeypatch):
 
 
 def entries(suite: str) -> list[dict]:
-    return read_results(Path("out"))["suites"][suite]["entries"]
+    return read_results(Path("out"))["suites"][f"{suite}, float32"]["entries"]
 
 
 def names(suite: str) -> list[str]:
@@ -58,7 +58,8 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     report = Path("out/report.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in report
     for suite in suites:
-        assert f"## {suite}\n" in report
+        assert f"## {suite}, float32\n" in report
+    assert "## All suites, float32\n" in report
     assert "| method | nodes | math | translation |" in report
     assert "](speed_ups.png)" in report
     assert Path("out/speed_ups.png").read_bytes().startswith(b"\x89PNG")

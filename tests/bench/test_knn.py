@@ -38,7 +38,7 @@ def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer
     build(byte_llama, tokenizer, 1500, "store")
     KnnDatastore("store").add_pq_index()
     assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate"]) == 0
-    entries = read_results(Path("out"))["suites"]["knn"]["entries"]
+    entries = read_results(Path("out"))["suites"]["knn, float32"]["entries"]
     settings = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
     settings = [f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")]
     assert [entry["setting"] for entry in entries] == [name for name in settings for _ in range(2)]
