@@ -266,8 +266,9 @@ class Bench:
             if places and logits:
                 place = places[0]
                 if place < min(len(output.tokens), len(expected.tokens)):
-                    pair = logits[place][[expected.tokens[place], output.tokens[place]]]
-                    steps = rounding_steps(*pair.tolist(), self.model.dtype)
+                    own, other = expected.tokens[place], output.tokens[place]
+                    pair = float(logits[place][own]), float(logits[place][other])
+                    steps = rounding_steps(*pair, self.model.dtype)
                 sample["first_difference"] = {"place": place, "steps": steps}
             # In a shorter type near-ties may flip.
             if self.model.dtype == torch.float32:

@@ -76,6 +76,21 @@ def test_a_model_writes_freely(model):
     assert names("multi-turn") == ["writing/81, turn 1", "writing/81, turn 2"]
 
 
+def test_several_types_of_numbers_are_measured_one_after_the_other(model):
+    dtypes = ["--dtype", "float32", "bfloat16"]
+    assert main(["bench", "rag", "multi-turn", *model, "--limit", "1", *dtypes]) == 0
+    results = read_results(Path("out"))
+    assert list(results["suites"]) == [
+        *(f"{suite}, {dtype}" for dtype in dtypes[1:] for suite in ("rag", "multi-turn"))
+    ]
+    assert results["settings"]["dtype"] == "float32 bfloat16"
+    for suite in results["suites"].values():
+        plain = [entry["samples"][0]["method"] for entry in suite["entries"]]
+        assert plain == [PLAIN] * (1 if suite["suite"] == "rag" else 2)
+    text = Path("out/report.md").read_text(encoding="utf-8")
+    assert "## All suites, float32\n" in text and "## All suites, bfloat16\n" in text
+
+
 def test_random_text_is_forced_up_to_a_number_of_tokens(replay):
     options = ["--limit", "1", "--max-new-tokens", "6"]
     assert main(["bench", "no-overlap", *replay, *options]) == 0
@@ -187,7 +202,13 @@ def test_a_file_without_questions_is_refused(replay, data, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--random-model", "huge"], ["--limit", "0"], ["--distractors", "-1"]]
+    "arguments",
+    [
+        ["--random-model", "huge"],
+        ["--limit", "0"],
+        ["--distractors", "-1"],
+        ["--dtype", "float32", "int8"],
+    ],
 )
 def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, capsys, arguments):
     with pytest.raises(SystemExit) as exit:
