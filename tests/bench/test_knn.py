@@ -30,8 +30,8 @@ def given(tmp_path, byte_llama, tokenizer, monkeypatch) -> list[str]:
 
 
 def build(model, tokenizer, tokens: int, path: str) -> None:
-    files = python_stdlib()[1:3]
-    KnnDatastore.build(model, tokenizer, files, path, max_entries=tokens, progress=False)
+    texts = (file.read_text(encoding="utf-8") for file in python_stdlib()[1:10])
+    KnnDatastore.build(model, tokenizer, texts, path, max_entries=tokens, progress=False)
 
 
 def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
