@@ -247,23 +247,21 @@ def test_a_damaged_copy_stays_if_there_is_nothing_to_make_it_from(converted, pac
 CONVERTS = dedent("""
     import sys
     from pathlib import Path
-    from transformers import PreTrainedTokenizerBase
     from hf_refspec.demo import default_model as module
 
-    def save_pretrained(self, folder, original=PreTrainedTokenizerBase.save_pretrained):
-        print("the weights are written", flush=True)
-        if sys.stdin.readline():  # the end of the file where there is nothing to wait for
-            original(self, folder)
-        return original(self, folder)
+    def write_json(*arguments, original=module.write_json):
+        print("all but the manifest is written", flush=True)
+        sys.stdin.readline()
+        original(*arguments)
 
-    PreTrainedTokenizerBase.save_pretrained = save_pretrained
+    module.write_json = write_json
     print(module._converted(Path(sys.argv[1])))
 """)
 
 
 @contextmanager
 def converting(folder: Path, package: Path):
-    """A process that converts the tiny model, and waits in the middle for a line of input."""
+    """A process that converts the tiny model; before its end it waits until its input is closed."""
     path = [str(package.parent), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
         [sys.executable, "-c", CONVERTS, str(folder)],
@@ -284,7 +282,7 @@ def converting(folder: Path, package: Path):
 def test_a_stopped_conversion_leaves_nothing_to_trip_over(home, package, ending):
     folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
     with converting(folder, package) as child:
-        assert child.stdout.readline() == "the weights are written\n"
+        assert child.stdout.readline() == "all but the manifest is written\n"
         [partial] = folder.parent.glob("*.partial")
         assert (partial / "model.safetensors").exists()
         assert not folder.exists()
