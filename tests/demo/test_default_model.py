@@ -261,7 +261,7 @@ CONVERTS = dedent("""
 
 @contextmanager
 def converting(folder: Path, package: Path):
-    """A process that converts the tiny model; before its end it waits until its input is closed."""
+    """A process that converts the tiny model; before its end it waits for a line of input."""
     path = [str(package.parent), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
         [sys.executable, "-c", CONVERTS, str(folder)],
@@ -300,6 +300,9 @@ def test_a_stopped_conversion_leaves_nothing_to_trip_over(home, package, ending)
 def test_two_processes_convert_it_once(home, package):
     folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
     with converting(folder, package) as first, converting(folder, package) as second:
+        for child in (first, second):  # whichever it is that converts
+            child.stdin.write("\n")
+            child.stdin.flush()
         outputs = [child.communicate(timeout=120) for child in (first, second)]
     assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
     assert sum(errors.count("Converting the model") for _out, errors in outputs) == 1

@@ -5,7 +5,6 @@ The texts are of the kinds that people generate. Each is decoded plainly once.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import textwrap
 
@@ -13,18 +12,18 @@ import pytest
 import torch
 from calls import ListStreamer
 from drafters import Noise, Prophet
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache
 
 import hf_refspec as rs
 from hf_refspec.demo.default_model import load
 
 NEW_TOKENS = 24
 DOCUMENT = """\
-The Harbour Museum stands at the end of the old pier. It was built in 1894 as a customs house and has
-been a museum since 1962. From April to October it is open every day from ten in the morning to six
-in the evening; from November to March it is open on Saturdays and Sundays only, from eleven to four.
-Tickets cost 9 euros for adults and 4 euros for children under fourteen. The lighthouse beside it can
-be climbed with a guide at noon and at three o'clock, and groups must book a week ahead by telephone.
+The Harbour Museum stands at the end of the old pier. It was built in 1894 as a customs house and
+has been a museum since 1962. From April to October it is open every day from ten in the morning to
+six in the evening; from November to March it is open on Saturdays and Sundays only, from eleven to
+four. Tickets cost 9 euros for adults and 4 euros for children under fourteen. The lighthouse beside
+it can be climbed with a guide at noon, and groups must book a week ahead by telephone.
 """
 FUNCTION = """\
 def compute(items, tax):
@@ -111,7 +110,6 @@ def store(tokenizer, tmp_path_factory) -> rs.Datastore:
     return rs.Datastore.build([DOCUMENT, FUNCTION, *answers], tokenizer, path)
 
 
-TEXTS = ["chat", "short answer", "code", "edit", "rag", "third turn", "long code"]
 DRAFTERS = {
     "the prompt": lambda tokenizer, store: rs.ReferenceCopy(),
     "LLMA": lambda tokenizer, store: rs.ReferenceCopy(
@@ -128,18 +126,30 @@ DRAFTERS = {
 }
 
 
+WITH = {
+    "chat": list(DRAFTERS),
+    "short answer": ["the prompt", "a blend", "noise"],
+    "code": ["the prompt", "LLMA", "REST", "a blend"],
+    "edit": ["the prompt", "LLMA", "a datastore", "REST", "a blend"],
+    "rag": ["the prompt", "LLMA", "a datastore", "a blend"],
+    "third turn": ["the prompt", "a blend"],
+    "long code": ["the prompt", "a blend"],
+}
+
+
 def test_the_model_answers(plain, prompts, tokenizer):
     answer = tokenizer.decode(plain("short answer")[0, prompts["short answer"].shape[1] :])
     assert "Paris" in answer and answer.endswith("<|im_end|>")
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    ("text", "drafter"), [(text, drafter) for text in WITH for drafter in WITH[text]]
+)
 def test_no_drafter_changes_a_text(decode, plain, tokenizer, store, text, drafter):
     drafter = DRAFTERS[drafter](tokenizer, store)
     drafted = decode(text, candidate_generator=drafter, max_draft_tokens=16)
     assert drafted.tolist() == plain(text).tolist()
-    if not isinstance(drafter, Noise) and text in ("edit", "rag"):
+    if text in ("edit", "rag"):
         assert drafter.stats.mat > 1.1
 
 
@@ -187,8 +197,7 @@ def turns_of_a_chat(model, tokenizer, hand_on: bool, drafter: rs.Drafter | None)
 
 
 def test_turns_are_equal_whether_the_cache_is_handed_on_or_not(model, tokenizer):
-    turns = turns_of_a_chat(model, tokenizer, False, None)
-    assert turns_of_a_chat(model, tokenizer, True, None) == turns
+    turns = turns_of_a_chat(model, tokenizer, True, None)
     for hand_on in (True, False):
         drafter = rs.ReferenceCopy() | rs.RetrievalCache(tokenizer)
         assert turns_of_a_chat(model, tokenizer, hand_on, drafter) == turns
@@ -284,18 +293,12 @@ def test_a_streamer_gets_each_token_once(decode, plain):
     assert streamers[0].ended == streamers[1].ended == 1
 
 
-def test_texts_longer_than_the_context_are_those_of_plain_decoding(model, prompts, plain):
-    """The same weights with a context that ends in the middle of the answer."""
-    config = copy.deepcopy(model.config)
-    config.max_position_embeddings = prompts["edit"].shape[1] + NEW_TOKENS // 2
-    with torch.device("meta"):
-        short = LlamaForCausalLM(config).eval()
-    short.load_state_dict(model.state_dict(), assign=True)
-    short.model.rotary_emb = model.model.rotary_emb
-    short.generation_config = model.generation_config
+def test_a_text_may_go_on_beyond_the_context(model, decode, plain, prompts, monkeypatch):
+    """As transformers lets it: the context ends in the middle of the answer."""
+    length = prompts["edit"].shape[1] + NEW_TOKENS // 2
+    monkeypatch.setattr(model.config, "max_position_embeddings", length)
     drafter = rs.ReferenceCopy()
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "max_draft_tokens": 16}
-    drafted = short.generate(prompts["edit"], candidate_generator=drafter, **options)
+    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16)
     assert drafted.tolist() == plain("edit").tolist()
     assert drafter.stats.mat > 1.1
 
