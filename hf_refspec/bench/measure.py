@@ -135,7 +135,7 @@ class Bench:
             `other_tokens` (how many differ from the first method's; `None` if these are not
             compared), `first_difference` (the place of the first of them, and by how many `steps`
             of rounding the first method's logits prefer its own token; `None` if nothing differs,
-            or the methods retrieve) and `retrieval`. Then the ids that the first method returned.
+            or a method that retrieves writes freely) and `retrieval`. Then the ids that the first method returned.
 
         Raises:
             ContextTooShortError: If the model's context does not hold prompt and answer.
@@ -223,8 +223,8 @@ class Bench:
             "first_difference": None,
             "retrieval": retrieval if method.retrieves else None,
         }
-        chosen = Output(ids) if forced is None else forced.unforced()
-        return sample, ids, replace(chosen, passages=stats.best_ids)
+        chosen = ids if forced is None else forced.unforced()
+        return sample, ids, Output(chosen, stats.best_ids)
 
     def _forced(self, prompt_ids: list[int], answer_ids: list[int] | None) -> ForcedText | None:
         if answer_ids is None:
@@ -256,51 +256,54 @@ class Bench:
         """
         first, _, expected = calls[0]
         differences = [output.differences(expected) for _, _, output in calls]
-        longest = max((places[0] + 1 for places in differences if places), default=0)
-        logits: list[torch.Tensor] = []
-        if longest and not first.retrieves:
-            logits = self._plain_logits(prompt_ids, answer_ids, longest)
-        for (method, sample, output), places in zip(calls, differences, strict=True):
+        for (_, sample, _), places in zip(calls, differences, strict=True):
             sample["other_tokens"] = len(places)
-            steps = math.inf  # unknown, or one text ends where the other goes on
+        if answer_ids is None:  # a text that is not forced goes on differently
+            differences = [places[:1] for places in differences]
+        length = max((places[-1] + 1 for places in differences if places), default=0)
+        logits: list[torch.Tensor] = []
+        # A method that retrieves and writes freely may choose from a mixture, not from its logits.
+        if length and (answer_ids is not None or not first.retrieves):
+            logits = self._logits(first, prompt_ids, answer_ids, length)
+        for (method, sample, output), places in zip(calls, differences, strict=True):
+            steps = [self._margin(logits, place, expected, output) for place in places]
             if places and logits:
-                place = places[0]
-                if place < min(len(output.tokens), len(expected.tokens)):
-                    own, other = expected.tokens[place], output.tokens[place]
-                    pair = float(logits[place][own]), float(logits[place][other])
-                    steps = rounding_steps(*pair, self.model.dtype)
-                sample["first_difference"] = {"place": place, "steps": steps}
-            # In a shorter type near-ties may flip.
-            if self.model.dtype == torch.float32:
+                sample["first_difference"] = {"place": places[0], "steps": steps[0]}
+            if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
                 where = f"{name}: {method.name}"
                 where += f" ({method.nodes} nodes)" if method.drafter else ""
-                _check(where, first.name, output, expected, steps)
+                if output.passages != expected.passages:
+                    raise IdsDifferError(f"{where} retrieved other passages than {first.name}")
+                untied = [i for i, each in zip(places, steps, strict=True) if each > TIED_STEPS]
+                if untied:
+                    raise IdsDifferError(
+                        f"{where} returns other ids than {first.name}, from new token {untied[0]} "
+                        "on; in float32 they must be the same"
+                    )
 
-    def _plain_logits(
-        self, prompt_ids: list[int], answer_ids: list[int] | None, length: int
+    def _margin(
+        self, logits: list[torch.Tensor], place: int, expected: Output, output: Output
+    ) -> float:
+        """How far the expected token's logit is from the other one's, in steps of rounding."""
+        if place >= min(len(logits), len(expected.tokens), len(output.tokens)):
+            return math.inf  # unknown, or one text ends where the other goes on
+        own, other = expected.tokens[place], output.tokens[place]
+        pair = float(logits[place][own]), float(logits[place][other])
+        return rounding_steps(*pair, self.model.dtype)
+
+    def _logits(
+        self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, length: int
     ) -> list[torch.Tensor]:
-        """The logits of plain decoding for the first new tokens, `(vocab_size,)` each.
+        """A method's logits for its first new tokens, `(vocab_size,)` each.
 
         They are computed again, by the same passes: to record them would disturb the timing.
         """
         output = self._generate(
             prompt_ids,
             self._forced(prompt_ids, answer_ids),
+            **method.kwargs,
             max_new_tokens=length,
             return_dict_in_generate=True,
             output_logits=True,
         )
         return [logits[0] for logits in output.logits]
-
-
-def _check(where: str, first: str, output: Output, expected: Output, steps: float) -> None:
-    """Raises [`IdsDifferError`] if tokens or passages are not those of the first method."""
-    if output.passages != expected.passages:
-        raise IdsDifferError(f"{where} retrieved other passages than {first}")
-    places = output.beyond_rounding(expected)
-    # A text that is not forced goes on differently after a tie.
-    if places and (output.logits is not None or steps > TIED_STEPS):
-        raise IdsDifferError(
-            f"{where} returns other ids than {first}, from new token {places[0]} on; in float32 "
-            "they must be the same"
-        )

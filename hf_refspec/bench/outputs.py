@@ -25,12 +25,10 @@ class Output:
     Attributes:
         tokens (`list[int]`): The new tokens. Where a text was forced, at each place the token that
             the model would have chosen by itself after the forced text so far.
-        logits (`list[float]`, *optional*): Their logits, where a text was forced.
         passages (`list[int]`): The passages that were retrieved, step by step.
     """
 
     tokens: list[int]
-    logits: list[float] | None = None
     passages: list[int] = field(default_factory=list)
 
     def differences(self, plain: Output) -> list[int]:
@@ -38,14 +36,3 @@ class Output:
         shorter, longer = sorted((len(self.tokens), len(plain.tokens)))
         pairs = enumerate(zip(self.tokens, plain.tokens, strict=False))
         return [*(i for i, (one, other) in pairs if one != other), *range(shorter, longer)]
-
-    def beyond_rounding(self, plain: Output) -> list[int]:
-        """The differences that are not ties; without logits, all differences."""
-        places = self.differences(plain)
-        if self.logits is None or plain.logits is None or len(self.tokens) != len(plain.tokens):
-            return places
-        return [
-            i
-            for i in places
-            if rounding_steps(self.logits[i], plain.logits[i], torch.float32) > TIED_STEPS
-        ]
