@@ -135,7 +135,8 @@ class Bench:
             `other_tokens` (how many differ from the first method's; `None` if these are not
             compared), `first_difference` (the place of the first of them, and by how many `steps`
             of rounding the first method's logits prefer its own token; `None` if nothing differs,
-            or a method that retrieves writes freely) and `retrieval`. Then the ids that the first method returned.
+            or a method that retrieves writes freely) and `retrieval`. Then the ids that the first
+            method returned.
 
         Raises:
             ContextTooShortError: If the model's context does not hold prompt and answer.
