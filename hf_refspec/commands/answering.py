@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers.utils import logging
 from ..demo.live_drafts import default_sources
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
-from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
 from ..store.datastore import Datastore
 from .arguments import positive
@@ -64,17 +64,38 @@ def quieten_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
-    """The drafters that the arguments name, and the default ones.
+@dataclass(frozen=True)
+class Texts:
+    """The texts of the files that the arguments name.
+
+    Attributes:
+        context (`str`, *optional*): What the model reads before the prompt.
+        references (`list[str]`): What drafts are copied from beside.
+    """
+
+    context: str | None
+    references: list[str]
+
+
+def read_texts(args: Namespace) -> Texts:
+    """Reads --context and --reference, before anything is loaded or typed.
 
     Raises:
-        OSError: If a file, the datastore or the cache cannot be read.
-        ValueError: If one of them is damaged, empty, or of another tokenizer.
+        OSError: If a file cannot be read.
+        ValueError: If one is empty, or no text.
     """
-    found = default_sources()
-    if args.reference:
-        texts = [read_text(path, "--reference") for path in args.reference]
-        found[0] = ReferenceCopy(texts, tokenizer)
+    context = None if args.context is None else read_text(args.context, "--context")
+    return Texts(context, [read_text(path, "--reference") for path in args.reference or ()])
+
+
+def sources(args: Namespace, texts: Texts, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
+    """The default drafters, and those that the arguments name.
+
+    Raises:
+        OSError: If the datastore or the cache cannot be read.
+        ValueError: If one of them is damaged, or of another tokenizer.
+    """
+    found = default_sources(texts.references or None, tokenizer)
     if args.datastore is not None:
         store = Datastore.from_pretrained(args.datastore)
         store.check_tokenizer(tokenizer)

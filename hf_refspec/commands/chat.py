@@ -35,7 +35,7 @@ from ..demo.prompts import (
 )
 from ..drafting.stats import SpeculationStats
 from ..index.kernels import warmup
-from .answering import add_answering, quieten_transformers, read_text, sampling_options, sources
+from .answering import add_answering, quieten_transformers, read_texts, sampling_options, sources
 
 _HELP = """\
 /stats  what the drafts of this session were worth
@@ -53,18 +53,18 @@ def _chat(args: Namespace) -> int:
     """Answers until the end of the input."""
     quieten_transformers()
     options = {**sampling_options(args), "max_new_tokens": args.max_new_tokens}
-    document = None if args.context is None else read_text(args.context, "--context")
+    texts = read_texts(args)
     tokenizer = load_tokenizer(args.model)
     check_chat_template(
         tokenizer, args.model, "hf-refspec generate --model goes on from a text without one"
     )
-    if document is not None:
-        inputs = chat_inputs(tokenizer, [user(document)])
+    if texts.context is not None:
+        inputs = chat_inputs(tokenizer, [user(texts.context)])
         tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
-    drafter = LiveDrafts(sources(args, tokenizer))
+    drafter = LiveDrafts(sources(args, texts, tokenizer))
     model = load_model(args.model)
     warmup()
-    Chat(model, tokenizer, drafter, Terminal(), options, document).converse()
+    Chat(model, tokenizer, drafter, Terminal(), options, texts.context).converse()
     return 0
 
 

@@ -23,6 +23,7 @@ from .answering import (
     add_answering,
     quieten_transformers,
     read_text,
+    read_texts,
     sampling_options,
     sources,
 )
@@ -58,9 +59,12 @@ def _generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = sampling_options(args)
+    texts = read_texts(args)
     prompt = _prompt(args)
+    if texts.context is not None:
+        prompt = with_document(texts.context, prompt)
     tokenizer = load_tokenizer(args.model)
-    drafter = Blend(sources(args, tokenizer))
+    drafter = Blend(sources(args, texts, tokenizer))
     inputs = _inputs(args, prompt, tokenizer)
     config = load_config(args.model)
     way_out = "shorten it, or choose a --model with a longer context"
@@ -100,16 +104,13 @@ def _prompt(args: Namespace) -> str:
 
 
 def _inputs(args: Namespace, prompt: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
-    text = prompt
-    if args.context is not None:
-        text = with_document(read_text(args.context, "--context"), prompt)
     if args.chat:
         check_chat_template(
             tokenizer, args.model, "leave --chat out to go on from the prompt as it is"
         )
-    if args.chat or (args.chat is None and _is_plain(text, tokenizer)):
-        return chat_inputs(tokenizer, [user(text)])
-    return text_inputs(tokenizer, text)
+    if args.chat or (args.chat is None and _is_plain(prompt, tokenizer)):
+        return chat_inputs(tokenizer, [user(prompt)])
+    return text_inputs(tokenizer, prompt)
 
 
 def _is_plain(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -27,9 +27,11 @@ _PART_OF_CHARACTER = "\ufffd"
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 
-def default_sources() -> list[Drafter]:
-    """What the commands draft from where no option names more."""
-    return [ReferenceCopy()]
+def default_sources(
+    references: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[Drafter]:
+    """What the commands draft from where no option names more; arguments of [`ReferenceCopy`]."""
+    return [ReferenceCopy(references, tokenizer)]
 
 
 class LiveDrafts(Blend):
@@ -79,7 +81,8 @@ class AnswerStream:
         self._width = console.width if console.is_terminal or console.record else 0
         self._ids: list[int] = []
         self._decoded, self._read = 0, 0  # tokens before the window, and those of it that are read
-        self._space, self._word = "", Text()  # what is not printed yet
+        self._space = ""  # what is not printed yet
+        self._word: list[tuple[str, str]] = []  # its parts and their styles
         self._column = 0
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
@@ -112,28 +115,44 @@ class AnswerStream:
         )
 
     def _write(self, text: str, style: str) -> None:
+        """Prints a text as far as its words are complete; all of it where no line is broken."""
+        if not self._width:
+            self._out(text, style)
+            return
         for part in re.findall(r"\n|[^\S\n]+|\S+", text):
             if not part.isspace():
-                self._word.append(printable(part), style)
+                self._word.append((part, style))
+                if self._word_length() >= self._width:
+                    self._print_word()
                 continue
             self._print_word()
             if part == "\n":
-                self._console.print()
-                self._column, self._space = 0, ""
+                self._break_line()
             else:
                 self._space += part.expandtabs(4)
 
     def _print_word(self) -> None:
         if not self._word:
             return
-        length = cell_len(self._word.plain)
-        if self._width and self._column and self._column + len(self._space) + length > self._width:
-            self._console.print()
-            self._column, self._space = 0, ""
-        text = Text(self._space) + self._word
-        self._console.print(text, end="", soft_wrap=True, highlight=False)
-        self._column += len(self._space) + length
-        self._space, self._word = "", Text()
+        length = len(self._space) + self._word_length()
+        if self._column and self._column + length > self._width:
+            self._break_line()
+            length = self._word_length()
+        self._out(self._space, "")
+        for part, style in self._word:
+            self._out(part, style)
+        self._column += length
+        self._space, self._word = "", []
+
+    def _word_length(self) -> int:
+        return sum(cell_len(part) for part, _ in self._word)
+
+    def _break_line(self) -> None:
+        self._out("\n", "")
+        self._column, self._space = 0, ""
+
+    def _out(self, text: str, style: str) -> None:
+        self._console.out(printable(text), style=style or None, end="", highlight=False)
 
 
 def style_of(source: int) -> str:
