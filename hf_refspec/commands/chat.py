@@ -55,9 +55,8 @@ def _chat(args: Namespace) -> int:
     options = {**sampling_options(args), "max_new_tokens": args.max_new_tokens}
     texts = read_texts(args)
     tokenizer = load_tokenizer(args.model)
-    check_chat_template(
-        tokenizer, args.model, "hf-refspec generate --model goes on from a text without one"
-    )
+    way_out = f"hf-refspec generate --model {args.model} goes on from a text as it is"
+    check_chat_template(tokenizer, args.model, way_out)
     if texts.context is not None:
         inputs = chat_inputs(tokenizer, [user(texts.context)])
         tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
@@ -101,14 +100,14 @@ class Chat:
     def converse(self) -> None:
         """Answers what is typed until /exit or the end of the input."""
         if sys.stdin.isatty():
-            self._console.print(Text(_HELP, "dim"), highlight=False)
+            self._console.print(Text(_HELP, "dim"))
         while (line := self._next_line()) not in (None, "/exit"):
             if line == "/stats":
                 self._print_stats()
             elif line == "/reset":
                 self.messages = []
             elif line == "/help":
-                self._console.print(_HELP, highlight=False)
+                self._console.print(_HELP)
             elif line.startswith("/"):
                 self._console.print(f"There is no {line.split()[0]}. There are:\n{_HELP}")
             elif line:
@@ -141,7 +140,7 @@ class Chat:
                 inputs, self._model.config, "this conversation", "/reset begins a new one", wanted
             )
         except ValueError as error:
-            self._console.print(Text(str(error), "red"), highlight=False)
+            self._console.print(Text(str(error), "red"))
             return
         ids = self._decode(inputs.to(self._model.device), fitting)
         if ids:
@@ -175,11 +174,11 @@ class Chat:
         self._stats += self._drafter.stats
         if self._console.is_terminal:
             rate = Text(f"  {len(ids) / (perf_counter() - began):.1f} tokens/s", "dim")
-            self._console.print(legend(self._drafter.stats) + rate, highlight=False)
+            self._console.print(legend(self._drafter.stats) + rate)
         return ids
 
     def _note(self, text: str) -> None:
-        self._console.print(Text(f"({text})", "dim"), highlight=False)
+        self._console.print(Text(f"({text})", "dim"))
 
     def _print_stats(self) -> None:
         """What each source drafted, and all of it together."""
@@ -193,7 +192,7 @@ class Chat:
             counts = map(str, (source.drafted, source.accepted, source.first))
             table.add_row(Text(source.name, style_of(index)), *counts)
         self._console.print(table)
-        self._console.print(str(self._stats), highlight=False)
+        self._console.print(str(self._stats))
 
 
 class Interrupt(StoppingCriteria):

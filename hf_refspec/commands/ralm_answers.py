@@ -76,7 +76,7 @@ class Answers:
         self._tokenizer = base.tokenizer
         self._generating = generating
         self._speculating = speculating
-        self._console = Terminal(highlight=False, soft_wrap=True)
+        self._console = Terminal(soft_wrap=True)
 
     def converse(self) -> None:
         """Answers typed questions until the end of the input."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 
 class Terminal(Console):
-    """A rich console that leaves it to its caller to end quietly when the reader of a pipe is gone;
-    rich itself would exit with the status that means that ids differed.
+    """A rich console that colours nothing by itself, and leaves it to its caller to end quietly
+    when the reader of a pipe is gone: rich would exit with the status that means that ids differed.
+
+    Args:
+        options: Of `rich.console.Console`.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
 
     def on_broken_pipe(self) -> NoReturn:
         raise  # the BrokenPipeError, which rich is handling

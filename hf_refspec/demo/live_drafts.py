@@ -152,7 +152,7 @@ class AnswerStream:
         self._column, self._space = 0, ""
 
     def _out(self, text: str, style: str) -> None:
-        self._console.out(printable(text), style=style or None, end="", highlight=False)
+        self._console.out(printable(text), style=style or None, end="")
 
 
 def style_of(source: int) -> str:

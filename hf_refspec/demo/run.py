@@ -33,7 +33,6 @@ _EXPECTATION = (
     "soon they come. Coloured words were drafted by look-up and accepted by the model."
 )
 _COLUMNS = ("scene", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "MAT", "ids")
-_LEFT = ("scene", "ids")
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Answer:
     """One answer, decoded plainly and with drafts.
 
     Attributes:
-        title (`str`): Of its scene.
+        scene (`str`): The name of its scene.
         plain_ids, drafted_ids (`list[int]`): The new tokens.
         plain_seconds, drafted_seconds (`float`): What they took.
         stats ([`SpeculationStats`]): Of the drafted call.
     """
 
-    title: str
+    scene: str
     plain_ids: list[int]
     drafted_ids: list[int]
     plain_seconds: float
@@ -106,17 +105,17 @@ class Demo:
         messages: list[Message] = []
         for content, question in scene.messages():
             messages.append(user(content))
-            self._console.print(Text(f"> {printable(question)}", "bold"), highlight=False)
+            self._console.print(Text(f"> {printable(question)}", "bold"))
             inputs = self._inputs(messages)
-            answer = self._answer(scene.title, inputs)
+            answer = self._answer(scene.name, inputs)
             self.answers.append(answer)
             self._console.print(legend(answer.stats))
-            self._console.print(Text(_summary(answer), "bold"), highlight=False)
+            self._console.print(Text(_summary(answer), "bold"))
             self._console.print()
             text = self._tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
             messages.append(assistant(text))
 
-    def _answer(self, title: str, inputs: BatchEncoding) -> Answer:
+    def _answer(self, scene: str, inputs: BatchEncoding) -> Answer:
         """Streams the drafted answer, and then decodes the same without drafts."""
         stream = AnswerStream(self._console, self._tokenizer)
         self._drafter.listener = stream.put
@@ -126,7 +125,7 @@ class Demo:
         with self._waiting("the same without drafts"):
             plain_ids, plain_seconds = self._decode(inputs, drafted=False)
         return Answer(
-            title, plain_ids, drafted_ids, plain_seconds, drafted_seconds, self._drafter.stats
+            scene, plain_ids, drafted_ids, plain_seconds, drafted_seconds, self._drafter.stats
         )
 
     def _decode(
@@ -162,7 +161,6 @@ class Demo:
         self._console.print(
             f"[bold]{escape(name)}[/], {model.num_parameters() / 1e6:,.0f} million parameters, "
             f"{dtype}, on {device}. {_EXPECTATION}\n",
-            highlight=False,
         )
 
     def _print_document(self, scene: Scene) -> None:
@@ -174,18 +172,18 @@ class Demo:
         for line in lines[:EXCERPT_LINES]:
             self._console.print(Text(line, "dim"), no_wrap=True, overflow="ellipsis")
         more = f"… {len(lines)} lines, " if len(lines) > EXCERPT_LINES else ""
-        self._console.print(Text(f"{more}{tokens} tokens in the prompt", "dim"), highlight=False)
+        self._console.print(Text(f"{more}{tokens} tokens in the prompt", "dim"))
 
     def _table(self) -> Table:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=len(self.answers) > 1)
+        table = Table(box=SIMPLE_HEAD, show_footer=True)
         for column, footer in zip(_COLUMNS, self._totals(), strict=True):
-            justify: Any = "left" if column in _LEFT else "right"
-            table.add_column(column, footer=footer, justify=justify)
+            justify: Any = "left" if column == "scene" else "right"
+            table.add_column(column, footer=footer, justify=justify, vertical="bottom")
         for answer in self.answers:
             tokens = len(answer.drafted_ids)
             rates = _rates(tokens, answer.plain_seconds, answer.drafted_seconds)
-            ids = verdict(answer.plain_ids, answer.drafted_ids).removeprefix("ids ")
-            table.add_row(answer.title, str(tokens), *rates, f"{answer.stats.mat:.2f}", ids)
+            ids = "identical" if answer.identical else "DIFFER"
+            table.add_row(answer.scene, str(tokens), *rates, f"{answer.stats.mat:.2f}", ids)
         return table
 
     def _totals(self) -> list[str]:
@@ -196,8 +194,8 @@ class Demo:
         drafted = sum(answer.drafted_seconds for answer in self.answers)
         same = sum(answer.identical for answer in self.answers)
         rates = _rates(stats.tokens, plain, drafted)
-        ids = f"identical in {same} of {len(self.answers)}"
-        return ["All together", str(stats.tokens), *rates, f"{stats.mat:.2f}", ids]
+        ids = f"{same} of {len(self.answers)}"
+        return ["together", str(stats.tokens), *rates, f"{stats.mat:.2f}", ids]
 
 
 def _summary(answer: Answer) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,17 +25,29 @@ RetrievalCache looks in earlier answers, which it remembers.
 Drafts help most where an answer repeats something: a quotation from a document, a function of a \
 file that is edited, or an earlier answer of a conversation."""
 
+TEMPERATURE = """\
+```python
+def to_celsius(fahrenheit):
+    return (fahrenheit - 32) * 5 / 9
+
+
+def to_fahrenheit(celsius):
+    return celsius * 9 / 5 + 32
+```"""
+
 
 @dataclass(frozen=True)
 class Scene:
     """A chat of one or more questions.
 
     Attributes:
+        name (`str`): In one word.
         title (`str`): What it shows.
         questions (`tuple[str, ...]`): What the user writes.
         document (`str`, *optional*): A text that stands before the first question.
     """
 
+    name: str
     title: str
     questions: tuple[str, ...]
     document: str | None = None
@@ -52,15 +62,17 @@ class Scene:
 
 def built_in_scenes() -> list[Scene]:
     """Three scenes that a model of 135 million parameters can do."""
-    capwords = f"```python\n{inspect.getsource(string.capwords)}```"
     return [
-        Scene("A question about a document", ("What does RetrievalCache do?",), DRAFTING),
-        Scene("An edit of a function", ("Rename the function to capitalize_words.",), capwords),
         Scene(
+            "document", "A question about a document", ("What does RetrievalCache do?",), DRAFTING
+        ),
+        Scene("edit", "An edit of a file", ("Add docstrings to these functions.",), TEMPERATURE),
+        Scene(
+            "chat",
             "Two turns of a chat",
             (
-                "Write a Python function that checks whether a word is a palindrome.",
-                "Now add a docstring to it.",
+                "Write a SQL query that lists all customers from Berlin.",
+                "Change it so that it lists all customers from Paris.",
             ),
         ),
     ]
@@ -79,8 +91,8 @@ def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> 
     edit = "Add type hints to this code." if python else "Correct the spelling of this text."
     document = f"```python\n{part}```" if python else part
     return [
-        Scene(f"A question about {name}", ("What is this about?",), document),
-        Scene(f"An edit of {name}", (edit,), document),
+        Scene("document", f"A question about {name}", ("What is this about?",), document),
+        Scene("edit", f"An edit of {name}", (edit,), document),
     ]
 
 

@@ -168,3 +168,11 @@ def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait() == 141
+
+
+def test_the_number_of_draft_tokens_is_a_number_or_auto(generate, folder, capsys):
+    assert generate("the cat", "--max-draft-tokens", "auto")[0] == generate("the cat")[0]
+    with pytest.raises(SystemExit) as exit:
+        main(["generate", "the cat", "--model", folder, "--max-draft-tokens", "many"])
+    assert exit.value.code == 2
+    assert "'many'" in capsys.readouterr().err
