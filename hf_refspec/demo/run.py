@@ -23,7 +23,7 @@ from ..generation.speculate import speculate
 from ..index.kernels import warmup
 from .console import verdict
 from .live_drafts import AnswerStream, LiveDrafts, default_sources, legend, printable
-from .prompts import Message, assistant, chat_inputs, user
+from .prompts import Message, assistant, chat_inputs, system, user
 from .scenes import Scene
 
 EXCERPT_LINES = 3
@@ -102,9 +102,9 @@ class Demo:
     def _show(self, scene: Scene) -> None:
         self._console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
         self._print_document(scene)
-        messages: list[Message] = []
-        for content, question in scene.messages():
-            messages.append(user(content))
+        messages = [] if scene.system is None else [system(scene.system)]
+        for question, message in scene.turns():
+            messages.append(message)
             self._console.print(Text(f"> {printable(question)}", "bold"))
             inputs = self._inputs(messages)
             answer = self._answer(scene.name, inputs)

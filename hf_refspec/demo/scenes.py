@@ -7,23 +7,19 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from .prompts import with_document
+from .prompts import Message, user, with_document
 
 FILE_TOKENS = 400  # of a file that are shown to the model
 
-DRAFTING = """\
-A drafter proposes the next few tokens, and the target model checks all of them in one forward \
-pass. The tokens that the target model would have chosen itself are accepted, and the first one \
-that differs is replaced by the target model's own choice. The text is therefore the same as \
-without a drafter; only the time that it takes changes.
+# Without it a small model soon leaves the text behind and invents.
+FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
 
-hf_refspec drafts without a second model: it looks the next tokens up in texts that are already \
-there. ReferenceCopy looks in the prompt and in the answer so far, and in documents that are given \
-to it. DatastoreDrafts looks in a datastore, which is built once from a large corpus. \
-RetrievalCache looks in earlier answers, which it remembers.
-
-Drafts help most where an answer repeats something: a quotation from a document, a function of a \
-file that is edited, or an earlier answer of a conversation."""
+NOTICE = """\
+The town library of Ashford opens again on Monday after a year of repairs. The roof has been \
+renewed, and the reading room has new windows and forty new seats. The library will be open from \
+9 am to 8 pm on weekdays and from 10 am to 4 pm on Saturdays. On the opening day, the writer Helen \
+Moore reads from her new novel at 6 pm. Entry is free, and visitors can renew their cards at the \
+desk."""
 
 TEMPERATURE = """\
 ```python
@@ -45,18 +41,23 @@ class Scene:
         title (`str`): What it shows.
         questions (`tuple[str, ...]`): What the user writes.
         document (`str`, *optional*): A text that stands before the first question.
+        system (`str`, *optional*): What the model is told before all.
     """
 
     name: str
     title: str
     questions: tuple[str, ...]
     document: str | None = None
+    system: str | None = None
 
-    def messages(self) -> Iterator[tuple[str, str]]:
-        """Each message that the model gets, and the question in it."""
+    def turns(self) -> Iterator[tuple[str, Message]]:
+        """Each question, and the message that the model gets for it."""
         document = self.document
         for question in self.questions:
-            yield question if document is None else with_document(document, question), question
+            yield (
+                question,
+                user(question if document is None else with_document(document, question)),
+            )
             document = None
 
 
@@ -64,7 +65,11 @@ def built_in_scenes() -> list[Scene]:
     """Three scenes that a model of 135 million parameters can do."""
     return [
         Scene(
-            "document", "A question about a document", ("What does RetrievalCache do?",), DRAFTING
+            "document",
+            "A question about a document",
+            ("What is new at the library of Ashford?",),
+            NOTICE,
+            FROM_THE_TEXT,
         ),
         Scene("edit", "An edit of a file", ("Add docstrings to these functions.",), TEMPERATURE),
         Scene(
@@ -88,10 +93,16 @@ def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> 
     """
     part = _beginning(text, tokenizer)
     python = name.endswith(".py")
-    edit = "Add type hints to this code." if python else "Correct the spelling of this text."
+    edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
     document = f"```python\n{part}```" if python else part
     return [
-        Scene("document", f"A question about {name}", ("What is this about?",), document),
+        Scene(
+            "document",
+            f"A question about {name}",
+            ("What is this about?",),
+            document,
+            FROM_THE_TEXT,
+        ),
         Scene("edit", f"An edit of {name}", (edit,), document),
     ]
 
