@@ -26,12 +26,12 @@ from .live_drafts import AnswerStream, LiveDrafts, default_sources, legend, prin
 from .prompts import Message, assistant, chat_inputs, system, user
 from .scenes import Scene
 
-EXCERPT_LINES = 3
+EXCERPT_LINES = 8
 _WARMUP_TOKENS = 12
-_EXPECTATION = (
-    "A model of this size often errs, and knows little; drafts change none of its words, only how "
-    "soon they come. Coloured words were drafted by look-up and accepted by the model."
-)
+_SMALL = 1e9  # parameters
+_OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
+_DRAFTS = "Drafts change none of its words, only how soon they come. "
+_COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
 _COLUMNS = ("scene", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "MAT", "ids")
 
 
@@ -40,7 +40,7 @@ class Answer:
     """One answer, decoded plainly and with drafts.
 
     Attributes:
-        scene (`str`): The name of its scene.
+        scene (`str`): The name of its scene, numbered if it has several.
         plain_ids, drafted_ids (`list[int]`): The new tokens.
         plain_seconds, drafted_seconds (`float`): What they took.
         stats ([`SpeculationStats`]): Of the drafted call.
@@ -103,11 +103,11 @@ class Demo:
         self._console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
         self._print_document(scene)
         messages = [] if scene.system is None else [system(scene.system)]
-        for question, message in scene.turns():
+        for name, question, message in scene.turns():
             messages.append(message)
             self._console.print(Text(f"> {printable(question)}", "bold"))
             inputs = self._inputs(messages)
-            answer = self._answer(scene.name, inputs)
+            answer = self._answer(name, inputs)
             self.answers.append(answer)
             self._console.print(legend(answer.stats))
             self._console.print(Text(_summary(answer), "bold"))
@@ -150,29 +150,35 @@ class Demo:
         """Says what is going on; a pipe and a picture get none of it."""
         if not self._console.is_terminal or self._console.record:
             return nullcontext()
-        return self._console.status(Text(f"{message} …", "dim"))
+        # Seldom redrawn: that takes time from what it waits for, which is measured.
+        return self._console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
 
     def _print_model(self) -> None:
         """Which model answers, and what to expect of one of its size."""
         model = self._model
         name = Path(model.config.name_or_path).name
-        device = f"{torch.get_num_threads()} CPU threads" if model.device.type == "cpu" else "a GPU"
-        dtype = str(model.dtype).removeprefix("torch.")
+        threads, parameters = torch.get_num_threads(), model.num_parameters()
+        on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
+        colors = self._console.color_system is not None and not self._console.no_color
         self._console.print(
-            f"[bold]{escape(name)}[/], {model.num_parameters() / 1e6:,.0f} million parameters, "
-            f"{dtype}, on {device}. {_EXPECTATION}\n",
+            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
+            f"{str(model.dtype).removeprefix('torch.')}, on "
+            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
+            f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
+            f"{_COLORS if colors or self._console.record else ''}\n"
         )
 
     def _print_document(self, scene: Scene) -> None:
         """The first lines of the text that stands in the prompt, and how long it is."""
         if scene.document is None:
             return
-        lines = printable(scene.document.strip()).splitlines()
         tokens = len(self._tokenizer(scene.document, add_special_tokens=False)["input_ids"])
+        text = Text(printable(scene.document.strip()).expandtabs(4), "dim")
+        lines = text.wrap(self._console, self._console.width)
         for line in lines[:EXCERPT_LINES]:
-            self._console.print(Text(line, "dim"), no_wrap=True, overflow="ellipsis")
-        more = f"… {len(lines)} lines, " if len(lines) > EXCERPT_LINES else ""
-        self._console.print(Text(f"{more}{tokens} tokens in the prompt", "dim"))
+            self._console.print(line)
+        more = "… " if len(lines) > EXCERPT_LINES else ""
+        self._console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
 
     def _table(self) -> Table:
         table = Table(box=SIMPLE_HEAD, show_footer=True)

@@ -50,15 +50,14 @@ class Scene:
     document: str | None = None
     system: str | None = None
 
-    def turns(self) -> Iterator[tuple[str, Message]]:
-        """Each question, and the message that the model gets for it."""
-        document = self.document
-        for question in self.questions:
-            yield (
-                question,
-                user(question if document is None else with_document(document, question)),
-            )
-            document = None
+    def turns(self) -> Iterator[tuple[str, str, Message]]:
+        """Of each turn its name, the question, and the message that the model gets for it."""
+        for number, question in enumerate(self.questions, 1):
+            name = self.name if len(self.questions) == 1 else f"{self.name} {number}"
+            content = question
+            if number == 1 and self.document is not None:
+                content = with_document(self.document, question)
+            yield name, question, user(content)
 
 
 def built_in_scenes() -> list[Scene]:
@@ -71,7 +70,9 @@ def built_in_scenes() -> list[Scene]:
             NOTICE,
             FROM_THE_TEXT,
         ),
-        Scene("edit", "An edit of a file", ("Add docstrings to these functions.",), TEMPERATURE),
+        Scene(
+            "edit", "An edit of Python code", ("Add docstrings to these functions.",), TEMPERATURE
+        ),
         Scene(
             "chat",
             "Two turns of a chat",
