@@ -135,6 +135,12 @@ def pass_costs(model: nn.Module, verification: str, rows: int = 1) -> PassCosts:
 
 
 def _expected_growth(parameter: torch.Tensor, rows: int) -> tuple[float, ...]:
-    if parameter.device.type == "cpu":
-        return _GROWTH[f"{8 * min(max(parameter.element_size(), 2), 4)} bits"]
-    return _GROWTH["cuda"]
+    kind = parameter.device.type
+    if kind == "cpu":
+        kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
+    costs = np.concatenate(([0.0], np.cumsum(_GROWTH.get(kind, _GROWTH["cuda"]))))
+    tokens = np.log(PASS_TOKENS)
+    # What counts is the number of tokens of all rows; past the last one costs grow on as before it.
+    of_all = tokens + np.log(rows)
+    past = np.maximum(of_all - tokens[-1], 0.0) * (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+    return tuple(np.diff(np.interp(of_all, tokens, costs) + past))
