@@ -116,8 +116,9 @@ class AnswerStream:
 
     def _write(self, text: str, style: str) -> None:
         """Prints a text as far as its words are complete; all of it where no line is broken."""
-        if not self._width:
-            self._out(text, style)
+        if not self._width:  # nor are there colours; rich would turn tabs into spaces
+            self._console.file.write(printable(text))
+            self._console.file.flush()
             return
         for part in re.findall(r"\n|[^\S\n]+|\S+", text):
             if not part.isspace():

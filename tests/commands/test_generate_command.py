@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 from texts import some_texts
 
@@ -14,6 +15,12 @@ from hf_refspec import Datastore
 from hf_refspec.cli import main
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-tokens", "8"]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """What is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
