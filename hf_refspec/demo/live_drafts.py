@@ -22,6 +22,7 @@ from ..drafting.tree import DraftTree
 # Of the sources of a blend, in its order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
 _PART_OF_CHARACTER = "\ufffd"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and ends of lines
 
 # Takes the tokens of a step, and for each the index of its source; `None` for the target's own.
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
@@ -173,4 +174,4 @@ def legend(stats: SpeculationStats) -> Text:
 
 def printable(text: str) -> str:
     """A text whose control characters a terminal does not obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else _PART_OF_CHARACTER for c in text)
+    return _CONTROL.sub(_PART_OF_CHARACTER, text)

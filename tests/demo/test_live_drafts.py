@@ -16,7 +16,7 @@ from hf_refspec.demo.live_drafts import AnswerStream, LiveDrafts, default_source
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(
-    st.characters(exclude_categories=["C"], include_characters="\n\t"), max_size=60
+    st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t"), max_size=60
 ) | st.text("ab \n", max_size=60)
 
 
