@@ -13,7 +13,7 @@ from hf_refspec import ReferenceCopy
 from hf_refspec.cli import main
 from hf_refspec.commands.chat import Chat, Interrupt
 from hf_refspec.demo.console import Terminal
-from hf_refspec.demo.live_drafts import LiveDrafts
+from hf_refspec.demo.live_drafts import AnswerStream, LiveDrafts
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,22 @@ def test_an_answer_broken_off_is_forgotten_with_its_question(talk, byte_llama, m
     assert contents(chat)[::2] == ["one", "two"]
 
 
-def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder):
+def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monkeypatch):
+    put = AnswerStream.put
+
+    def interrupting(self, tokens, owners):
+        put(self, tokens, owners)
+        if len(self._ids) == 1:  # of each answer
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(AnswerStream, "put", interrupting)
+    chat, printed = talk("one", "two", max_new_tokens=500)
+    assert printed.count("(stopped)") == 2
+    assert contents(chat)[::2] == ["one", "two"]
+    assert all(len(answer) < 100 for answer in contents(chat)[1::2])
+
+
+def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     command = [sys.executable, "-u", "-m", "hf_refspec.cli", "chat", "--model", folder]
     child = subprocess.Popen(
         [*command, "--max-new-tokens", "1900"],
@@ -129,10 +144,11 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder):
     child.stdin.flush()
     child.stdout.read(1)  # the answer has begun
     child.send_signal(signal.SIGINT)
-    output, error = child.communicate("two\n/stats\n", timeout=120)
+    output, error = child.communicate("/reset\ntwo\n/stats\n", timeout=120)
     assert child.returncode == 0 and error == ""
     assert output.count("(stopped)") == 1
-    assert output.index("(stopped)") < output.index("(stopped after ") < output.index(" passes, ")
+    _, alone = talk("two", max_new_tokens=1900)
+    assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
 
 
 def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_loaded(
