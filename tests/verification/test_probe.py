@@ -88,6 +88,19 @@ def test_a_mask_that_is_not_heeded_is_found_out():
     assert verified_as(model, rows=2) == "none"
 
 
+def as_float32(model, args, output):
+    output.logits = output.logits.float()
+
+
+@torch.no_grad()
+def test_other_branches_are_compared_also_where_logits_are_longer_than_the_weights():
+    model = small_llama(torch.bfloat16)
+    model.register_forward_pre_hook(heed_no_mask, with_kwargs=True)
+    model.register_forward_hook(as_float32)
+    _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
+    assert probe(TreeVerifier, model, 1, kwargs).leak > 0
+
+
 def test_what_is_asked_for_and_refused_is_an_error_with_the_numbers():
     model = small_llama()
     model.register_forward_pre_hook(heed_no_mask, with_kwargs=True)
