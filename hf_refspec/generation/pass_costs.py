@@ -27,9 +27,10 @@ _GROWTH = {
 }
 # How far each of them may be off. More believes the first measurements, less neighbouring numbers.
 _GROWTH_ERROR = 0.2
-# How far two passes over the same number of tokens differ on a shared machine, and the first one of
-# all, which may set up memory or kernels.
-_NOISE, _FIRST_NOISE = 0.12, 0.3
+# How far two passes over the same number of tokens differ on a shared machine; the first one over a
+# number, which may set up memory or kernels; and the first one of all, which nothing is known to
+# compare with: it may have taken many times as long.
+_NOISE, _FIRST_NOISE, _VERY_FIRST_NOISE = 0.12, 0.3, 0.6
 # A pass that took longer than expected by so many standard deviations was disturbed by others who
 # use the machine, and counts the less the longer it took. Fewer discard what is true of this model.
 _DISTURBED = 2.0
@@ -61,7 +62,7 @@ class PassCosts:
         common = np.minimum.outer(np.arange(len(PASS_TOKENS)), np.arange(len(PASS_TOKENS)))
         self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(PASS_TOKENS))
         # How long a pass takes at all is not known before the first one.
-        self._covariance = 10.0**2 + _GROWTH_ERROR**2 * common
+        self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common
 
     def record(self, tokens: int, seconds: float) -> None:
         """Counts a forward pass.
@@ -79,7 +80,8 @@ class PassCosts:
         variance = (1 - part) * covariances[i] + part * covariances[next_i]
         expected = (1 - part) * self._log_seconds[i] + part * self._log_seconds[next_i]
 
-        noise = (_NOISE if self.passes[i] else _FIRST_NOISE) ** 2
+        first = _FIRST_NOISE if any(self.passes) else _VERY_FIRST_NOISE
+        noise = (_NOISE if self.passes[i] else first) ** 2
         surprise = math.log(max(seconds, 1e-9)) - expected
         if surprise > 0:
             noise *= max(1.0, surprise**2 / (_DISTURBED**2 * (variance + noise)))

@@ -87,6 +87,13 @@ def test_a_pass_that_was_disturbed_changes_next_to_nothing(tokens):
     assert ratios(after) == pytest.approx(ratios(before), rel=0.05)
 
 
+@pytest.mark.parametrize("times", [3, 10, 30])
+def test_a_first_pass_that_sets_something_up_does_not_make_drafts_look_dear_for_good(times):
+    set_up = recorded((2, 0.05 * times), *[(1, 0.05)] * 6)
+    assert set_up.plain_seconds == pytest.approx(0.05, rel=0.1)
+    assert ratios(set_up)[1] < 1.5  # a node that is accepted most often pays, and sets it right
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(1.0, 1e6), max_size=20))
 def test_however_many_were_disturbed_a_few_quiet_passes_set_it_right(disturbed):
