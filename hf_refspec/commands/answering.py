@@ -53,7 +53,7 @@ def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     add = sampling.add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X")
-    add("--top-k", type=int, metavar="N")
+    add("--top-k", type=int, metavar="N", help="0 for all tokens")
     add("--top-p", type=float, metavar="X")
     add("--seed", type=int, metavar="N", help="the same seed gives the same text")
 
@@ -101,6 +101,8 @@ def sources(args: Namespace, texts: Texts, tokenizer: PreTrainedTokenizerBase) -
         store.check_tokenizer(tokenizer)
         found.append(DatastoreDrafts(store))
     if args.cache is not None:
+        if args.cache.is_file():
+            raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
         found.append(RetrievalCache(tokenizer=tokenizer, path=args.cache))
     return found
 
@@ -116,13 +118,21 @@ def sampling_options(args: Namespace) -> dict[str, Any]:
         option = f"--{name.replace('_', '-')} {value}"
         if not args.do_sample:
             raise ValueError(f"{option} has no effect without --do-sample; add it")
-        if value <= 0 or (name == "top_p" and value > 1):
-            limits = "above 0 and at most 1" if name == "top_p" else "above 0"
+        if name == "top_k":
+            allowed, limits = value >= 0, "0, for all tokens, or more"
+        elif name == "top_p":
+            allowed, limits = 0 < value <= 1, "above 0 and at most 1"
+        else:
+            allowed, limits = value > 0, "above 0"
+        if not allowed:
             raise ValueError(f"{option} must be {limits}")
     if args.seed is not None:
         if not args.do_sample:
             raise ValueError(f"--seed {args.seed} has no effect without --do-sample; add it")
-        torch.manual_seed(args.seed)
+        try:
+            torch.manual_seed(args.seed)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--seed {args.seed} must fit into 64 bits") from error
     return {"do_sample": args.do_sample, **given}
 
 
@@ -138,6 +148,8 @@ def read_text(path: Path, option: str) -> str:
     except FileNotFoundError as error:
         hint = "; the prompt stands before the options" if option == "--reference" else ""
         raise FileNotFoundError(f"{option} {path} does not exist{hint}") from error
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{option} {path} is not a text in UTF-8: {error}") from error
     if not text.strip():

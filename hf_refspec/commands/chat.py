@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from io import TextIOWrapper
 from time import perf_counter
 from typing import Any
 
@@ -99,6 +100,8 @@ class Chat:
 
     def converse(self) -> None:
         """Answers what is typed until /exit or the end of the input."""
+        if isinstance(sys.stdin, TextIOWrapper):  # what is not UTF-8 ends no conversation
+            sys.stdin.reconfigure(errors="replace")
         if sys.stdin.isatty():
             self._console.print(Text(_HELP, "dim"))
         while (line := self._next_line()) not in (None, "/exit"):
@@ -181,15 +184,15 @@ class Chat:
         self._console.print(Text(f"({text})", "dim"))
 
     def _print_stats(self) -> None:
-        """What each source drafted, and all of it together."""
+        """The accepted tokens that each source drafted, and all of it together."""
         if self._stats.tokens == 0:
             self._console.print("There is no answer yet.")
             return
         table = Table("source", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("nodes drafted", "accepted", "by it first"):
+        for column in ("accepted", "by it first"):
             table.add_column(column, justify="right")
         for index, source in enumerate(self._stats.sources):
-            counts = map(str, (source.drafted, source.accepted, source.first))
+            counts = map(str, (source.accepted, source.first))
             table.add_row(Text(source.name, style_of(index)), *counts)
         self._console.print(table)
         self._console.print(str(self._stats))

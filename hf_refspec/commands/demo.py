@@ -31,6 +31,10 @@ def add_demo(parser: ArgumentParser) -> None:
 def _demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
     quieten_transformers()
+    if args.svg is not None and not args.svg.parent.is_dir():
+        raise ValueError(
+            f"--svg {args.svg} cannot be written: there is no folder {args.svg.parent}"
+        )
     tokenizer = load_tokenizer(args.model)
     check_chat_template(tokenizer, args.model, "choose a --model with one")
     if args.file is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from pathlib import Path
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase, TextStreamer
@@ -30,7 +30,11 @@ from .answering import (
 
 
 def _draft_tokens(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"must be a number from 0 on, or auto, but is {text!r}")
+    return int(text)
 
 
 def add_generate(parser: ArgumentParser) -> None:
@@ -87,7 +91,7 @@ def _prompt(args: Namespace) -> str:
 
     Raises:
         OSError: If its file cannot be read.
-        ValueError: If there is none, or two.
+        ValueError: If there is none, or two, or it is not UTF-8.
     """
     if args.prompt is not None and args.prompt_file is not None:
         raise ValueError(
@@ -97,7 +101,11 @@ def _prompt(args: Namespace) -> str:
         return read_text(args.prompt_file, "--prompt-file")
     if args.prompt is None and sys.stdin.isatty():
         print("Type the prompt, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
-    prompt = sys.stdin.read() if args.prompt is None else args.prompt
+    try:
+        prompt = sys.stdin.read() if args.prompt is None else args.prompt
+        prompt.encode()  # Python has bytes that it could not read as surrogates
+    except UnicodeError as error:
+        raise ValueError(f"the prompt is not a text in UTF-8: {error}") from error
     if not prompt.strip():
         raise ValueError("the prompt is empty; give one: an argument, --prompt-file or stdin")
     return prompt

@@ -158,7 +158,14 @@ def _converted(folder: Path) -> Path:
     """The package's model as safetensors in `folder`, converted if it is not there and whole."""
     if _is_whole(folder):  # asked without the lock, which a folder for reading only cannot have
         return folder
-    gguf_file = _gguf_file()
+    try:
+        gguf_file = _gguf_file()
+    except OSError as error:
+        if not folder.exists():
+            raise
+        raise OSError(
+            f"{folder} is damaged; delete it, so that the Hub is asked ({error})"
+        ) from error
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{folder.name}.lock")):

@@ -151,6 +151,13 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
 
 
+def test_a_line_that_is_not_utf_8_ends_no_conversation(folder):
+    command = [sys.executable, "-m", "hf_refspec.cli", "chat", "--model", folder]
+    lines = b"\xff\xfe bad\n/stats\n"
+    done = subprocess.run([*command, "--max-new-tokens", "4"], input=lines, capture_output=True)
+    assert done.returncode == 0 and b"4 tokens in" in done.stdout
+
+
 def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_loaded(
     tmp_path, byte_llama, tokenizer, capsys
 ):

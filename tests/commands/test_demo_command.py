@@ -40,3 +40,9 @@ def test_a_model_without_a_chat_template_is_refused(folder, tmp_path, capsys):
     (tmp_path / "model" / "chat_template.jinja").unlink()
     assert main(["demo", "--model", folder]) == 2
     assert "no chat template; choose a --model with one" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_shown(folder, capsys):
+    assert main(["demo", "--model", folder, "--svg", "nowhere/demo.svg"]) == 2
+    output, error = capsys.readouterr()
+    assert output == "" and "--svg nowhere/demo.svg cannot be written" in error

@@ -131,13 +131,16 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
         (["x", "--context", "missing.md"], ["--context missing.md"]),
         (["x", "--datastore", "missing/store"], ["missing/store"]),
         (["x", "--model", "missing/model/folder"], ["missing/model/folder"]),
-        (["x", "--max-draft-tokens", "-1"], ["max_draft_tokens"]),
         (["x", "--prompt-file", "y.txt"], ["'x'", "y.txt", "not both"]),
         ([" "], ["the prompt is empty"]),
         (["x", "--temperature", "0.5"], ["--temperature 0.5", "--do-sample"]),
         (["x", "--seed", "1"], ["--seed 1", "--do-sample"]),
         (["x", "--do-sample", "--temperature", "0"], ["--temperature 0.0", "above 0"]),
+        (["x", "--do-sample", "--temperature", "nan"], ["--temperature nan", "above 0"]),
+        (["x", "--do-sample", "--top-k", "-1"], ["--top-k -1", "0, for all tokens"]),
         (["x", "--do-sample", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
+        (["x", "--do-sample", "--seed", str(2**70)], [f"--seed {2**70}", "64 bits"]),
+        (["\udcff"], ["the prompt is not a text in UTF-8"]),
         (["x" * 3000], ["the prompt has 3,018 tokens", "2,048", "shorten it"]),
     ],
 )
@@ -152,6 +155,26 @@ def test_a_file_that_is_no_text_is_named(refused, tmp_path):
     assert f"--context {file} is not a text" in refused("x", "--context", file)
     file.write_bytes(b" \n")
     assert f"--reference {file} is empty" in refused("x", "--reference", file)
+
+
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_named(refused, tmp_path):
+    assert f"--context {tmp_path} cannot be read" in refused("x", "--context", tmp_path)
+    file = tmp_path / "file"
+    file.write_text("text", encoding="utf-8")
+    assert f"--cache {file} is a file" in refused("x", "--cache", file)
+
+
+def test_bytes_that_are_no_text_are_no_prompt(folder):
+    command = [sys.executable, "-m", "hf_refspec.cli", "generate", "--model", folder]
+    done = subprocess.run(command, input=b"\xff\xfe\x00", capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"hf-refspec: the prompt is not a text in UTF-8")
+
+
+def test_top_k_of_0_is_all_tokens_as_in_transformers(generate):
+    sampling = ["--do-sample", "--temperature", "5.0", "--seed", 1]
+    every, _ = generate("the cat", *sampling, "--top-k", "0")
+    assert every != generate("the cat", *sampling)[0]  # of the 50 that are the default
 
 
 def test_a_chat_needs_a_template(refused, templateless):
@@ -179,7 +202,9 @@ def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
 
 def test_the_number_of_draft_tokens_is_a_number_or_auto(generate, folder, capsys):
     assert generate("the cat", "--max-draft-tokens", "auto")[0] == generate("the cat")[0]
-    with pytest.raises(SystemExit) as exit:
-        main(["generate", "the cat", "--model", folder, "--max-draft-tokens", "many"])
-    assert exit.value.code == 2
-    assert "'many'" in capsys.readouterr().err
+    for number in ("many", "-1"):
+        with pytest.raises(SystemExit) as exit:
+            main(["generate", "the cat", "--model", folder, "--max-draft-tokens", number])
+        assert exit.value.code == 2
+        message = f"must be a number from 0 on, or auto, but is {number!r}"
+        assert message in capsys.readouterr().err
