@@ -50,23 +50,27 @@ class Finding:
         exact (`bool`): Whether the verifier may be used.
         error (`float`): How far its logits are off those of single steps.
         rounding (`float`): How far those of the same tokens in one pass without a cache are off.
-        leak (`float`): How much the content of other branches matters.
+        leak (`float`, *optional*): How much the content of other branches matters; `None` if it was
+            not measured.
         failure (`str`, *optional*): What the model raised.
     """
 
     exact: bool
     error: float = 0.0
     rounding: float = 0.0
-    leak: float = 0.0
+    leak: float | None = None
     failure: str | None = None
 
     def __str__(self) -> str:
         if self.failure is not None:
             return self.failure
-        return (
+        text = (
             f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
-            f"{self.rounding:.1e}, and other branches change them by {self.leak:.1e}"
+            f"{self.rounding:.1e}"
         )
+        if self.leak is not None:
+            text += f", and other branches change them by {self.leak:.1e}"
+        return text
 
 
 def select_verifier(
@@ -228,7 +232,7 @@ class _Probe:
             [reference.flatten(0, 1), reference[:1, -1], *reference[1:, -3:]], dim=0
         )
         rounding = _difference(self._at_once().flatten(0, 1), reference.flatten(0, 1))
-        leak = 0.0
+        leak = None
         # In float32 no leak could hide within the rounding that `error` is allowed.
         if kind.takes_trees and self.model.dtype != torch.float32:
             other = self._verified(kind, np.roll(self.distractors, 1))
@@ -236,7 +240,7 @@ class _Probe:
         error = _difference(verified, expected)
         return Finding(self._within_rounding(error, rounding, leak), error, rounding, leak)
 
-    def _within_rounding(self, error: float, rounding: float, leak: float) -> bool:
+    def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
         eps = torch.finfo(self.model.dtype).eps
         layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
         usual = eps * layers**0.5
@@ -248,7 +252,8 @@ class _Probe:
         else:
             # Exact ones are at once either, those that forget their state at three times it.
             most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
-        return rounding <= most_rounding and error <= most_error and leak <= max(3 * rounding, eps)
+        leaks = leak is not None and leak > max(3 * rounding, eps)
+        return rounding <= most_rounding and error <= most_error and not leaks
 
     def _kwargs(self) -> dict[str, Any]:
         """Those of a call with all of the prompt but its last token."""
