@@ -25,7 +25,10 @@ _DRAFTING = (
     "crest_table",
     "draft_tree",
     "llma_match",
+    "recycling",
+    "recycling_tree",
     "rest_trie",
+    "static_tree",
     "suffix_array",
     "token_buffer",
 )
