@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .draft_tree import TreeArrays
-from .recycling import COMMONEST, MOST_CONTEXT, Table, by_age, count_tokens, enter, learn, new_table
+from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new_table
 from .recycling_tree import recycling_tree
 from .static_tree import static_tree
 
@@ -27,11 +27,13 @@ class Entries:
         tokens (`np.ndarray`, int32 of shape `(C, k)`): The best next tokens, best first; -1 for
             none.
         probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities; 0 for none.
+        counts (`np.ndarray`, float32 of shape `(n,)`): How often each token below n came.
     """
 
     contexts: np.ndarray
     tokens: np.ndarray
     probs: np.ndarray
+    counts: np.ndarray
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -65,12 +67,6 @@ class NextTokens:
         """The memory of a full table, in bytes."""
         return sum(array.nbytes for array in (*self._table, self._counts))
 
-    def begin(self, vocab_size: int) -> None:
-        """Makes room for the counts of a vocabulary."""
-        if len(self._counts) < vocab_size:
-            more = np.zeros(vocab_size - len(self._counts), dtype=np.float32)
-            self._counts = np.concatenate((self._counts, more))
-
     def learn(
         self,
         before: np.ndarray,
@@ -78,16 +74,21 @@ class NextTokens:
         parents: np.ndarray,
         best_tokens: np.ndarray,
         best_probs: np.ndarray,
+        vocab_size: int,
     ) -> None:
         """Enters what the target expects after a text and each node of a tree below it, see
         [`~index.recycling.learn`]."""
-        limits = self.context, len(self._counts)
+        limits = self.context, vocab_size
         with self._lock:
             learn(*self._table, *limits, before, tokens, parents, best_tokens, best_probs)
 
     def count(self, tokens: np.ndarray) -> None:
         """Counts tokens (int64) that were emitted."""
         with self._lock:
+            if len(tokens) and tokens.max() >= len(self._counts):
+                longer = np.zeros(1 << int(tokens.max()).bit_length(), dtype=np.float32)
+                longer[: len(self._counts)] = self._counts
+                self._counts = longer
             count_tokens(self._counts, self._commonest, tokens)
             self._counted += len(tokens)
             if self._counted > _MOST_COUNTED:
@@ -123,7 +124,8 @@ class NextTokens:
         table = self._table
         with self._lock:
             order = by_age(table.newer, table.state)
-            return Entries(table.contexts[order], table.tokens[order], table.probs[order])
+            held = table.contexts[order], table.tokens[order], table.probs[order]
+            return Entries(*held, self._counts.copy())
 
     def enter(self, entries: Entries) -> None:
         """Enters what another table held, its newest `max_contexts`."""
@@ -131,6 +133,11 @@ class NextTokens:
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
         with self._lock:
             enter(*self._table, *map(np.ascontiguousarray, held))
+            self._counts = entries.counts.copy()
+            self._counted = 1.0 + float(self._counts.sum())
+            commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
+            self._commonest[:] = -1
+            self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         # The arrays are as long as the table may become; what is in them is often far less.

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from .best_first import uncounted
 from .kernels import kernel
@@ -50,7 +49,9 @@ class Table(NamedTuple):
     state: np.ndarray
 
 
-TABLE = "int32[:, ::1], int32[:, ::1], float32[:, ::1], int32[::1], int32[::1], int32[::1], int64[::1]"
+TABLE = (
+    "int32[:, ::1], int32[:, ::1], float32[:, ::1], int32[::1], int32[::1], int32[::1], int64[::1]"
+)
 
 
 def new_table(capacity: int, top_k: int) -> Table:

@@ -128,7 +128,8 @@ def _expand(found, growth, first, node, depth, prob):
     weights, proposed, children = growth.weights, growth.proposed, growth.children
     total = found.misses[known]
     for child in children[:count]:
-        frequency = found.counts[proposed[child]] / found.counted
+        token = proposed[child]
+        frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
         score = weights[child] + found.exponents[known, MOST_CONTEXT] * _log_score(frequency)
         weights[child] = math.exp(score)
         total += weights[child]

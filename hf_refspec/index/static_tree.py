@@ -28,9 +28,7 @@ _RATIO = 0.45
 
 
 @kernel(f"{TREE}({TABLE}, int32[::1], int64, int64)")
-def _static_tree(
-    contexts, tokens, probs, older, newer, slots, state, children, last, budget
-):
+def _static_tree(contexts, tokens, probs, older, newer, slots, state, children, last, budget):
     tree_tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     estimates = np.empty(budget, dtype=np.float32)

@@ -3,6 +3,7 @@
 table.safetensors  contexts  uint16 or uint32, the tokens of each context, the last one first
                    tokens    uint16 or uint32, the best next tokens of each, best first
                    probs     float16, their probabilities
+                   counts    float32, how often each token was the best next one
 
 Rows stand from the oldest to the newest. Where there is no token stands the size of the vocabulary.
 """
@@ -99,7 +100,10 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             np.where(ids < 0, vocab_size, ids).astype(dtype).ravel()
             for ids in (entries.contexts, entries.tokens)
         )
+        counts = np.zeros(vocab_size, dtype=np.float32)
+        counts[: len(entries.counts)] = entries.counts[:vocab_size]
         arrays = {
+            "counts": counts,
             "contexts": contexts,
             "tokens": tokens,
             "probs": entries.probs.astype(np.float16).ravel(),
@@ -132,6 +136,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             name: (np.dtype(np.float16) if name == "probs" else ids, config.contexts * length)
             for name, length in lengths.items()
         }
+        expected["counts"] = (np.dtype(np.float32), config.vocab_size)
         arrays = read_arrays(self.path, config.table_file, expected)
         contexts, tokens = (
             self._ids(name, arrays[name]).reshape(config.contexts, -1)
@@ -144,7 +149,10 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
         if not whole.all():
             raise self._damaged(f"a context is not one of 1 to {config.context} tokens")
-        return Entries(contexts, tokens, probs)
+        counts = arrays["counts"].copy()
+        if not ((counts >= 0) & np.isfinite(counts)).all():
+            raise self._damaged("a count is no number from 0 on")
+        return Entries(contexts, tokens, probs, counts)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""
@@ -158,6 +166,4 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return ids
 
     def _damaged(self, reason: str) -> DatastoreError:
-        return DatastoreError(
-            f"{self.path / self.config.table_file.name} is damaged: {reason}"
-        )
+        return DatastoreError(f"{self.path / self.config.table_file.name} is damaged: {reason}")
