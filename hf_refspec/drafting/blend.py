@@ -80,16 +80,6 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.observe(tokens, verified, logits)
 
-    def observe_top_k(self, verified: DraftTree, token_ids: np.ndarray, probs: np.ndarray) -> None:
-        for drafter in self.drafters:
-            if k := drafter.top_k:
-                drafter.observe_top_k(verified, token_ids[:, :k], probs[:, :k])
-
-    def observe_prompt(self, token_ids: np.ndarray, probs: np.ndarray) -> None:
-        for drafter in self.drafters:
-            if k := drafter.top_k:
-                drafter.observe_prompt(token_ids[:, :k], probs[:, :k])
-
     def end(self) -> None:
         for drafter in self.drafters:
             drafter.end()
