@@ -142,5 +142,7 @@ def _expected_growth(parameter: torch.Tensor, rows: int) -> tuple[float, ...]:
     tokens = np.log(PASS_TOKENS)
     # What counts is the number of tokens of all rows; past the last one costs grow on as before it.
     of_all = tokens + np.log(rows)
-    past = np.maximum(of_all - tokens[-1], 0.0) * (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+    past = (
+        np.maximum(of_all - tokens[-1], 0.0) * (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+    )
     return tuple(np.diff(np.interp(of_all, tokens, costs) + past))

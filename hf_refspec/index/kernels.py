@@ -28,6 +28,7 @@ _DRAFTING = (
     "rest_trie",
     "suffix_array",
     "token_buffer",
+    "top_tokens",
 )
 _kernels: list[Kernel] = []
 _compile_lock = threading.Lock()
