@@ -1,4 +1,5 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos need, and faults to order."""
+"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos and the download of a model need,
+and faults to order."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Blob:
 
 @dataclass
 class Repo:
-    """A dataset repo: all its commits, each with its files, and its branches."""
+    """A repo: all its commits, each with its files, and its branches."""
 
     private: bool = False
     gated: bool = False
@@ -148,8 +149,8 @@ _REPO = r"(?P<name>[^/]+/[^/]+?)"
 _ROUTES = [
     ("POST", r"/api/repos/create", "create_repo"),
     ("POST", r"/api/validate-yaml", "validate_card"),
-    ("GET", rf"/api/datasets/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
-    ("GET", rf"/api/datasets/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
+    ("GET", rf"/api/(datasets|models)/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
+    ("GET", rf"/api/(datasets|models)/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
     ("POST", rf"/api/datasets/{_REPO}/branch/(?P<branch>[^/]+)", "create_branch"),
     ("POST", rf"/api/datasets/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
     ("POST", rf"/api/datasets/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
@@ -157,7 +158,7 @@ _ROUTES = [
     ("PUT", r"/storage/(?P<oid>[0-9a-f]{64})", "store_large_file"),
     ("POST", r"/storage/(?P<oid>[0-9a-f]{64})/verify", "verify_large_file"),
     ("GET", r"/storage/(?P<oid>[0-9a-f]{64})", "read_large_file"),
-    ("GET", rf"/datasets/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
+    ("GET", rf"(/datasets)?/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
 ]
 
 

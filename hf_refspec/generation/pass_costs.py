@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,42 +11,57 @@ from torch import nn
 
 from ..verification.facts import facts_about
 
-# The numbers of tokens of a row in a forward pass whose cost is measured: the last token and 0, 1,
+# The numbers of tokens of a row in a forward pass whose cost is estimated: the last token and 0, 1,
 # 2, 4, ... draft nodes. More of them follow the cost closer, and take longer to know.
 PASS_TOKENS = (1, 2, 3, 5, 9, 17, 33, 65)
-# How much a new measurement counts: more follows changes sooner, and noise as well.
-_NEWEST = 0.2
-# A pass that took longer than this many times the known cost counts as that: others use the
-# machine. Higher believes a model that has become slower sooner.
-_SLOWEST = 1.5
-# Plain passes that come first: what they cost is what all else is compared with. More of them make
-# that surer, and begin to draft later.
-_PLAIN_PASSES = 3
-# The next number tried is at most so many places in `PASS_TOKENS` past the largest that is known:
-# where each token costs as much as a pass, the first drafts would else cost dozens of passes.
-_REACH = 3
-# A cost that was high because others used the machine must be tried again: one that was measured n
-# times (10 count at most) decays to half of it in 16 n^2 passes without another measurement.
-_HALF_LIFE, _MOST_MEASURED = 16, 10
+
+# All that follows is in logarithms: 0.1 is about ten percent.
+
+# How costs grow from each of `PASS_TOKENS` to the next before anything is measured: on a GPU hardly
+# at all; on a CPU a matrix product over one to three tokens waits for the weights, over five to
+# nine for the arithmetic, which 16-bit types have more of.
+_GROWTH = {
+    "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.03, 0.06),
+    "16 bits": (0.08, 0.03, 0.02, 0.03, 0.08, 0.16, 0.22),
+    "32 bits": (0.10, 0.06, 0.35, 0.25, 0.10, 0.20, 0.30),
+}
+# How far each of them may be off. More believes the first measurements, less neighbouring numbers.
+_GROWTH_ERROR = 0.2
+# How far two passes over the same number of tokens differ on a shared machine, and the first one of
+# all, which may set up memory or kernels.
+_NOISE, _FIRST_NOISE = 0.12, 0.3
+# A pass that took longer than expected by so many standard deviations was disturbed by others who
+# use the machine, and counts the less the longer it took. Fewer discard what is true of this model.
+_DISTURBED = 2.0
+# How much all costs change together from pass to pass, as texts grow and the machine is shared, and
+# each by itself: what was measured long ago is doubted, and tried again if it might pay.
+_DRIFT, _OWN_DRIFT = 0.03, 0.002
+# A number that is not well known is taken to be cheaper by so many standard deviations, so that it
+# is tried where it may be the best: more tries more, less stays with what is known.
+_OPTIMISM = 0.5
 
 
 class PassCosts:
     """What a forward pass of a model costs over its number of tokens, measured as it goes.
 
-    Of each number of tokens the faster of the first two passes counts: the first may set up memory
-    or kernels, and others may use the machine. A number between two that have been measured is
-    taken to cost what the smaller one does, so that it is tried as soon as it could pay. Past the
-    largest, costs are taken to grow on as a power of the number of tokens.
+    A Kalman filter over the logarithms of the costs at `PASS_TOKENS`: what is known of one number
+    says something of its neighbours, the more the closer they are, and a change of the machine's
+    speed moves all of them.
+
+    Args:
+        growth (sequence of `float`, *optional*): How the logarithm of the cost is expected to grow
+            from each of `PASS_TOKENS` to the next.
     """
 
-    def __init__(self) -> None:
-        # Lists: a few numbers after each pass, for which arrays would take longer.
+    def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
         self.passes = [0] * len(PASS_TOKENS)
-        self._seconds = [0.0] * len(PASS_TOKENS)
-        self._first = [math.inf] * len(PASS_TOKENS)  # the faster of the first two
-        self._last = [0] * len(PASS_TOKENS)  # which pass of all was the last of each
-        self._count = 0
+        self._log_seconds = np.concatenate(([0.0], np.cumsum(growth)))
         self._largest_known = 0
+        # Of sums of independent growths: entry (i, j) counts those that i and j have in common.
+        common = np.minimum.outer(np.arange(len(PASS_TOKENS)), np.arange(len(PASS_TOKENS)))
+        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(PASS_TOKENS))
+        # How long a pass takes at all is not known before the first one.
+        self._covariance = 10.0**2 + _GROWTH_ERROR**2 * common
 
     def record(self, tokens: int, seconds: float) -> None:
         """Counts a forward pass.
@@ -56,53 +70,51 @@ class PassCosts:
             tokens (`int`): The tokens of a row in it.
             seconds (`float`): How long it took, until the next token was known.
         """
-        # What lies between two numbers counts as the smaller one: too dear rather than too cheap.
+        tokens = min(tokens, PASS_TOKENS[-1])
         i = bisect_right(PASS_TOKENS, tokens) - 1
-        decayed = self._decayed(i)
-        self._count += 1
+        # Between two numbers the logarithm is interpolated.
+        next_i = min(i + 1, len(PASS_TOKENS) - 1)
+        part = (tokens - PASS_TOKENS[i]) / max(PASS_TOKENS[next_i] - PASS_TOKENS[i], 1)
+        covariances = (1 - part) * self._covariance[i] + part * self._covariance[next_i]
+        variance = (1 - part) * covariances[i] + part * covariances[next_i]
+        expected = (1 - part) * self._log_seconds[i] + part * self._log_seconds[next_i]
+
+        noise = (_NOISE if self.passes[i] else _FIRST_NOISE) ** 2
+        surprise = math.log(max(seconds, 1e-9)) - expected
+        if surprise > 0:
+            noise *= max(1.0, surprise**2 / (_DISTURBED**2 * (variance + noise)))
+        gain = covariances / (variance + noise)
+        self._log_seconds += gain * surprise
+        self._covariance -= np.outer(gain, covariances)
+        self._covariance += self._drift
         self.passes[i] += 1
-        self._last[i] = self._count
-        if self.passes[i] < 3:
-            self._first[i] = min(self._first[i], seconds)
-            if self.passes[i] == 2:
-                self._seconds[i] = self._first[i]
-                self._largest_known = max(self._largest_known, i)
-            return
-        # As far as the old one has decayed, the new measurement is believed at once.
-        known = min(max(seconds, decayed), self._seconds[i])
-        change = min(seconds / known, _SLOWEST)
-        self._seconds[i] = known * (1 + _NEWEST * (change - 1))
+        self._largest_known = max(self._largest_known, i)
 
     @property
     def plain_seconds(self) -> float:
-        """The cost of a pass over the last token alone."""
-        return self._seconds[0]
+        """The cost of a pass over the last token alone; 0 before anything is known."""
+        return math.exp(self._log_seconds[0]) if any(self.passes) else 0.0
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a row that may be tried now: 1 until plain passes are known."""
-        if self.passes[0] < _PLAIN_PASSES:
-            return 1
-        return PASS_TOKENS[min(self._largest_known + _REACH, len(PASS_TOKENS) - 1)]
+        """The most tokens of a row that may be tried now: the next number past the largest known.
+
+        Where each token costs as much as a pass, the first drafts would else cost dozens of passes.
+        """
+        return PASS_TOKENS[min(self._largest_known + 1, len(PASS_TOKENS) - 1)]
 
     def seconds(self) -> np.ndarray:
-        """The cost of a pass over each of `PASS_TOKENS`, float64."""
-        largest = self._largest_known
-        # A longer pass is never cheaper; what has not been measured is 0 until here.
-        known = list(accumulate(map(self._decayed, range(largest + 1)), max))
-        power = 0.0
-        if largest > 0 and known[0] > 0:
-            power = math.log(known[-1] / known[0]) / math.log(PASS_TOKENS[largest])
-        past = [
-            known[-1] * (tokens / PASS_TOKENS[largest]) ** power
-            for tokens in PASS_TOKENS[largest + 1 :]
-        ]
-        return np.array(known + past)
+        """The cost of a pass over each of `PASS_TOKENS`, float64: longer passes are never cheaper.
+        Those that are not well known are taken to be cheap, within reason."""
+        errors = np.sqrt(np.maximum(self._relative_variance(), 0.0))
+        return np.exp(np.maximum.accumulate(self._log_seconds - _OPTIMISM * errors))
 
-    def _decayed(self, i: int) -> float:
-        measured = min(max(self.passes[i], 1), _MOST_MEASURED)
-        half_lives = (self._count - self._last[i]) / (_HALF_LIFE * measured**2)
-        return self._seconds[i] * 2.0**-half_lives
+    def _relative_variance(self) -> np.ndarray:
+        """How unsure each cost is beside the one that is known best: what all have in common does
+        not matter for a choice among them."""
+        own = self._covariance.diagonal()
+        best = int(own.argmin())
+        return own + own[best] - 2 * self._covariance[best]
 
 
 def pass_costs(model: nn.Module, verification: str, rows: int = 1) -> PassCosts:
@@ -116,4 +128,21 @@ def pass_costs(model: nn.Module, verification: str, rows: int = 1) -> PassCosts:
     parameter = next(model.parameters())
     threads = torch.get_num_threads()
     key = ("pass costs", parameter.device, parameter.dtype, verification, rows, threads)
-    return facts_about(model).setdefault(key, PassCosts())
+    facts = facts_about(model)
+    if key not in facts:
+        facts[key] = PassCosts(_expected_growth(parameter, rows))
+    return facts[key]
+
+
+def _expected_growth(parameter: torch.Tensor, rows: int) -> tuple[float, ...]:
+    kind = parameter.device.type
+    if kind == "cpu":
+        kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
+    costs = np.concatenate(([0.0], np.cumsum(_GROWTH.get(kind, _GROWTH["cuda"]))))
+    tokens = np.log(PASS_TOKENS)
+    # What counts is the number of tokens of all rows; past the last one costs grow on as before it.
+    of_all = tokens + np.log(rows)
+    past = (
+        np.maximum(of_all - tokens[-1], 0.0) * (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+    )
+    return tuple(np.diff(np.interp(of_all, tokens, costs) + past))

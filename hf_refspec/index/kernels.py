@@ -31,6 +31,7 @@ _DRAFTING = (
     "static_tree",
     "suffix_array",
     "token_buffer",
+    "top_tokens",
 )
 _kernels: list[Kernel] = []
 _compile_lock = threading.Lock()

@@ -1,0 +1,308 @@
+"""The default model, which has learned to write: in float32 no draft changes an id.
+
+The texts are of the kinds that people generate. Each is decoded plainly once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+
+import pytest
+import torch
+from calls import ListStreamer
+from drafters import Noise, Prophet
+from transformers import DynamicCache
+
+import hf_refspec as rs
+from hf_refspec.demo.default_model import load
+
+NEW_TOKENS = 24
+DOCUMENT = """\
+The Harbour Museum stands at the end of the old pier. It was built in 1894 as a customs house and
+has been a museum since 1962. From April to October it is open every day from ten in the morning to
+six in the evening; from November to March it is open on Saturdays and Sundays only, from eleven to
+four. Tickets cost 9 euros for adults and 4 euros for children under fourteen. The lighthouse beside
+it can be climbed with a guide at noon, and groups must book a week ahead by telephone.
+"""
+FUNCTION = """\
+def compute(items, tax):
+    amount = 0
+    for item in items:
+        amount += item.price * item.count
+    return amount * (1 + tax)
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def model(loaded):
+    return loaded[0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(loaded):
+    return loaded[1]
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer) -> dict[str, torch.Tensor]:
+    """By name, ids of shape `(1, length)`."""
+
+    def chat(*turns: str) -> str:
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    texts = {
+        "chat": chat("Why is the sky blue? Answer in three sentences."),
+        "short answer": chat("What is the capital of France?"),
+        "code": "def area(width, height):\n    return width * height\n\n\ndef volume(",
+        "edit": chat(f"Repeat this code, but call the function total_price:\n\n{FUNCTION}"),
+        "rag": chat(f"{DOCUMENT}\nWhen is the museum open? Quote the text."),
+        "third turn": chat(
+            "Name three colours.", "Red, green and blue.", "Name them again, and three more."
+        ),
+    }
+    ids = {name: tokenizer(text, return_tensors="pt").input_ids for name, text in texts.items()}
+    source = inspect.getsource(textwrap)
+    ids["long code"] = tokenizer(source, return_tensors="pt").input_ids[:, 1000:1600]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def decode(model, prompts):
+    """Decodes a text greedily, with other options where they are given."""
+
+    def decoded(name: str, **options):
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
+        return model.generate(prompts[name], **options)
+
+    return decoded
+
+
+@pytest.fixture(scope="module")
+def plain(decode):
+    """What plain decoding returns, a text decoded once."""
+    outputs: dict[str, torch.Tensor] = {}
+
+    def plainly(name: str) -> torch.Tensor:
+        if name not in outputs:
+            outputs[name] = decode(name)
+        return outputs[name]
+
+    return plainly
+
+
+@pytest.fixture(scope="module")
+def store(tokenizer, tmp_path_factory) -> rs.Datastore:
+    """Texts like those that the model is to write."""
+    answers = [
+        "The sky is blue because the Earth's atmosphere scatters sunlight. When sunlight reaches",
+        "def volume(width, height, depth):\n    return width * height * depth\n",
+        "Here are three more: yellow, orange and purple. The capital of France is Paris.",
+    ]
+    path = tmp_path_factory.mktemp("store") / "store"
+    return rs.Datastore.build([DOCUMENT, FUNCTION, *answers], tokenizer, path)
+
+
+DRAFTERS = {
+    "the prompt": lambda tokenizer, store: rs.ReferenceCopy(),
+    "LLMA": lambda tokenizer, store: rs.ReferenceCopy(
+        [DOCUMENT, FUNCTION], tokenizer=tokenizer, mode="llma"
+    ),
+    "a datastore": lambda tokenizer, store: rs.DatastoreDrafts(store),
+    "REST": lambda tokenizer, store: rs.DatastoreDrafts(store, mode="rest"),
+    "a blend": lambda tokenizer, store: (
+        rs.ReferenceCopy([DOCUMENT, FUNCTION], tokenizer=tokenizer)
+        | rs.RetrievalCache(tokenizer)
+        | rs.DatastoreDrafts(store)
+    ),
+    "noise": lambda tokenizer, store: Noise(),
+}
+
+
+WITH = {
+    "chat": list(DRAFTERS),
+    "short answer": ["the prompt", "a blend", "noise"],
+    "code": ["the prompt", "LLMA", "REST", "a blend"],
+    "edit": ["the prompt", "LLMA", "a datastore", "REST", "a blend"],
+    "rag": ["the prompt", "LLMA", "a datastore", "a blend"],
+    "third turn": ["the prompt", "a blend"],
+    "long code": ["the prompt", "a blend"],
+}
+
+
+def test_the_model_answers(plain, prompts, tokenizer):
+    answer = tokenizer.decode(plain("short answer")[0, prompts["short answer"].shape[1] :])
+    assert "Paris" in answer and answer.endswith("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "drafter"), [(text, drafter) for text in WITH for drafter in WITH[text]]
+)
+def test_no_drafter_changes_a_text(decode, plain, tokenizer, store, text, drafter):
+    drafter = DRAFTERS[drafter](tokenizer, store)
+    drafted = decode(text, candidate_generator=drafter, max_draft_tokens=16)
+    assert drafted.tolist() == plain(text).tolist()
+    if text in ("edit", "rag"):
+        assert drafter.stats.mat > 1.1
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+@pytest.mark.parametrize("max_draft_tokens", ["auto", 8, 64])
+def test_no_number_of_nodes_and_no_verification_changes_a_text(
+    decode, plain, verification, max_draft_tokens
+):
+    options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
+    drafter = Prophet(plain("chat"), accuracy=0.7)
+    assert decode("chat", candidate_generator=drafter, **options).tolist() == plain("chat").tolist()
+    assert drafter.stats.mat > 1.3
+    copying = rs.ReferenceCopy()
+    assert decode("edit", candidate_generator=copying, **options).tolist() == plain("edit").tolist()
+    assert copying.stats.mat > 1.1
+
+
+def test_a_session_cache_drafts_what_it_has_seen(decode, plain, tokenizer):
+    cache = rs.RetrievalCache(tokenizer)
+    for call in range(2):
+        for text in ("chat", "third turn"):
+            drafted = decode(text, candidate_generator=cache, max_draft_tokens=16)
+            assert drafted.tolist() == plain(text).tolist()
+            assert call == 0 or cache.stats.mat > 3
+
+
+# Several turns
+
+
+def turns_of_a_chat(model, tokenizer, hand_on: bool, drafter: rs.Drafter | None) -> list[list[int]]:
+    """The ids of each turn; with `hand_on` each call goes on from the cache of the one before."""
+    cache = DynamicCache(config=model.config) if hand_on else None
+    text, turns = "", []
+    for question in (f"{FUNCTION}\nWhat does it return?", "Repeat the loop.", "And the last line."):
+        text += f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        options = {"past_key_values": cache} if hand_on else {}
+        if drafter is not None:
+            options |= {"candidate_generator": drafter, "max_draft_tokens": 16}
+        ids = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+        turns.append(ids[0].tolist())
+        text = tokenizer.decode(ids[0])
+        text += "\n" if text.endswith("<|im_end|>") else "<|im_end|>\n"
+    return turns
+
+
+def test_turns_are_equal_whether_the_cache_is_handed_on_or_not(model, tokenizer):
+    turns = turns_of_a_chat(model, tokenizer, True, None)
+    for hand_on in (True, False):
+        drafter = rs.ReferenceCopy() | rs.RetrievalCache(tokenizer)
+        assert turns_of_a_chat(model, tokenizer, hand_on, drafter) == turns
+        assert drafter.stats.mat > 1.1
+
+
+# Several rows
+
+
+def test_no_row_of_a_padded_batch_changes(model, tokenizer, prompts):
+    names = ["edit", "chat", "rag"]
+    longest = max(prompts[name].shape[1] for name in names)
+    ids = torch.full((3, longest), tokenizer.pad_token_id)
+    mask = torch.zeros_like(ids)
+    for row, name in enumerate(names):
+        length = prompts[name].shape[1]
+        ids[row, longest - length :] = prompts[name][0]
+        mask[row, longest - length :] = 1
+    options = {"attention_mask": mask, "max_new_tokens": NEW_TOKENS, "do_sample": False}
+    expected = model.generate(ids, **options)
+    drafter = rs.ReferenceCopy()
+    drafted = model.generate(ids, candidate_generator=drafter, max_draft_tokens=16, **options)
+    assert drafted.tolist() == expected.tolist()
+    assert drafter.stats.mat > 1.1
+
+
+def test_several_sequences_of_one_prompt(decode, plain):
+    options = {"do_sample": True, "num_return_sequences": 3, "max_draft_tokens": 8}
+    greedy = decode("code", top_k=1, candidate_generator=rs.ReferenceCopy(), **options)
+    assert greedy.tolist() == plain("code").repeat(3, 1).tolist()
+    torch.manual_seed(0)
+    sampled = decode("code", candidate_generator=rs.ReferenceCopy(), **options)
+    assert len({tuple(row) for row in sampled.tolist()}) == 3
+
+
+# What changes the choice of a token, or ends a text
+
+SAMPLING = [
+    {"temperature": 0.7},
+    {"top_p": 0.9, "top_k": 0},
+    {"top_k": 20, "temperature": 1.3},
+]
+
+
+@pytest.mark.parametrize("options", SAMPLING)
+@pytest.mark.parametrize("text", ["chat", "edit"])
+def test_the_same_seed_samples_the_same_text(decode, text, options):
+    options = {**options, "do_sample": True}
+    torch.manual_seed(7)
+    expected = decode(text, **options)
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    drafter = Prophet(expected, accuracy=0.7) | rs.ReferenceCopy()
+    drafted = decode(text, candidate_generator=drafter, max_draft_tokens=16, **options)
+    assert drafted.tolist() == expected.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert drafter.stats.mat > 1.3
+
+
+PROCESSORS = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2, "min_new_tokens": NEW_TOKENS},
+]
+
+
+@pytest.mark.parametrize("options", PROCESSORS)
+def test_logits_processors_see_the_same_prefixes(decode, options):
+    expected = decode("edit", **options)
+    drafter = Prophet(expected, accuracy=0.7) | rs.ReferenceCopy()
+    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16, **options)
+    assert drafted.tolist() == expected.tolist()
+    assert drafter.stats.mat > 1.3
+
+
+def test_a_stop_string_ends_a_text_at_the_same_token(decode, plain, prompts, tokenizer):
+    new = plain("edit")[0, prompts["edit"].shape[1] :]
+    stop = tokenizer.decode(new[9:12])[1:]  # which begins inside of a token
+    options = {"stop_strings": [stop], "tokenizer": tokenizer}
+    expected = decode("edit", **options)
+    assert expected.shape[1] < plain("edit").shape[1]
+    drafter = Prophet(plain("edit"), accuracy=1.0, branches=0)
+    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16, **options)
+    assert drafted.tolist() == expected.tolist()
+    assert drafter.stats.mat > 2
+
+
+def test_a_streamer_gets_each_token_once(decode, plain):
+    streamers = ListStreamer(), ListStreamer()
+    decode("edit", streamer=streamers[0])
+    drafter = Prophet(plain("edit"), accuracy=0.8)
+    decode("edit", streamer=streamers[1], candidate_generator=drafter, max_draft_tokens=16)
+    assert streamers[0].puts == streamers[1].puts
+    assert streamers[0].ended == streamers[1].ended == 1
+
+
+def test_a_text_may_go_on_beyond_the_context(model, decode, plain, prompts, monkeypatch):
+    """As transformers lets it: the context ends in the middle of the answer."""
+    length = prompts["edit"].shape[1] + NEW_TOKENS // 2
+    monkeypatch.setattr(model.config, "max_position_embeddings", length)
+    drafter = rs.ReferenceCopy()
+    drafted = decode("edit", candidate_generator=drafter, max_draft_tokens=16)
+    assert drafted.tolist() == plain("edit").tolist()
+    assert drafter.stats.mat > 1.1
+
+
+def test_beam_search_is_refused(decode):
+    with pytest.raises(ValueError, match=r"`num_beams=3`: beam search .*Pass `num_beams=1`"):
+        decode("chat", num_beams=3, candidate_generator=rs.ReferenceCopy())
