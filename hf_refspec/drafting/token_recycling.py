@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
-from ..store.build.next_tokens import best_next, read_next_tokens
+from ..store.build.next_tokens import read_next_tokens
 from ..store.build.source import open_source
 from ..store.fingerprint import public_name, vocabulary_size
 from ..store.recycling_table import RecyclingTable
 from .drafter import _ANY_VOCABULARY, Drafter, check_count
+from .stats import SpeculationStats
 from .token_ids import last_tokens
 from .tree import ROOT, DraftTree
 
@@ -41,6 +43,8 @@ _EXPONENTS = np.array(
     ]
 )
 _MISSES = np.exp([4.1, 4.6, 4.5, 3.9])
+# What the prompt's logits may cost, beside the prefill.
+_PROMPT_FRACTION = 0.05
 # What the paper has: k, and contexts of one token.
 _PUBLISHED = {"top_k": 8, "context": 1}
 
@@ -120,14 +124,11 @@ class TokenRecycling(Drafter):
         if mode == "published":
             top_k, context = _PUBLISHED["top_k"], _PUBLISHED["context"]
         self.mode = mode
+        self.top_k = top_k
+        self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
         self._table = NextTokens(top_k, context, max_contexts)
         self._about = _About()
         self._forget_call()
-
-    @property
-    def top_k(self) -> int:
-        """How many of the target's best next tokens it wants to be told."""
-        return self._table.top_k
 
     @property
     def context(self) -> int:
@@ -158,7 +159,6 @@ class TokenRecycling(Drafter):
                 )
             self._about.vocab_size = vocab_size
         self._forget_call()
-        self._prompt = prompt_ids
         self._text = last_tokens(self._text, prompt_ids, MOST_CONTEXT)
 
     def draft(self, budget: int) -> DraftTree:
@@ -167,30 +167,13 @@ class TokenRecycling(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
-    def observe_prompt(self, token_ids: np.ndarray, probs: np.ndarray) -> None:
-        """Is told what the target expected after the prompt's last positions but the very last.
+    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
+        self._learn_text(prompt_ids[:-1], len(prompt_ids) - len(tokens), tokens, probs)
 
-        Args:
-            token_ids (`np.ndarray`, int32 of shape `(m, k)`): The best next tokens, best first.
-            probs (`np.ndarray`, float32 of shape `(m, k)`): Their probabilities.
-        """
-        if self.mode == "published" or len(token_ids) == 0:
-            return
-        first = len(self._prompt) - len(token_ids)  # what follows the first position told
-        self._learn_text(self._prompt[:-1], first, token_ids, probs)
-
-    def observe_top_k(self, verified: DraftTree, token_ids: np.ndarray, probs: np.ndarray) -> None:
-        """Is told what the target expected after the text so far and after each verified node.
-
-        Args:
-            verified ([`DraftTree`]): The tree of the forward pass, T nodes.
-            token_ids (`np.ndarray`, int32 of shape `(1 + T, k)`): The best next tokens, best first.
-            probs (`np.ndarray`, float32 of shape `(1 + T, k)`): Their probabilities.
-        """
-        token_ids, probs = np.ascontiguousarray(token_ids), np.ascontiguousarray(probs)
+    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
         nodes = verified.tokens, verified.parents
-        self._table.learn(self._text, *nodes, token_ids, probs, self._vocab_size)
-        self._expected = token_ids, probs
+        self._table.learn(self._text, *nodes, tokens, probs, self._vocab_size)
+        self._expected = tokens, probs
 
     def observe(
         self,
@@ -198,16 +181,14 @@ class TokenRecycling(Drafter):
         verified: DraftTree | None = None,
         logits: torch.Tensor | None = None,
     ) -> None:
-        if logits is not None and verified is not None and self._expected is None:
-            self.observe_top_k(verified, *best_next(logits, self.top_k))
         self._text = last_tokens(self._text, tokens, MOST_CONTEXT)
         self._table.count(tokens)
         self._runners_up = self._instead_of_last(tokens, verified)
         self._expected = None
 
     def fork(self) -> TokenRecycling:
-        fork = type(self).__new__(type(self))
-        fork.__dict__ |= {"mode": self.mode, "_table": self._table, "_about": self._about}
+        fork = copy.copy(self)
+        fork.stats, fork.calibration = SpeculationStats(), copy.deepcopy(self.calibration)
         fork._forget_call()
         return fork
 
@@ -394,7 +375,6 @@ class TokenRecycling(Drafter):
         return token_ids[1 + node], probs[1 + node]
 
     def _forget_call(self) -> None:
-        self._prompt = np.empty(0, dtype=np.int64)
         self._text = np.empty(0, dtype=np.int32)
         self._expected: tuple[np.ndarray, np.ndarray] | None = None
         self._runners_up = _NOTHING

@@ -53,7 +53,7 @@ class NextTokens:
         self.top_k = top_k
         self.context = context
         self.max_contexts = max_contexts
-        self._table = new_table(max_contexts, top_k)
+        self._table: Table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
         self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
@@ -148,5 +148,5 @@ class NextTokens:
         entries = state.pop("_table")
         vars(self).update(state)
         self._lock = threading.Lock()
-        self._table: Table = new_table(self.max_contexts, self.top_k)
+        self._table = new_table(self.max_contexts, self.top_k)
         self.enter(entries)

@@ -47,7 +47,7 @@ def test_ids_are_those_of_plain_decoding_and_drafts_are_accepted(llama, mode, ro
     drafter = TokenRecycling(mode=mode)
     options = {"candidate_generator": drafter, "max_draft_tokens": nodes}
     for _ in range(2):
-        ids = llama.generate(**call.inputs, **call.options, **options)
+        ids = llama.generate(**call.options, **options)
         assert torch.equal(ids, call.plain)
     assert drafter.stats.accepted > 0
 
@@ -56,7 +56,7 @@ def test_the_second_call_drafts_what_the_first_has_learned(llama):
     call, drafter = Call(llama, 1), TokenRecycling()
     passes = []
     for _ in range(2):
-        llama.generate(**call.inputs, **call.options, candidate_generator=drafter)
+        llama.generate(**call.options, candidate_generator=drafter)
         passes.append(drafter.stats.forward_passes)
     assert passes[1] < passes[0]
 
@@ -85,7 +85,8 @@ def test_a_rejected_node_teaches_what_comes_after_it():
 def test_the_prompt_teaches_what_comes_after_its_tokens():
     drafter = TokenRecycling()
     with drafter.session(np.array([5, 6, 7, 30]), VOCAB_SIZE):
-        drafter.observe_prompt(*expecting(11, 12))  # after 6 and after 7
+        # After 6 and after 7.
+        drafter.observe_prompt(np.array([5, 6, 7, 30]), *expecting(11, 12))
         drafter.observe(np.array([6]), DraftTree.empty(), None)
         assert drafter.draft(1).tokens.tolist() == [11]
         drafter.observe(np.array([7]), DraftTree.empty(), None)
@@ -158,22 +159,6 @@ def test_threads_may_learn_into_one_table():
         thread.join()
     assert not failed
     assert len(drafter) == 50
-
-
-def test_a_blend_tells_each_source_as_many_columns_as_it_wants():
-    told = []
-
-    class Listening(TokenRecycling):
-        def observe_top_k(self, verified, token_ids, probs):
-            told.append((self.top_k, token_ids.shape, probs.shape))
-            super().observe_top_k(verified, token_ids, probs)
-
-    blend = Listening(top_k=2) | rs.ReferenceCopy() | Listening(top_k=8)
-    with blend.session(PROMPT, VOCAB_SIZE):
-        blend.observe_top_k(DraftTree.empty(), *expecting(8))
-        blend.observe(np.array([8]), DraftTree.empty(), None)
-        blend.draft(8)
-    assert told == [(2, (1, 2), (1, 2)), (8, (1, 8), (1, 8))]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 0.0])

@@ -175,8 +175,8 @@ def grown_by_twin(table: NextTokens, text, last, budget):
         best = sorted(after.items(), key=lambda each: -each[1])[:RUNNERS_UP]
         for token, p in after.items():
             if p * prob > LEAST_CHILD:
-                waiting[*path, token] = p * prob
-                runners_up[*path, token] = best
+                waiting[(*path, token)] = p * prob
+                runners_up[(*path, token)] = best
     del nodes[()]
     return nodes
 
