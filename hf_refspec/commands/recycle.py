@@ -10,6 +10,12 @@ from ..drafting.token_recycling import TokenRecycling
 from ..store.recycling_table import RecyclingTable
 from .arguments import add_source, load_dataset, positive
 
+# Of `TokenRecycling.build`, as the arguments are called too.
+_OPTIONS = [
+    *("top_k", "context", "max_contexts", "max_tokens"),
+    *("column", "pattern", "license", "corpus"),
+]
+
 
 def add_recycle(parser: ArgumentParser) -> None:
     """Adds the arguments of `hf-refspec recycle`."""
@@ -33,9 +39,7 @@ def _recycle(args: Namespace) -> int:
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
     documents = args.source or load_dataset(args, streaming=True)
     model, tokenizer = load(args.model)
-    names = ("top_k", "context", "max_contexts", "max_tokens")
-    names += ("column", "pattern", "license", "corpus")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in _OPTIONS}
     drafter = TokenRecycling.build(model, tokenizer, documents, **options)
     drafter.save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config

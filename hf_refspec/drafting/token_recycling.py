@@ -49,7 +49,9 @@ _PROMPT_FRACTION = 0.05
 _PUBLISHED = {"top_k": 8, "context": 1}
 
 
-_NOTHING = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+# Tokens (int32) and their probabilities (float32).
+Expected: TypeAlias = tuple[np.ndarray, np.ndarray]
+_NOTHING: Expected = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
 
 
 @dataclass
@@ -128,7 +130,11 @@ class TokenRecycling(Drafter):
         self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
         self._table = NextTokens(top_k, context, max_contexts)
         self._about = _About()
-        self._forget_call()
+        # Of this call: the last tokens; what the target expected in the last pass, and in place of
+        # the last token.
+        self._text = np.empty(0, dtype=np.int32)
+        self._expected: Expected | None = None
+        self._runners_up = _NOTHING
 
     @property
     def context(self) -> int:
@@ -298,7 +304,7 @@ class TokenRecycling(Drafter):
             OSError: If it cannot be written.
         """
         about = self._about.told(tokenizer, model)
-        if len(self) == 0 or about.vocab_size is None:
+        if len(self) == 0 or about.vocab_size is None or about.model is None:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         RecyclingTable.write(
             path,
@@ -362,9 +368,7 @@ class TokenRecycling(Drafter):
             *self._table.tree(self._text, *self._runners_up, _EXPONENTS, _MISSES, budget, chain)
         )
 
-    def _instead_of_last(
-        self, tokens: np.ndarray, verified: DraftTree | None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _instead_of_last(self, tokens: np.ndarray, verified: DraftTree | None) -> Expected:
         """What the target expected in place of the last token."""
         if self._expected is None or verified is None:
             return _NOTHING
@@ -375,9 +379,8 @@ class TokenRecycling(Drafter):
         return token_ids[1 + node], probs[1 + node]
 
     def _forget_call(self) -> None:
-        self._text = np.empty(0, dtype=np.int32)
-        self._expected: tuple[np.ndarray, np.ndarray] | None = None
-        self._runners_up = _NOTHING
+        self._text = self._text[:0]
+        self._expected, self._runners_up = None, _NOTHING
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

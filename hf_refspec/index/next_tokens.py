@@ -15,6 +15,8 @@ from .static_tree import static_tree
 
 # Tokens that are counted at most: older ones count half then.
 _MOST_COUNTED = 1 << 14
+# What another table has counted counts for at most as many: this text may be quite another one.
+_ENTERED_COUNT = 256
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class NextTokens:
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
         with self._lock:
             enter(*self._table, *map(np.ascontiguousarray, held))
-            self._counts = entries.counts.copy()
+            total = max(float(entries.counts.sum()), 1.0)
+            self._counts = entries.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
             self._counted = 1.0 + float(self._counts.sum())
             commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
             self._commonest[:] = -1
