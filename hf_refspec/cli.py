@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -11,7 +13,8 @@ from .version import __version__
 # The help of each command, and its module with the function that adds its arguments. Only the
 # module of the chosen command is imported: torch takes seconds to load, and --help should not.
 COMMANDS = {
-    "demo": ("complete and edit Python files, plainly and drafted", "demo.add_demo"),
+    "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
+    "chat": ("talk to a model in the terminal", "chat.add_chat"),
     "generate": ("generate text, drafting from references", "generate.add_generate"),
     "build": ("build a datastore from a corpus", "datastore.add_build"),
     "extend": ("add documents to a datastore", "datastore.add_extend"),
@@ -41,13 +44,26 @@ def main(arguments: list[str] | None = None) -> int:
             commands = import_module(f".commands.{module}", __package__)
             getattr(commands, add_arguments)(command)  # and sets `run`
     args = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack what a model writes
+            stream.reconfigure(errors="replace")
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _forget_output()
+        return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
         print(f"hf-refspec: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _forget_output() -> None:
+    """Python writes what is left in its buffers when it exits, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_refspec.bench.measure import RETRIEVAL_STATS
+from hf_refspec.bench.results import FORMAT
 from hf_refspec.ralm.stats import RetrievalStats
 
 
@@ -20,6 +21,7 @@ def sample(
         "decoding_seconds": decoding,
         "drafting_seconds": 0.0,
         "other_tokens": 0,
+        "first_difference": None,
         "retrieval": None,
         **others,
     }
@@ -35,14 +37,21 @@ def entry(name: str, samples: list[dict], text: str = "x", **others: Any) -> dic
     return {"name": name, "text": text, "prompt_tokens": 9, "samples": samples, **others}
 
 
-def results(**suites: list[dict]) -> dict[str, Any]:
+def results(dtype: str = "float32", **suites: list[dict]) -> dict[str, Any]:
     return {
-        "format": 4,
+        "format": FORMAT,
         "machine": {"cpu": "x"},
         "versions": {"torch": "2"},
         "settings": {"model": "tiny"},
         "suites": {
-            name: {"questions": 3, "done": len(entries), "entries": entries, "skipped": []}
+            f"{name}, {dtype}": {
+                "suite": name,
+                "dtype": dtype,
+                "questions": 3,
+                "done": len(entries),
+                "entries": entries,
+                "skipped": [],
+            }
             for name, entries in suites.items()
         },
     }

@@ -6,18 +6,20 @@ from argparse import Namespace
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice, product
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ..demo import corpus
 from ..ralm.knn_lm import knn_lm
 from ..ralm.options import Speculation
+from ..store.build.presets import python_stdlib
 from ..store.knn_datastore import KnnDatastore
 from .methods import Method, retrieving_methods, speculations
 from .retrieval import Setting
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # from files of more than LEAST_TOKENS
+EVERY = 10  # file of the library is one to continue
 LAMBDA, TEMPERATURE = 0.25, 10.0
 WITHOUT_PQ_INDEX = "ours, psa, without the PQ index"
 
@@ -79,14 +81,17 @@ def knn_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Se
 
 
 def knn_prompts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, list[int]]]:
-    """Names and beginnings of long files that the bundled model was not trained on."""
-    root = corpus.library_root()
+    """Names and beginnings of the long ones among every tenth file of the standard library.
+
+    The other files are for the datastore, see benchmarks/README.md.
+    """
     tokenized = (
-        (
-            path.relative_to(root).as_posix(),
-            tokenizer(corpus.read_source(path), verbose=False)["input_ids"],
-        )
-        for path in corpus.heldout_files()
+        (f"{path.parent.name}/{path.name}", tokenizer(_read(path), verbose=False)["input_ids"])
+        for path in python_stdlib()[::EVERY]
     )
     long = ((name, ids[:PROMPT_TOKENS]) for name, ids in tokenized if len(ids) > LEAST_TOKENS)
     return list(islice(long, PROMPTS))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from ..ralm.stats import RetrievalStats
 from .methods import LOOK_UP, Method
 from .models import context_length, vocabulary_size
-from .outputs import Output, tied
+from .outputs import TIED_STEPS, Output, rounding_steps
 from .replay import ForcedText
 from .summary import Entry, Sample
 
@@ -131,8 +132,11 @@ class Bench:
             `name`, a digest of the `text`, `prompt_tokens` and the `samples`, one for each method:
             `method`, `nodes`, `tokens`, `forward_passes`, `prefill_seconds` (to the end of the
             first forward pass), `decoding_seconds` (from there on), `drafting_seconds`,
-            `other_tokens` (how many differ from the first method's) and `retrieval`. Then the ids
-            that the first method returned.
+            `other_tokens` (how many differ from the first method's; `None` if these are not
+            compared), `first_difference` (the place of the first of them, and by how many `steps`
+            of rounding the first method's logits prefer its own token; `None` if nothing differs,
+            or a method that retrieves writes freely) and `retrieval`. Then the ids that the first
+            method returned.
 
         Raises:
             ContextTooShortError: If the model's context does not hold prompt and answer.
@@ -144,20 +148,17 @@ class Bench:
         # Shuffled: whichever is always first would always meet cold caches.
         order = random.Random(name).sample(range(len(methods)), len(methods))
         calls = {i: self.call(methods[i], prompt_ids, answer_ids, **kwargs) for i in order}
-        _, first_ids, expected = calls[0]
-        samples: list[Sample] = []
         for i, method in enumerate(methods):
-            sample, ids, output = calls[i]
-            if answer_ids is not None and ids != answer_ids:
+            if answer_ids is not None and calls[i][1] != answer_ids:
                 raise IdsDifferError(f"{name}: {method.name} does not return the forced answer")
-            if method.retrieves == methods[0].retrieves:
-                if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
-                    self._check(name, method, methods[0], prompt_ids, output, expected)
-                sample["other_tokens"] = len(output.differences(expected))
-            samples.append(sample)
+        # The model without retrieval writes another text than with it: that is no difference.
+        alike = [i for i, each in enumerate(methods) if each.retrieves == methods[0].retrieves]
+        compared = [(methods[i], calls[i][0], calls[i][2]) for i in alike]
+        self._compare(name, prompt_ids, answer_ids, compared)
         text = sha256(json.dumps([prompt_ids, answer_ids]).encode()).hexdigest()[:16]
+        samples = [calls[i][0] for i in range(len(methods))]
         entry = {"name": name, "text": text, "prompt_tokens": len(prompt_ids), "samples": samples}
-        return entry, first_ids
+        return entry, calls[0][1]
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
         """The model's own answer, greedy and not timed.
@@ -166,7 +167,8 @@ class Bench:
             ContextTooShortError: If the model's context does not hold it.
         """
         self.check_context(name, prompt_ids, self.new_tokens(None))
-        return self._generate(prompt_ids, max_new_tokens=self.new_tokens(None))
+        output = self._generate(prompt_ids, max_new_tokens=self.new_tokens(None))
+        return output[0, len(prompt_ids) :].tolist()
 
     def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
         """Adds a finished call to all session caches."""
@@ -204,13 +206,11 @@ class Bench:
         stats = RetrievalStats()
         if method.retrieves:
             kwargs["retrieval_stats"] = stats
-        forced = None
-        if answer_ids is not None:
-            forced = ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
-            kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
+        forced = self._forced(prompt_ids, answer_ids)
         torch.manual_seed(0)
         with timed_passes(self.model) as times:
-            ids = self._generate(prompt_ids, **kwargs)
+            output = self._generate(prompt_ids, forced, **kwargs)
+            ids = output[0, len(prompt_ids) :].tolist()
         retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
         sample = {
             "method": method.name,
@@ -220,54 +220,91 @@ class Bench:
             "prefill_seconds": times[1] - times[0],
             "decoding_seconds": times[-1] - times[1],
             "drafting_seconds": method.drafter.stats.drafting_seconds if method.drafter else 0.0,
-            "other_tokens": 0,
+            "other_tokens": None,
+            "first_difference": None,
             "retrieval": retrieval if method.retrieves else None,
         }
-        output = Output(ids) if forced is None else forced.unforced()
-        return sample, ids, replace(output, passages=stats.best_ids)
+        chosen = ids if forced is None else forced.unforced()
+        return sample, ids, Output(chosen, stats.best_ids)
 
-    def _generate(self, prompt_ids: list[int], **kwargs: Any) -> list[int]:
-        """The new ids; greedy unless `kwargs` have it otherwise."""
+    def _forced(self, prompt_ids: list[int], answer_ids: list[int] | None) -> ForcedText | None:
+        if answer_ids is None:
+            return None
+        return ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
+
+    def _generate(
+        self, prompt_ids: list[int], forced: ForcedText | None = None, **kwargs: Any
+    ) -> Any:
+        """Calls `generate` with one row; greedy unless `kwargs` have it otherwise."""
         ids = torch.tensor([prompt_ids], device=self.model.device)
         # With a mask, as the prompt may hold the token that is otherwise taken for padding.
         kwargs = {"do_sample": False, "attention_mask": torch.ones_like(ids), **kwargs}
-        return self.model.generate(ids, **kwargs)[0, len(prompt_ids) :].tolist()
+        if forced is not None:
+            kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
+        return self.model.generate(ids, **kwargs)
 
-    def _check(
+    def _compare(
         self,
         name: str,
-        method: Method,
-        first: Method,
         prompt_ids: list[int],
-        output: Output,
-        expected: Output,
+        answer_ids: list[int] | None,
+        calls: list[tuple[Method, Sample, Output]],
     ) -> None:
-        """Raises [`IdsDifferError`] if ids or passages are not those of the first method."""
-        where = f"{name}: {method.name}" + (f" ({method.nodes} nodes)" if method.drafter else "")
-        if output.passages != expected.passages:
-            raise IdsDifferError(f"{where} retrieved other passages than {first.name}")
-        places = output.beyond_rounding(expected)
-        if not places:
-            return
-        place, length = places[0], min(len(output.tokens), len(expected.tokens))
-        if output.logits is None and place < length and not method.retrieves:
-            logits = self._plain_logits(prompt_ids, place)
-            if tied(float(logits[expected.tokens[place]]), float(logits[output.tokens[place]])):
-                return
-        raise IdsDifferError(
-            f"{where} returns other ids than {first.name}, from new token {place} on; in float32 "
-            "they must be the same"
-        )
+        """Notes in each sample how its tokens differ from those of the first method.
 
-    def _plain_logits(self, prompt_ids: list[int], place: int) -> torch.Tensor:
-        """The logits of plain decoding for new token `place`, `(vocab_size,)`."""
-        ids = torch.tensor([prompt_ids], device=self.model.device)
-        output = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=place + 1,
+        Raises:
+            IdsDifferError: If they, or the passages, differ in float32, other than by a tie.
+        """
+        first, _, expected = calls[0]
+        differences = [output.differences(expected) for _, _, output in calls]
+        for (_, sample, _), places in zip(calls, differences, strict=True):
+            sample["other_tokens"] = len(places)
+        if answer_ids is None:  # a text that is not forced goes on differently
+            differences = [places[:1] for places in differences]
+        length = max((places[-1] + 1 for places in differences if places), default=0)
+        logits: list[torch.Tensor] = []
+        # A method that retrieves and writes freely may choose from a mixture, not from its logits.
+        if length and (answer_ids is not None or not first.retrieves):
+            logits = self._logits(first, prompt_ids, answer_ids, length)
+        for (method, sample, output), places in zip(calls, differences, strict=True):
+            steps = [self._margin(logits, place, expected, output) for place in places]
+            if places and logits:
+                sample["first_difference"] = {"place": places[0], "steps": steps[0]}
+            if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
+                where = f"{name}: {method.name}"
+                where += f" ({method.nodes} nodes)" if method.drafter else ""
+                if output.passages != expected.passages:
+                    raise IdsDifferError(f"{where} retrieved other passages than {first.name}")
+                untied = [i for i, each in zip(places, steps, strict=True) if each > TIED_STEPS]
+                if untied:
+                    raise IdsDifferError(
+                        f"{where} returns other ids than {first.name}, from new token {untied[0]} "
+                        "on; in float32 they must be the same"
+                    )
+
+    def _margin(
+        self, logits: list[torch.Tensor], place: int, expected: Output, output: Output
+    ) -> float:
+        """How far the expected token's logit is from the other one's, in steps of rounding."""
+        if place >= min(len(logits), len(expected.tokens), len(output.tokens)):
+            return math.inf  # unknown, or one text ends where the other goes on
+        own, other = expected.tokens[place], output.tokens[place]
+        pair = float(logits[place][own]), float(logits[place][other])
+        return rounding_steps(*pair, self.model.dtype)
+
+    def _logits(
+        self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, length: int
+    ) -> list[torch.Tensor]:
+        """A method's logits for its first new tokens, `(vocab_size,)` each.
+
+        They are computed again, by the same passes: to record them would disturb the timing.
+        """
+        output = self._generate(
+            prompt_ids,
+            self._forced(prompt_ids, answer_ids),
+            **method.kwargs,
+            max_new_tokens=length,
             return_dict_in_generate=True,
             output_logits=True,
         )
-        return output.logits[place][0]
+        return [logits[0] for logits in output.logits]

@@ -17,7 +17,7 @@ PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"
 LOOK_UP_TOKENS = 10
 BLEND = "blend"
-BUDGETS = ("auto", 8, 16, 32, 64)
+BUDGETS = ("auto", 8, 16, 64)
 # Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
 BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
 
@@ -73,8 +73,7 @@ def decoding_methods(store: Datastore | None = None) -> list[Method]:
     methods = [
         *transformers_methods(),
         Method("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
-        Method("ReferenceCopy", "auto", ReferenceCopy()),
-        Method("ReferenceCopy", 64, ReferenceCopy()),
+        *(Method("ReferenceCopy", nodes, ReferenceCopy()) for nodes in ("auto", 8, 64)),
         Method("RetrievalCache", "auto", RetrievalCache()),
     ]
     if store is not None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-# Logits whose relative difference is smaller are a tie: a pass over several tokens may round them
+import torch
+
+# Two float32 logits that are no further apart are a tie: a pass over several tokens may round them
 # either way, in transformers' own prompt look-up too.
-ROUNDING = 1e-5
+TIED_STEPS = 128
 
 
-def tied(one: float, other: float) -> bool:
-    """Whether two float32 logits are equal up to rounding."""
-    return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
+def rounding_steps(one: float, other: float, dtype: torch.dtype) -> float:
+    """The distance of two logits in steps of rounding: the type's spacing at the larger one."""
+    _, exponent = math.frexp(max(abs(one), abs(other)))
+    return abs(one - other) / math.ldexp(torch.finfo(dtype).eps, exponent - 1)
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,10 @@ class Output:
     Attributes:
         tokens (`list[int]`): The new tokens. Where a text was forced, at each place the token that
             the model would have chosen by itself after the forced text so far.
-        logits (`list[float]`, *optional*): Their logits, where a text was forced.
         passages (`list[int]`): The passages that were retrieved, step by step.
     """
 
     tokens: list[int]
-    logits: list[float] | None = None
     passages: list[int] = field(default_factory=list)
 
     def differences(self, plain: Output) -> list[int]:
@@ -34,10 +36,3 @@ class Output:
         shorter, longer = sorted((len(self.tokens), len(plain.tokens)))
         pairs = enumerate(zip(self.tokens, plain.tokens, strict=False))
         return [*(i for i, (one, other) in pairs if one != other), *range(shorter, longer)]
-
-    def beyond_rounding(self, plain: Output) -> list[int]:
-        """The differences that are not ties; without logits, all differences."""
-        places = self.differences(plain)
-        if self.logits is None or plain.logits is None or len(self.tokens) != len(plain.tokens):
-            return places
-        return [i for i in places if not tied(self.logits[i], plain.logits[i])]

@@ -104,9 +104,11 @@ def data_file(args: Namespace, name: str) -> Path:
 
 
 def _questions(args: Namespace) -> list[Question]:
-    """Spec-Bench's questions; in a replay those with a recorded answer."""
+    """Spec-Bench's questions, its categories taking turns; in a replay those with an answer."""
     questions = suites.spec_bench(data_file(args, "spec_bench_questions.jsonl"))
-    return [question for question in questions if question.answers or not args.replay]
+    return suites.taking_turns(
+        [question for question in questions if question.answers or not args.replay]
+    )
 
 
 def _with_each_setting(settings: list[Setting], prompts: list[Prompt]) -> list[Job]:

@@ -32,7 +32,6 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..generation.speculate import speculate
 from .models import random_model
-from .outputs import Output
 from .suites import RecordedAnswer, llma_rag
 
 
@@ -52,20 +51,19 @@ class ForcedText(LogitsProcessor):
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
         # The last call for a place counts: after a rejected draft it is called again.
-        self._best: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._best: dict[int, torch.Tensor] = {}
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         position = min(input_ids.shape[1], len(self.ids) - 1)
         if input_ids.shape[1] == position:
-            self._best[position] = torch.max(scores[0], dim=-1)
+            self._best[position] = torch.argmax(scores[0])
         forced = scores.clone()
         forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
         return forced
 
-    def unforced(self) -> Output:
-        """The tokens that the model would have chosen by itself, and their logits."""
-        best = [self._best[position] for position in sorted(self._best)]
-        return Output([int(token) for _, token in best], [float(logit) for logit, _ in best])
+    def unforced(self) -> list[int]:
+        """The tokens that the model would have chosen by itself."""
+        return [int(self._best[position]) for position in sorted(self._best)]
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:

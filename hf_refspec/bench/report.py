@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .results import read_results
-from .summary import Entry, Key, Spread, Summary, summaries
+from .summary import Entry, Key, Summary, summaries
 
 EXPLAINED = (
-    "Medians over the prompts, with the quartiles in brackets. Each prompt was decoded by all "
-    "methods, in mixed order; speed-ups are over the first method on the same prompt. MAT is new "
-    "tokens per forward pass, over all prompts. Other ids are those that differ from the first "
-    "method's; where a text was forced, those that the model would have chosen by itself."
+    "Each prompt was decoded by all methods, in mixed order. Seconds are of all calls together; a "
+    "speed-up is the ratio of their tokens per second to the first method's; of decoding, the "
+    "median over the prompts with the quartiles in brackets. MAT is new tokens per forward pass, "
+    "over all prompts. Texts equal are those with the ids of the first method; where a text was "
+    "forced, those that the model would have chosen by itself."
+)
+MARGINS_EXPLAINED = (
+    "Where a text first differs, its margin is the distance of two logits of plain decoding, those "
+    "of its own token and of the other one, in steps of {dtype} at that size; 0 is an exact tie."
 )
 RETRIEVAL_EXPLAINED = (
     "Gamma is the fraction of speculated steps that were right, the stride the number of steps per "
@@ -32,18 +38,20 @@ def _of_retrieval(name: str, spec: str) -> Callable[[Summary], str]:
     return text
 
 
-def _other_ids(summary: Summary) -> str:
-    tokens = f", {summary.other_tokens:,} tokens" if summary.different else ""
-    return f"{summary.different} of {summary.samples}{tokens}"
+def _equal(summary: Summary) -> str:
+    return "" if summary.equal is None else f"{summary.equal} of {summary.samples}"
+
+
+def _widest(summary: Summary) -> str:
+    return f"{max(summary.margins):g}" if summary.margins else ""
 
 
 # A column that is empty for all methods is left out.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "MAT": lambda summary: f"{summary.mat:.2f}",
-    "prefill, s": lambda summary: f"{summary.prefill_seconds:.3f}",
-    "decoding, tokens/s": lambda summary: f"{summary.tokens_per_second:.1f}",
-    "speed-up, decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
-    "speed-up, whole call": lambda summary: f"{summary.speed_up:.2f}",
+    "seconds": lambda summary: f"{summary.seconds:.1f}",
+    "speed-up": lambda summary: f"{summary.speed_up:.2f}",
+    "of decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
     "drafting, µs a pass": lambda summary: (
         f"{summary.drafting_microseconds:.0f}" if summary.drafting_microseconds else ""
     ),
@@ -51,7 +59,8 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "mean stride": _of_retrieval("stride", ".2f"),
     "searches": _of_retrieval("searches", ".0f"),
     "waiting": _of_retrieval("waiting", ".0%"),
-    "other ids": _other_ids,
+    "texts equal": _equal,
+    "widest margin": _widest,
 }
 
 
@@ -59,8 +68,22 @@ def report(results: dict[str, Any]) -> str:
     """A run as Markdown: the machine, versions and settings, then the tables of each suite."""
     about = (results["machine"], results["versions"], results["settings"])
     lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in about]
-    suites = (_suite(name, suite) for name, suite in results["suites"].items())
-    return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *suites])
+    suites = results["suites"]
+    parts = [*_all_together(suites), *(_suite(name, suite) for name, suite in suites.items())]
+    return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *parts])
+
+
+def _all_together(suites: dict[str, Any]) -> Iterator[str]:
+    """What the suites without retrieval come to, if there are several; for each type of numbers."""
+    by_dtype: dict[str, dict[str, list[Entry]]] = {}
+    for suite in suites.values():
+        if suite["entries"] and "setting" not in suite["entries"][0]:
+            by_dtype.setdefault(suite["dtype"], {})[suite["suite"]] = suite["entries"]
+    for dtype, of_suite in by_dtype.items():
+        if len(of_suite) > 1:
+            all_entries = [entry for entries in of_suite.values() for entry in entries]
+            tables = methods_table(summaries(all_entries)), _parts_table(of_suite)
+            yield "\n".join([f"## All suites, {dtype}\n", *tables])
 
 
 def _suite(name: str, suite: dict[str, Any]) -> str:
@@ -71,8 +94,12 @@ def _suite(name: str, suite: dict[str, Any]) -> str:
     for setting, entries in by_setting.items():
         if setting:
             parts.append(f"### {setting}, {entries[0]['size']:,} to search")
-        parts.append(methods_table(summaries(entries)) + _category_table(entries))
-    return "\n\n".join(parts)
+        parts.append(methods_table(summaries(entries)))
+    if categories := _by_category(suite["entries"]):
+        parts.append(_parts_table(categories))
+    if margins := _margins_table(suite["entries"]):
+        parts += [MARGINS_EXPLAINED.format(dtype=suite["dtype"]), margins]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def _counted(suite: dict[str, Any]) -> str:
@@ -102,21 +129,35 @@ def methods_table(methods: dict[Key, Summary]) -> str:
     return table([columns[i] for i in used], ([row[i] for i in used] for row in rows))
 
 
-def _category_table(entries: list[Entry]) -> str:
-    """MAT and the median speed-up in decoding for each category of questions, if there are any."""
+def _by_category(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each category of questions, if there are any."""
     categories: dict[str, list[Entry]] = {}
     for entry in entries:
         category, slash, _ = entry["name"].partition("/")
         if slash and "setting" not in entry:
             categories.setdefault(category, []).append(entry)
-    if not categories:
-        return ""
-    summed = [summaries(some) for some in categories.values()]
+    return categories
+
+
+def _parts_table(parts: dict[str, list[Entry]]) -> str:
+    """MAT and speed-up of each method in each suite or category."""
+    summed = [summaries(entries) for entries in parts.values()]
     rows = (
-        [*key, *(f"{of[key].mat:.2f}, {of[key].decoding_speed_up.median:.2f}x" for of in summed)]
+        [*key, *(f"{of[key].mat:.2f}, {of[key].speed_up:.2f}x" for of in summed)]
         for key in summed[0]
     )
-    return "\n" + table(["method", "nodes", *categories], rows)
+    return table(["method", "nodes", *parts], rows)
+
+
+def _margins_table(entries: list[Entry]) -> str:
+    """Each place where texts first differ, with its margin and how many methods differ there."""
+    rows = []
+    for entry in entries:
+        different = (sample["first_difference"] for sample in entry["samples"])
+        places = Counter((each["place"], each["steps"]) for each in different if each)
+        for (place, steps), methods in sorted(places.items()):
+            rows.append([entry["name"], place, f"{steps:g}", methods])
+    return table(["text", "new token", "margin, steps", "methods"], rows) if rows else ""
 
 
 def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:
@@ -160,7 +201,7 @@ def compare(paths: list[str]) -> str:
 
 def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[str]:
     """A table for each retriever, or one for a suite without retrieval."""
-    columns = ["method", "nodes", "MAT", "tokens/s", "speed-up, decoding", "speed-up, whole call"]
+    columns = ["method", "nodes", "MAT", "seconds", "speed-up", "of decoding"]
     others = _by_setting(other)
     for setting, entries in _by_setting(one).items():
         # The same name with another text does not count: the data file may be another one.
@@ -177,14 +218,15 @@ def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[
 
 
 def _changes(old: Summary, new: Summary) -> list[str]:
-    """With quartiles: a change that lies within them may be chance."""
+    """With the quartiles of decoding: a change that lies within them may be chance."""
 
-    def change(one: Spread, other: Spread, digits: int) -> str:
-        return f"{one:.{digits}f} → {other:.{digits}f}, {other.median / one.median - 1:+.1%}"
+    def change(one: float, other: float, digits: int) -> str:
+        return f"{one:.{digits}f} → {other:.{digits}f}, {other / one - 1:+.1%}"
 
+    before, after = old.decoding_speed_up, new.decoding_speed_up
     return [
-        f"{old.mat:.2f} → {new.mat:.2f}, {new.mat / old.mat - 1:+.1%}",
-        change(old.tokens_per_second, new.tokens_per_second, 1),
-        change(old.decoding_speed_up, new.decoding_speed_up, 2),
+        change(old.mat, new.mat, 2),
+        change(old.seconds, new.seconds, 1),
         change(old.speed_up, new.speed_up, 2),
+        f"{before:.2f} → {after:.2f}, {after.median / before.median - 1:+.1%}",
     ]

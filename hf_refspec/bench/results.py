@@ -14,7 +14,7 @@ import torch
 from ..version import __version__
 from .summary import summaries
 
-FORMAT = 4
+FORMAT = 5
 FILE = "results.json"
 PACKAGES = ("torch", "transformers", "numpy", "numba")
 
@@ -66,7 +66,8 @@ def read_results(path: Path) -> dict[str, Any]:
         if results["format"] != FORMAT:
             raise ValueError(f"its format is {results['format']!r}, not {FORMAT}; measure again")
         for suite in results["suites"].values():
-            summaries(suite["entries"])  # fails where numbers are missing
+            suite["suite"], suite["dtype"]  # fails where something is missing
+            summaries(suite["entries"])
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{path} holds no results of hf-refspec bench: {error!r}") from None
     return results

@@ -52,19 +52,26 @@ def run(args: Namespace) -> int:
     _check(args)
     check_plotting()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
+    args.dtype = args.dtype or ["bfloat16" if args.device == "cuda" else "float32"]
     if args.random_model is None:
         args.model = args.model or default_model()
     tokenizer = load_tokenizer(args.tokenizer or args.model)
     store = None
     if args.datastore is not None:
         store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
-    jobs = {name: _jobs(name, args, tokenizer) for name in args.suites}
+    jobs = {
+        dtype: {name: _jobs(name, args, tokenizer) for name in args.suites} for dtype in args.dtype
+    }
     results = new_results(args.out, _settings(args), args.device)
 
     status, message = 0, ""
     try:
-        _measure(_load(args, tokenizer, store), jobs, results, args)
+        for dtype, of_suites in jobs.items():
+            bench = _load(args, dtype, tokenizer, store)
+            for name, of_suite in of_suites.items():
+                suite = {"suite": name, "dtype": dtype, "questions": len(of_suite), "done": 0}
+                results["suites"][f"{name}, {dtype}"] = suite | {"entries": [], "skipped": []}
+                _measure(bench, of_suite, f"{name}, {dtype}", results, args.out)
     except KeyboardInterrupt:
         status, message = 130, f"Stopped; {args.out} has what was measured."
     except IdsDifferError as error:
@@ -119,6 +126,7 @@ def _settings(args: Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name not in unrecorded and value not in (None, False, 0)
     }
+    settings["dtype"] = " ".join(args.dtype)
     if args.milvus is not None:
         settings["milvus"] = True  # its address may contain a password
     return settings
@@ -134,15 +142,17 @@ def _jobs(name: str, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> lis
     return jobs
 
 
-def _load(args: Namespace, tokenizer: PreTrainedTokenizerBase, store: Datastore | None) -> Bench:
+def _load(
+    args: Namespace, dtype: str, tokenizer: PreTrainedTokenizerBase, store: Datastore | None
+) -> Bench:
     """Loads the model and warms it up."""
     install()
     transformers.logging.set_verbosity_error()
-    dtype = getattr(torch, args.dtype)
+    numbers = getattr(torch, dtype)
     if args.random_model is not None:
-        model = random_model(args.random_model, len(tokenizer), args.device, dtype)
+        model = random_model(args.random_model, len(tokenizer), args.device, numbers)
     else:
-        model = load_model(args.model, args.device, dtype)
+        model = load_model(args.model, args.device, numbers)
     bench = Bench(
         model, tokenizer, lambda: decoding_methods(store), args.replay, args.max_new_tokens
     )
@@ -153,22 +163,19 @@ def _load(args: Namespace, tokenizer: PreTrainedTokenizerBase, store: Datastore 
 
 
 def _measure(
-    bench: Bench, jobs: dict[str, list[Job]], results: dict[str, Any], args: Namespace
+    bench: Bench, jobs: list[Job], name: str, results: dict[str, Any], folder: Path
 ) -> None:
     """Measures one question after another; results.json has each as soon as it is done."""
-    for name, of_suite in jobs.items():
-        suite: dict[str, Any] = {"questions": len(of_suite), "done": 0}
-        suite |= {"entries": [], "skipped": []}
-        results["suites"][name] = suite
-        bench.begin()
-        for job in tqdm(of_suite, desc=name, unit="question"):
-            try:
-                for entry in job(bench):
-                    suite["entries"].append(entry)
-            except ContextTooShortError as error:  # counted, not cut short
-                suite["skipped"].append(str(error))
-            suite["done"] += 1
-            write_results(results, args.out)
+    suite = results["suites"][name]
+    bench.begin()
+    for job in tqdm(jobs, desc=name, unit="question"):
+        try:
+            for entry in job(bench):
+                suite["entries"].append(entry)
+        except ContextTooShortError as error:  # counted, not cut short
+            suite["skipped"].append(str(error))
+        suite["done"] += 1
+        write_results(results, folder)
 
 
 def _report(results: dict[str, Any], args: Namespace) -> None:
@@ -178,7 +185,7 @@ def _report(results: dict[str, Any], args: Namespace) -> None:
     suites = {
         name: summaries(suite["entries"])
         for name, suite in results["suites"].items()
-        if name in DECODING and suite["entries"]
+        if suite["suite"] in DECODING and suite["entries"]
     }
     if suites:
         plot_speed_ups(suites, args.out / "speed_ups.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def llma_rag(
 ) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
+    Where the tokenizer has a chat template, a prompt with passages is a message of the user.
+
     Args:
         path (`str` or `Path`): The paper's `rag.jsonl`: `query`, `docs` and `result.text` a line.
         tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
@@ -57,7 +60,8 @@ def llma_rag(
         query, answer = record.text("query"), record.text("result", "text")
         if passages:
             docs = "\n".join(record.texts("docs"))
-            answers.append(recorded(f"docs:\n{docs}\nquery: {query}\nanswer:", answer, tokenizer))
+            prompt = f"docs:\n{docs}\nquery: {query}\nanswer:"
+            answers.append(_replied(prompt, answer, tokenizer))
         else:
             answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
     return answers
@@ -87,6 +91,13 @@ def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> Re
     if ids[: len(prompt_ids)] != prompt_ids:  # a token would span the border
         ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
     return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], end_of_text(tokenizer)])
+
+
+def _replied(message: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
+    """A message and the reply to it by the chat template, if there is one, else as one text."""
+    if tokenizer.chat_template is None:
+        return recorded(message, answer, tokenizer)
+    return RecordedAnswer(chat_prompt([message], tokenizer), _closed(answer.lstrip(), tokenizer))
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -138,8 +149,23 @@ def _spec_bench_question(record: Record) -> Question:
 def answered(question: Question, turn: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of the recorded answer to a turn, with EOS."""
     assert question.answers is not None
-    answer = tokenizer(question.answers[turn], add_special_tokens=False)["input_ids"]
-    return [*answer, end_of_text(tokenizer)]
+    return _closed(question.answers[turn], tokenizer)
+
+
+def _closed(answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return [*tokenizer(answer, add_special_tokens=False)["input_ids"], end_of_text(tokenizer)]
+
+
+def taking_turns(questions: list[Question]) -> list[Question]:
+    """The questions with the categories taking turns, so that the first few are of many."""
+    counts: Counter[str] = Counter()
+
+    def earlier(question: Question) -> int:
+        category = question.id.partition("/")[0]
+        counts[category] += 1
+        return counts[category]
+
+    return sorted(questions, key=earlier)
 
 
 def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,8 +1,7 @@
-"""The samples of each method summarized; speed-ups are of pairs, prompt by prompt."""
+"""The samples of each method summarized, and compared with the first method's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -42,14 +41,16 @@ class Summary:
 
     Attributes:
         samples, tokens (`int`): How many calls, and how many new tokens in all of them.
+        seconds (`float`): The time of all calls.
         mat (`float`): New tokens per forward pass.
-        prefill_seconds (`Spread`): Up to the end of the first forward pass.
-        tokens_per_second (`Spread`): In decoding, that is after the first forward pass.
-        decoding_speed_up (`Spread`): Of decoding, over the first method.
-        speed_up (`Spread`): Of the whole call, over the first method.
+        speed_up (`float`): The tokens per second of all calls together, over the first method's.
+            Where the texts are equal, that is the ratio of the times.
+        decoding_speed_up (`Spread`): Over the first method after the first forward pass, prompt by
+            prompt.
         drafting_microseconds (`float`): Per forward pass; 0 where transformers drafts.
-        different, other_tokens (`int`): How many samples have ids other than the first method's,
-            and how many ids these are.
+        equal (`int`, *optional*): How many texts are those of the first method; `None` if they
+            cannot be, as only one of the two retrieves.
+        margins (`list[float]`): The `steps` of the first difference of each of the others.
         retrieval (`dict[str, float]`, *optional*): Where it retrieved: `gamma` (the fraction of
             verified speculation steps that were right), `stride` (mean steps per verification, 0
             without speculation), `searches` (per prompt), and `waiting` (the fraction of the time
@@ -58,14 +59,13 @@ class Summary:
 
     samples: int
     tokens: int
+    seconds: float
     mat: float
-    prefill_seconds: Spread
-    tokens_per_second: Spread
+    speed_up: float
     decoding_speed_up: Spread
-    speed_up: Spread
     drafting_microseconds: float
-    different: int
-    other_tokens: int
+    equal: int | None
+    margins: list[float]
     retrieval: dict[str, float] | None
 
 
@@ -85,17 +85,18 @@ def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
     # An answer of one token has no decoding: the first forward pass yields it.
     longer = [pair for pair in pairs if min(sample["tokens"] for sample in pair) > 1]
     passes = _total(samples, "forward_passes")
+    others = [sample["other_tokens"] for sample in samples]
+    different = [each["first_difference"] for each in samples if each["first_difference"]]
     return Summary(
         samples=len(samples),
         tokens=_total(samples, "tokens"),
+        seconds=sum(map(_seconds, samples)),
         mat=_total(samples, "tokens") / passes,
-        prefill_seconds=Spread.of([sample["prefill_seconds"] for sample in samples]),
-        tokens_per_second=Spread.of([_decoding_speed(sample) for _, sample in longer]),
-        decoding_speed_up=_ratios(_decoding_speed, longer),
-        speed_up=_ratios(_speed, pairs),
+        speed_up=_speed(samples) / _speed([first for first, _ in pairs]),
+        decoding_speed_up=Spread.of([_decoding_speed(s) / _decoding_speed(f) for f, s in longer]),
         drafting_microseconds=1e6 * _total(samples, "drafting_seconds") / passes,
-        different=sum(sample["other_tokens"] > 0 for sample in samples),
-        other_tokens=_total(samples, "other_tokens"),
+        equal=None if None in others else others.count(0),
+        margins=[each["steps"] for each in different],
         retrieval=_retrieval(samples) if all(sample["retrieval"] for sample in samples) else None,
     )
 
@@ -116,10 +117,6 @@ def _total(samples: list[dict[str, Any]], name: str) -> Any:
     return sum(sample[name] for sample in samples)
 
 
-def _ratios(speed: Callable[[Sample], float], pairs: list[tuple[Sample, Sample]]) -> Spread:
-    return Spread.of([speed(sample) / speed(first) for first, sample in pairs])
-
-
 def _decoding_speed(sample: Sample) -> float:
     return (sample["tokens"] - 1) / sample["decoding_seconds"]
 
@@ -128,5 +125,5 @@ def _seconds(sample: Sample) -> float:
     return sample["prefill_seconds"] + sample["decoding_seconds"]
 
 
-def _speed(sample: Sample) -> float:
-    return sample["tokens"] / _seconds(sample)
+def _speed(samples: list[Sample]) -> float:
+    return _total(samples, "tokens") / sum(map(_seconds, samples))

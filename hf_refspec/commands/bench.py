@@ -11,8 +11,11 @@ from ..bench.registry import SUITES
 from ..bench.report import compare
 from ..bench.run import run
 from ..bench.suites import humaneval
+from ..demo.default_model import HUB_ID
 from ..store.datastore import Datastore
 from .arguments import positive
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_bench(parser: ArgumentParser) -> None:
@@ -23,13 +26,13 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--out", type=Path, help="a new folder for results, report and plot")
     add("--data", type=Path, help="the folder with the data files")
     add("--limit", type=positive, metavar="N", help="only the first N questions of each suite")
-    add("--model", help="a folder or a Hub id instead of the bundled model")
+    add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
     add("--random-model", choices=tuple(SIZES), help="a random Llama of that size instead")
-    add("--tokenizer", help="for the random model; default: the bundled model's")
+    add("--tokenizer", help="for the random model; default: the default model's")
     add("--replay", action="store_true", help="force the recorded answers")
     add("--max-new-tokens", type=positive, metavar="N", help="default: 256, in a replay all")
     add("--device", choices=("cpu", "cuda"))
-    add("--dtype", choices=("float32", "bfloat16", "float16"))
+    add("--dtype", nargs="+", choices=DTYPES, help="one or several, each measured")
     add("--datastore", help="a folder or a Hub id, to draft from as well")
     add("--knowledge-base", metavar="PATH", help="ralm: a folder or a Hub id")
     add("--encoder", metavar="PATH", help="ralm: the sentence-transformers model that embedded it")

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from ..demo import corpus
+import torch
+
+from ..demo.console import Terminal
 from ..demo.default_model import load_model, load_tokenizer
-from ..demo.run import Demo, file_tasks, heldout_tasks
-from ..demo.terminal import takes_color
-from ..store.datastore import Datastore
+from ..demo.prompts import check_chat_template
+from ..demo.run import Demo
+from ..demo.scenes import built_in_scenes, scenes_of_file
+from .answering import quieten_transformers, read_text
 from .arguments import positive
+
+_SVG_WIDTH = 100
 
 
 def add_demo(parser: ArgumentParser) -> None:
     """Adds the arguments of `hf-refspec demo`."""
     parser.set_defaults(run=_demo)
     add = parser.add_argument
-    add("--file", type=Path, help="your own file instead of standard library files")
-    add("--model", help="a folder or a Hub id instead of the bundled model")
+    add("--file", type=Path, help="your own text or code for the first two scenes")
+    add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
     add("--max-new-tokens", type=positive, default=160, metavar="N")
-    add("--no-color", action="store_true")
-    add(
-        "--datastore",
-        action="store_true",
-        help="draft from a datastore of the standard library as well, which is built first",
-    )
+    add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
 
 def _demo(args: Namespace) -> int:
     """Returns 1 if ids differed."""
-    color = takes_color() and not args.no_color
+    quieten_transformers()
     tokenizer = load_tokenizer(args.model)
-    tasks = file_tasks(args.file, tokenizer) if args.file else heldout_tasks(tokenizer)
-    model = load_model(args.model)
-    store = None
-    with ExitStack() as stack:
-        if args.datastore:
-            folder = Path(stack.enter_context(TemporaryDirectory())) / "store"
-            store = Datastore.build(corpus.training_files(), tokenizer, folder, progress=False)
-        same = Demo(model, tokenizer, args.max_new_tokens, color, store).run(tasks)
+    check_chat_template(tokenizer, args.model, "choose a --model with one")
+    if args.file is None:
+        scenes = built_in_scenes()
+    else:
+        scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
+    model = load_model(args.model, dtype=torch.float32)
+    console = Terminal() if args.svg is None else Terminal(record=True, width=_SVG_WIDTH)
+    same = Demo(model, tokenizer, args.max_new_tokens, console).run(scenes)
+    if args.svg is not None:
+        console.save_svg(str(args.svg), title="hf-refspec demo")
     return 0 if same else 1

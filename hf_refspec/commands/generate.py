@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from transformers import TextStreamer
+from transformers import BatchEncoding, PreTrainedTokenizerBase, TextStreamer
 
 from ..demo.default_model import load_model, load_tokenizer
-from ..drafting.reference_copy import ReferenceCopy
-from .arguments import positive
+from ..demo.prompts import (
+    chat_inputs,
+    check_chat_template,
+    load_config,
+    text_inputs,
+    tokens_left,
+    user,
+    with_document,
+)
+from ..drafting.blend import Blend
+from .answering import (
+    add_answering,
+    quieten_transformers,
+    read_text,
+    read_texts,
+    sampling_options,
+    sources,
+)
 
 
 def _draft_tokens(text: str) -> int | str:
@@ -21,28 +37,84 @@ def add_generate(parser: ArgumentParser) -> None:
     """Adds the arguments of `hf-refspec generate`."""
     parser.set_defaults(run=_generate)
     add = parser.add_argument
-    add("--model", required=True, help="a folder or a Hub id")
-    add("--prompt-file", type=Path, required=True)
-    add("--reference", type=Path, nargs="+", metavar="FILE", help="texts to copy from")
-    add("--max-draft-tokens", type=_draft_tokens, default="auto", metavar="N")
-    add("--max-new-tokens", type=positive, default=256, metavar="N")
+    add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")
+    add("--prompt-file", type=Path, metavar="FILE")
+    add(
+        "--chat",
+        action=BooleanOptionalAction,
+        help="put the prompt into the model's chat template; by default where there is one and the "
+        "prompt has none of its special tokens",
+    )
+    add_answering(parser, max_new_tokens=256)
+    add(
+        "--max-draft-tokens",
+        type=_draft_tokens,
+        default="auto",
+        metavar="N",
+        help="draft nodes a forward pass, 0 for none; by default as many as pay",
+    )
 
 
 def _generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
-    prompt = args.prompt_file.read_text(encoding="utf-8")
-    references = [path.read_text(encoding="utf-8") for path in args.reference or ()]
-
+    quieten_transformers()
+    options = sampling_options(args)
+    texts = read_texts(args)
+    prompt = _prompt(args)
+    if texts.context is not None:
+        prompt = with_document(texts.context, prompt)
     tokenizer = load_tokenizer(args.model)
-    drafter = ReferenceCopy(references or None, tokenizer)
+    drafter = Blend(sources(args, texts, tokenizer))
+    inputs = _inputs(args, prompt, tokenizer)
+    config = load_config(args.model)
+    way_out = "shorten it, or choose a --model with a longer context"
+    max_new_tokens = tokens_left(inputs, config, "the prompt", way_out, args.max_new_tokens)
     model = load_model(args.model)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     model.generate(
         **inputs.to(model.device),
-        max_new_tokens=args.max_new_tokens,
+        **options,
+        max_new_tokens=max_new_tokens,
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
         candidate_generator=drafter,
         max_draft_tokens=args.max_draft_tokens,
     )
     print(drafter.stats, file=sys.stderr)
     return 0
+
+
+def _prompt(args: Namespace) -> str:
+    """The text to go on from.
+
+    Raises:
+        OSError: If its file cannot be read.
+        ValueError: If there is none, or two.
+    """
+    if args.prompt is not None and args.prompt_file is not None:
+        raise ValueError(
+            f"give a prompt or --prompt-file, not both: {args.prompt!r} and {args.prompt_file}"
+        )
+    if args.prompt_file is not None:
+        return read_text(args.prompt_file, "--prompt-file")
+    if args.prompt is None and sys.stdin.isatty():
+        print("Type the prompt, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
+    prompt = sys.stdin.read() if args.prompt is None else args.prompt
+    if not prompt.strip():
+        raise ValueError("the prompt is empty; give one: an argument, --prompt-file or stdin")
+    return prompt
+
+
+def _inputs(args: Namespace, prompt: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
+    if args.chat:
+        check_chat_template(
+            tokenizer, args.model, "leave --chat out to go on from the prompt as it is"
+        )
+    if args.chat or (args.chat is None and _is_plain(prompt, tokenizer)):
+        return chat_inputs(tokenizer, [user(prompt)])
+    return text_inputs(tokenizer, prompt)
+
+
+def _is_plain(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text can be put into a chat template: there is one, and it is not in it already."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
+    return tokenizer.chat_template is not None and not any(token in text for token in special)

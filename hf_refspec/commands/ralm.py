@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from ..demo.default_model import load_model, load_tokenizer
+from ..demo.default_model import HUB_ID, load_model, load_tokenizer
 from ..drafting.reference_copy import ReferenceCopy
 from ..ralm.iterative import iterative_ralm
 from ..ralm.options import Speculation
@@ -35,7 +35,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     add("--knowledge-base", help="an existing one, or where to build it; by default it is not kept")
     add("--question", action="append", default=[], metavar="TEXT", help="can be repeated")
     add("--question-file", type=Path, metavar="FILE", help="one question per line")
-    add("--model", help="a folder or a Hub id instead of the bundled model")
+    add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
     add("--retriever", choices=("bm25", "dense", "hnsw"), default="bm25")
     add("--encoder", help="a sentence-transformers model, folder or Hub id, for dense and hnsw")
     add("--max-new-tokens", type=positive, default=64, metavar="N")

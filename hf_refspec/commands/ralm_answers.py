@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from rich.text import Text
 from transformers import PreTrainedModel, TextStreamer
 
-from ..demo.terminal import DIM, GREEN, RED, styled, takes_color, verdict
+from ..demo.console import Terminal, verdict
 from ..ralm.checked_search import RetrievalError
 from ..ralm.stats import RetrievalStats
 from ..store.knowledge_base import KnowledgeBase
@@ -76,7 +76,7 @@ class Answers:
         self._tokenizer = base.tokenizer
         self._generating = generating
         self._speculating = speculating
-        self._color = takes_color()
+        self._console = Terminal(soft_wrap=True)
 
     def converse(self) -> None:
         """Answers typed questions until the end of the input."""
@@ -95,7 +95,7 @@ class Answers:
 
     def print_question(self, question: str) -> None:
         """Prints a question that was not typed into the terminal."""
-        print(styled(f"\n── {question}", DIM, self._color), flush=True)
+        self._console.print(Text(f"\n── {question}", "dim"))
 
     def ask(self, question: str) -> None:
         """Prints the answer as it is written, then its passages, guesses and speed.
@@ -159,24 +159,26 @@ class Answers:
 
     def _print_passages(self, stats: RetrievalStats) -> None:
         """Prints each passage once, in the order of first use."""
-        width = shutil.get_terminal_size().columns - len(INDENT)
+        width = self._console.width - len(INDENT)
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
             steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
-            _print_row(label, f"{passage_id}, {_step_ranges(steps)} of {stats.steps}")
+            self._print_row(label, f"{passage_id}, {_step_ranges(steps)} of {stats.steps}")
             for line in _excerpt(self._base.text(passage_id), width):
-                print(INDENT + styled(line, DIM, self._color))
+                self._console.print(INDENT + line, style="dim", markup=False)
             label = ""
 
     def _print_guesses(self, stats: RetrievalStats) -> None:
         """Prints a character for each step: whether the request cache was right."""
         marks = [RIGHT if right else WRONG for right in stats.speculation_was_right]
         marks[:1] = [SEARCHED]  # the first step has an empty request cache
-        line = " ".join("".join(marks[i : i + 10]) for i in range(0, len(marks), 10))
-        for mark, style in ((RIGHT, GREEN), (WRONG, RED)):
-            line = line.replace(mark, styled(mark, style, self._color))
+        line = Text(" ".join("".join(marks[i : i + 10]) for i in range(0, len(marks), 10)))
+        line.highlight_words([RIGHT], "green")
+        line.highlight_words([WRONG], "red")
         right, wrong = stats.verified, stats.mismatched
-        _print_row("guesses", f"{line}  {right} right ({RIGHT}), {wrong} wrong ({WRONG})")
+        self._print_row(
+            "guesses", line.append(f"  {right} right ({RIGHT}), {wrong} wrong ({WRONG})")
+        )
 
     def _print_speed(self, comparisons: list[Comparison], verdict: str) -> None:
         baseline = [call for comparison in comparisons for call in comparison.baseline]
@@ -187,13 +189,14 @@ class Answers:
             for call in comparison.baseline
         )
         slow, fast = (sum(call.seconds for call in calls) for calls in (baseline, speculated))
-        _print_row("speed", f"baseline    {tokens / slow:6.1f} tokens/s: {_time_lost(baseline)}")
-        _print_row("", f"speculated  {tokens / fast:6.1f} tokens/s: {_time_lost(speculated)}")
-        _print_row("", f"{slow / fast:.2f}x, {verdict}")
+        self._print_row(
+            "speed", f"baseline    {tokens / slow:6.1f} tokens/s: {_time_lost(baseline)}"
+        )
+        self._print_row("", f"speculated  {tokens / fast:6.1f} tokens/s: {_time_lost(speculated)}")
+        self._print_row("", f"{slow / fast:.2f}x, {verdict}")
 
-
-def _print_row(label: str, text: str) -> None:
-    print(f"  {label:<{len(INDENT) - 2}}{text}", flush=True)
+    def _print_row(self, label: str, text: str | Text) -> None:
+        self._console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
 
 
 def _time_lost(calls: list[Call]) -> str:

@@ -1,1 +1,1 @@
-"""The bundled demonstration model and the text that it is trained and tried on."""
+"""The default model, and the demo that runs on it."""

@@ -1,128 +1,57 @@
-"""The demo: a model completes and edits Python files, plainly and with drafts, side by side."""
+"""The demo: a model answers plainly and with drafts, and prints how the drafts came out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafting.blend import Blend
-from ..drafting.datastore_drafts import DatastoreDrafts
-from ..drafting.drafter import Drafter
-from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.tree import DraftTree
+from ..drafting.stats import SpeculationStats
 from ..generation.speculate import speculate
 from ..index.kernels import warmup
-from ..store.datastore import Datastore
-from . import corpus
-from .terminal import DIM, GREEN, styled, verdict
+from .console import verdict
+from .live_drafts import AnswerStream, LiveDrafts, default_sources, legend, printable
+from .prompts import Message, assistant, chat_inputs, system, user
+from .scenes import Scene
 
-PIECE_TOKENS = (200, 450)  # of a piece that is edited
-CONTEXT_TOKENS = 600  # of a file that is completed
-ROUNDS = 2
+EXCERPT_LINES = 8
+_WARMUP_TOKENS = 12
+_SMALL = 1e9  # parameters
+_OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
+_DRAFTS = "Drafts change none of its words, only how soon they come. "
+_COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
+_COLUMNS = ("scene", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "MAT", "ids")
 
 
 @dataclass(frozen=True)
-class Task:
-    """A title, the prompt that the model continues, and whether it samples."""
+class Answer:
+    """One answer, decoded plainly and with drafts.
 
-    title: str
-    prompt: str
-    sampled: bool = False
-
-
-def heldout_tasks(tokenizer: PreTrainedTokenizerBase) -> list[Task]:
-    """Three edits and a completion of standard library files that the model was not trained on."""
-    edits: list[Task] = []
-    for path in corpus.heldout_files():
-        tasks = file_tasks(path, tokenizer)
-        if len(tasks) == 2:  # long enough for both
-            if len(edits) == 3:
-                return [*edits, tasks[1]]
-            edits.append(tasks[0])
-    return edits
-
-
-def file_tasks(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Task]:
-    """An edit of a piece of a file, if one fits, and its completion.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it holds no text.
+    Attributes:
+        scene (`str`): The name of its scene, numbered if it has several.
+        plain_ids, drafted_ids (`list[int]`): The new tokens.
+        plain_seconds, drafted_seconds (`float`): What they took.
+        stats ([`SpeculationStats`]): Of the drafted call.
     """
-    source = corpus.read_source(path)
-    if not source.strip():
-        raise ValueError(f"{path} is empty")
-    tasks = []
-    piece = _piece(source, tokenizer)
-    if piece is not None:
-        old = max(corpus.renamable_identifiers(piece), key=piece.count)
-        title = f"{path.name}: rename {old} to new_{old}"
-        tasks.append(Task(title, corpus.rename_prompt(piece, old, f"new_{old}")))
-    ids = tokenizer(source, add_special_tokens=False)["input_ids"]
-    context = tokenizer.decode(ids[: min(len(ids) // 2 + 1, CONTEXT_TOKENS)])
-    tasks.append(Task(f"{path.name}: complete it, sampled", context, sampled=True))
-    return tasks
 
-
-def _piece(source: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The first neighbouring top-level blocks of suitable size with something to rename."""
-    low, high = PIECE_TOKENS
-    piece, size = "", 0
-    for block in corpus.top_level_blocks(source):
-        block_size = len(tokenizer(block)["input_ids"])
-        if size + block_size > high:
-            piece, size = "", 0
-        if block_size <= high:
-            piece, size = piece + block, size + block_size
-        if size >= low and corpus.renamable_identifiers(piece):
-            return piece.strip("\n\f")
-    return None
-
-
-class RecordedDrafts(Blend):
-    """A [`Blend`] that records how many tokens each step returned."""
-
-    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        super().begin(prompt_ids, vocab_size)
-        self.steps: list[int] = []
-
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        super().observe(tokens, verified, logits)
-        self.steps.append(len(tokens))
-
-    def runs(self) -> Iterator[tuple[int, bool]]:
-        """The output as runs of tokens: their number, and whether they were drafted."""
-        for step in self.steps:
-            yield step - 1, True
-            yield 1, False  # the bonus token
-
-
-@dataclass
-class Comparison:
-    """A task, decoded plainly and with drafts."""
-
-    task: Task
-    prompt_length: int
-    drafter: RecordedDrafts
+    scene: str
     plain_ids: list[int]
     drafted_ids: list[int]
-    plain_seconds: float = 0.0
-    drafted_seconds: float = 0.0
-
-    @property
-    def new_tokens(self) -> int:
-        return len(self.plain_ids) - self.prompt_length
+    plain_seconds: float
+    drafted_seconds: float
+    stats: SpeculationStats
 
     @property
     def identical(self) -> bool:
@@ -130,14 +59,13 @@ class Comparison:
 
 
 class Demo:
-    """Decodes tasks with one model and prints what comes of them.
+    """Shows scenes with one model.
 
     Args:
         model (`PreTrainedModel`): The target model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        max_new_tokens (`int`): The maximum number of new tokens of a task.
-        color (`bool`): Whether drafted tokens are printed in green.
-        store ([`Datastore`], *optional*): A datastore to draft from as well.
+        max_new_tokens (`int`): The most tokens of an answer.
+        console (`Console`): Where to print.
     """
 
     def __init__(
@@ -145,88 +73,147 @@ class Demo:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         max_new_tokens: int,
-        color: bool,
-        store: Datastore | None = None,
+        console: Console,
     ) -> None:
-        self.comparisons: list[Comparison] = []
+        self.answers: list[Answer] = []
         self._model = model
         self._tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
-        self._color = color
-        self._store = store
+        self._console = console
+        self._drafter = LiveDrafts(default_sources())
 
-    def run(self, tasks: list[Task]) -> bool:
-        """Decodes and prints all tasks; returns whether all ids were identical."""
-        warmup()
-        self._compare(tasks[0], max_new_tokens=4, rounds=1)  # the first call pays for the probe
-        for task in tasks:
-            comparison = self._compare(task, self._max_new_tokens, ROUNDS)
-            self.comparisons.append(comparison)
-            self._print(comparison)
-        self._print_summary()
-        return all(comparison.identical for comparison in self.comparisons)
+    def run(self, scenes: Iterable[Scene]) -> bool:
+        """Shows all scenes and a table; returns whether all ids were identical."""
+        self._warm_up()
+        self._print_model()
+        for scene in scenes:
+            self._show(scene)
+        self._console.print(self._table())
+        return all(answer.identical for answer in self.answers)
 
-    def _compare(self, task: Task, max_new_tokens: int, rounds: int) -> Comparison:
-        """Plain and drafted in turn, so that other processes disturb both alike."""
-        inputs = self._tokenizer(task.prompt, return_tensors="pt", return_token_type_ids=False)
-        inputs = inputs.to(self._model.device)
-        options = {**inputs, "max_new_tokens": max_new_tokens, "do_sample": task.sampled}
-        if task.sampled:  # decoded greedily, a small model soon repeats itself
-            options |= {"temperature": 0.7, "top_p": 0.9}
-        sources: list[Drafter] = [ReferenceCopy()]
-        if self._store is not None:
-            sources.append(DatastoreDrafts(self._store))
-        drafter = RecordedDrafts(sources)
-        comparison = Comparison(task, inputs["input_ids"].shape[1], drafter, [], [])
-        for _ in range(rounds):
-            torch.manual_seed(0)
-            began = perf_counter()
-            comparison.plain_ids = self._model.generate(**options)[0].tolist()
-            torch.manual_seed(0)
-            middle = perf_counter()
-            output = self._model.generate(
-                **options, custom_generate=speculate, candidate_generator=drafter
-            )
-            comparison.drafted_ids = output[0].tolist()
-            comparison.plain_seconds += middle - began
-            comparison.drafted_seconds += perf_counter() - middle
-        return comparison
+    def _warm_up(self) -> None:
+        """Whatever happens once in a process: kernels are loaded, the model is probed and timed."""
+        with self._waiting("warming up"):
+            warmup()
+            inputs = self._inputs([user("Repeat: one two three one two three one two three")])
+            self._decode(inputs, drafted=False, max_new_tokens=_WARMUP_TOKENS)
+            self._decode(inputs, drafted=True, max_new_tokens=_WARMUP_TOKENS)
 
-    def _print(self, comparison: Comparison) -> None:
-        last_lines = "".join(comparison.task.prompt.splitlines(keepends=True)[-4:])
-        print(styled(f"── {comparison.task.title} ", DIM, self._color))
-        print(styled(f"…\n{last_lines}", DIM, self._color), end="")
-        print(self._colored_output(comparison))
-        tokens = comparison.new_tokens * ROUNDS
-        drafters = "ReferenceCopy()" + (" | DatastoreDrafts(store)" if self._store else "")
-        print(
-            f"   {comparison.new_tokens} tokens: plain {tokens / comparison.plain_seconds:.0f} "
-            f"tokens/s, with {drafters} {tokens / comparison.drafted_seconds:.0f} tokens/s, "
-            f"{comparison.plain_seconds / comparison.drafted_seconds:.1f}x, "
-            f"MAT {comparison.drafter.stats.mat:.1f}, "
-            f"{verdict(comparison.plain_ids, comparison.drafted_ids)}\n",
-            flush=True,
+    def _show(self, scene: Scene) -> None:
+        self._console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
+        self._print_document(scene)
+        messages = [] if scene.system is None else [system(scene.system)]
+        for name, question, message in scene.turns():
+            messages.append(message)
+            self._console.print(Text(f"> {printable(question)}", "bold"))
+            inputs = self._inputs(messages)
+            answer = self._answer(name, inputs)
+            self.answers.append(answer)
+            self._console.print(legend(answer.stats))
+            self._console.print(Text(_summary(answer), "bold"))
+            self._console.print()
+            text = self._tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
+            messages.append(assistant(text))
+
+    def _answer(self, scene: str, inputs: BatchEncoding) -> Answer:
+        """Streams the drafted answer, and then decodes the same without drafts."""
+        stream = AnswerStream(self._console, self._tokenizer)
+        self._drafter.listener = stream.put
+        drafted_ids, drafted_seconds = self._decode(inputs, drafted=True)
+        self._drafter.listener = None
+        stream.end()
+        with self._waiting("the same without drafts"):
+            plain_ids, plain_seconds = self._decode(inputs, drafted=False)
+        return Answer(
+            scene, plain_ids, drafted_ids, plain_seconds, drafted_seconds, self._drafter.stats
         )
 
-    def _colored_output(self, comparison: Comparison) -> str:
-        ids = comparison.drafted_ids[comparison.prompt_length :]
-        text, end, pieces = "", 0, []
-        for length, drafted in comparison.drafter.runs():
-            end += length
-            so_far = self._tokenizer.decode(ids[:end], skip_special_tokens=True)
-            pieces.append(styled(so_far[len(text) :], GREEN if drafted else "", self._color))
-            text = so_far
-        return "".join(pieces)
-
-    def _print_summary(self) -> None:
-        plain = sum(comparison.plain_seconds for comparison in self.comparisons)
-        drafted = sum(comparison.drafted_seconds for comparison in self.comparisons)
-        stats = [comparison.drafter.stats for comparison in self.comparisons]
-        mat = sum(each.tokens for each in stats) / sum(each.forward_passes for each in stats)
-        same = sum(comparison.identical for comparison in self.comparisons)
-        if self._color:
-            print(f"Tokens in {styled('green', GREEN, True)} were drafted by look-up and accepted.")
-        print(
-            f"All together: {plain / drafted:.1f}x plain generate, {mat:.1f} tokens a forward pass "
-            f"(MAT), ids identical in {same} of {len(self.comparisons)}."
+    def _decode(
+        self, inputs: BatchEncoding, drafted: bool, max_new_tokens: int | None = None
+    ) -> tuple[list[int], float]:
+        """The new ids of an answer, greedily, and the seconds that they took."""
+        drafting = {"custom_generate": speculate, "candidate_generator": self._drafter}
+        began = perf_counter()
+        output = self._model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens or self._max_new_tokens,
+            do_sample=False,
+            **(drafting if drafted else {}),
         )
+        new_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+        return new_ids, perf_counter() - began
+
+    def _inputs(self, messages: list[Message]) -> BatchEncoding:
+        return chat_inputs(self._tokenizer, messages).to(self._model.device)
+
+    def _waiting(self, message: str) -> AbstractContextManager[object]:
+        """Says what is going on; a pipe and a picture get none of it."""
+        if not self._console.is_terminal or self._console.record:
+            return nullcontext()
+        # Seldom redrawn: that takes time from what it waits for, which is measured.
+        return self._console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
+
+    def _print_model(self) -> None:
+        """Which model answers, and what to expect of one of its size."""
+        model = self._model
+        name = Path(model.config.name_or_path).name
+        threads, parameters = torch.get_num_threads(), model.num_parameters()
+        on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
+        colors = self._console.color_system is not None and not self._console.no_color
+        self._console.print(
+            f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
+            f"{str(model.dtype).removeprefix('torch.')}, on "
+            f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
+            f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
+            f"{_COLORS if colors or self._console.record else ''}\n"
+        )
+
+    def _print_document(self, scene: Scene) -> None:
+        """The first lines of the text that stands in the prompt, and how long it is."""
+        if scene.document is None:
+            return
+        tokens = len(self._tokenizer(scene.document, add_special_tokens=False)["input_ids"])
+        text = Text(printable(scene.document.strip()).expandtabs(4), "dim")
+        lines = text.wrap(self._console, self._console.width)
+        for line in lines[:EXCERPT_LINES]:
+            self._console.print(line)
+        more = "… " if len(lines) > EXCERPT_LINES else ""
+        self._console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
+
+    def _table(self) -> Table:
+        table = Table(box=SIMPLE_HEAD, show_footer=True)
+        for column, footer in zip(_COLUMNS, self._totals(), strict=True):
+            justify: Any = "left" if column == "scene" else "right"
+            table.add_column(column, footer=footer, justify=justify, vertical="bottom")
+        for answer in self.answers:
+            tokens = len(answer.drafted_ids)
+            rates = _rates(tokens, answer.plain_seconds, answer.drafted_seconds)
+            ids = "identical" if answer.identical else "DIFFER"
+            table.add_row(answer.scene, str(tokens), *rates, f"{answer.stats.mat:.2f}", ids)
+        return table
+
+    def _totals(self) -> list[str]:
+        stats = SpeculationStats()
+        for answer in self.answers:
+            stats += answer.stats
+        plain = sum(answer.plain_seconds for answer in self.answers)
+        drafted = sum(answer.drafted_seconds for answer in self.answers)
+        same = sum(answer.identical for answer in self.answers)
+        rates = _rates(stats.tokens, plain, drafted)
+        ids = f"{same} of {len(self.answers)}"
+        return ["together", str(stats.tokens), *rates, f"{stats.mat:.2f}", ids]
+
+
+def _summary(answer: Answer) -> str:
+    plain, drafted, speedup = _rates(
+        len(answer.drafted_ids), answer.plain_seconds, answer.drafted_seconds
+    )
+    return (
+        f"plain {plain} tokens/s, drafted {drafted} tokens/s: {speedup}; "
+        f"MAT {answer.stats.mat:.2f}; {verdict(answer.plain_ids, answer.drafted_ids)}"
+    )
+
+
+def _rates(tokens: int, plain: float, drafted: float) -> tuple[str, str, str]:
+    """Tokens per second plainly and drafted, and the speed-up."""
+    return f"{tokens / plain:.1f}", f"{tokens / drafted:.1f}", f"{plain / drafted:.2f}x"

@@ -34,7 +34,7 @@ def model(tmp_path, data, tokenizer, byte_llama, monkeypatch):
 
 
 def entries(suite: str) -> list[dict]:
-    return read_results(Path("out"))["suites"][suite]["entries"]
+    return read_results(Path("out"))["suites"][f"{suite}, float32"]["entries"]
 
 
 def names(suite: str) -> list[str]:
@@ -58,7 +58,8 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     report = Path("out/report.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in report
     for suite in suites:
-        assert f"## {suite}\n" in report
+        assert f"## {suite}, float32\n" in report
+    assert "## All suites, float32\n" in report
     assert "| method | nodes | math | translation |" in report
     assert "](speed_ups.png)" in report
     assert Path("out/speed_ups.png").read_bytes().startswith(b"\x89PNG")
@@ -73,6 +74,21 @@ def test_a_model_writes_freely(model):
     cached, uncached = samples["blend", 64], samples["ReferenceCopy", 64]
     assert cached["forward_passes"] <= uncached["forward_passes"]
     assert names("multi-turn") == ["writing/81, turn 1", "writing/81, turn 2"]
+
+
+def test_several_types_of_numbers_are_measured_one_after_the_other(model):
+    dtypes = ["--dtype", "float32", "bfloat16"]
+    assert main(["bench", "rag", "multi-turn", *model, "--limit", "1", *dtypes]) == 0
+    results = read_results(Path("out"))
+    assert list(results["suites"]) == [
+        *(f"{suite}, {dtype}" for dtype in dtypes[1:] for suite in ("rag", "multi-turn"))
+    ]
+    assert results["settings"]["dtype"] == "float32 bfloat16"
+    for suite in results["suites"].values():
+        plain = [entry["samples"][0]["method"] for entry in suite["entries"]]
+        assert plain == [PLAIN] * (1 if suite["suite"] == "rag" else 2)
+    text = Path("out/report.md").read_text(encoding="utf-8")
+    assert "## All suites, float32\n" in text and "## All suites, bfloat16\n" in text
 
 
 def test_random_text_is_forced_up_to_a_number_of_tokens(replay):
@@ -186,7 +202,13 @@ def test_a_file_without_questions_is_refused(replay, data, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--random-model", "huge"], ["--limit", "0"], ["--distractors", "-1"]]
+    "arguments",
+    [
+        ["--random-model", "huge"],
+        ["--limit", "0"],
+        ["--distractors", "-1"],
+        ["--dtype", "float32", "int8"],
+    ],
 )
 def test_a_value_that_an_option_does_not_take_is_refused_with_the_usage(replay, capsys, arguments):
     with pytest.raises(SystemExit) as exit:

@@ -11,7 +11,7 @@ from hf_refspec.bench.knn import WITHOUT_PQ_INDEX
 from hf_refspec.bench.methods import speculations, transformers_methods
 from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
-from hf_refspec.demo import corpus
+from hf_refspec.store.build.presets import python_stdlib
 from hf_refspec.store.knn_datastore import KnnDatastore
 
 MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
@@ -30,15 +30,15 @@ def given(tmp_path, byte_llama, tokenizer, monkeypatch) -> list[str]:
 
 
 def build(model, tokenizer, tokens: int, path: str) -> None:
-    text = corpus.read_source(corpus.training_files()[0])
-    KnnDatastore.build(model, tokenizer, text, path, max_entries=tokens, progress=False)
+    texts = (file.read_text(encoding="utf-8") for file in python_stdlib()[1:10])
+    KnnDatastore.build(model, tokenizer, texts, path, max_entries=tokens, progress=False)
 
 
 def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
     build(byte_llama, tokenizer, 1500, "store")
     KnnDatastore("store").add_pq_index()
     assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate"]) == 0
-    entries = read_results(Path("out"))["suites"]["knn"]["entries"]
+    entries = read_results(Path("out"))["suites"]["knn, float32"]["entries"]
     settings = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
     settings = [f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")]
     assert [entry["setting"] for entry in entries] == [name for name in settings for _ in range(2)]
@@ -81,6 +81,6 @@ def test_the_datastore_of_another_tokenizer_is_refused(
     given, byte_llama, tokenizer, tmp_path, capsys
 ):
     build(byte_llama, tokenizer, 1100, "store")
-    bundled = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
-    assert main(bundled) == 2
+    given = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
+    assert main(given) == 2  # of the default model
     assert "was made for another tokenizer" in capsys.readouterr().err

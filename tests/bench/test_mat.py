@@ -13,7 +13,6 @@ import hf_refspec as rs
 from hf_refspec.bench.records import read_records
 from hf_refspec.bench.replay import replay, stand_in_model
 from hf_refspec.bench.suites import RecordedAnswer, humaneval, llma_rag, recorded
-from hf_refspec.demo.corpus import read_source
 from hf_refspec.demo.default_model import load_tokenizer
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -53,12 +52,12 @@ def text(request):
 @pytest.mark.parametrize(
     ("drafter", "nodes", "verification", "least"),
     [
-        (lambda: rs.ReferenceCopy(mode="llma", copy_length=18), 18, "chain", (3.2, 10.2)),
-        (rs.ReferenceCopy, 18, "chain", (3.35, 11.0)),
-        (rs.ReferenceCopy, 16, "tree", (3.6, 11.3)),
-        (rs.ReferenceCopy, 64, "tree", (4.15, 22.5)),
-        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(), 64, "tree", (4.55, 22.5)),
-        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(top_k=0), 64, "tree", (4.55, 22.5)),
+        (lambda: rs.ReferenceCopy(mode="llma", copy_length=18), 18, "chain", (3.2, 8.9)),
+        (rs.ReferenceCopy, 18, "chain", (3.35, 10.8)),
+        (rs.ReferenceCopy, 16, "tree", (3.6, 10.7)),
+        (rs.ReferenceCopy, 64, "tree", (4.15, 20.0)),
+        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(), 64, "tree", (4.55, 19.7)),
+        (lambda: rs.ReferenceCopy() | rs.RetrievalCache(top_k=0), 64, "tree", (4.55, 19.7)),
     ],
     ids=["llma", "chain of 18", "tree of 16", "tree of 64", "with a cache", "of equal calls"],
 )
@@ -71,7 +70,7 @@ def test_answers_that_repeat_their_prompts(text, drafter, nodes, verification, l
 def test_prompt_look_up_scores_as_known(text):
     name, answers, model = text
     look_up = PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31)
-    low, high = (7.0, 9.0) if name == "edits" else (2.9, 3.15)
+    low, high = (6.0, 8.0) if name == "edits" else (2.9, 3.15)
     assert low <= replay(answers, look_up, model, 10, "chain").mat <= high
 
 
@@ -82,7 +81,7 @@ def test_a_datastore_s_mixed_drafts_are_accepted_more_often_than_rests(tmp_path,
         answers = humaneval(data_file("HumanEval.jsonl.gz"), tokenizer)[:20]
     else:
         tokenizer = load_tokenizer()
-        texts = (read_source(LIBRARY / f"{module}.py") for module in WRITTEN)
+        texts = ((LIBRARY / f"{module}.py").read_text(encoding="utf-8") for module in WRITTEN)
         written_ids = [tokenizer(text)["input_ids"] for text in texts]
         answers = [RecordedAnswer(ids[:300], ids[300:500]) for ids in written_ids]
     files = [LIBRARY / f"{module}.py" for module in MODULES.split()]

@@ -1,10 +1,11 @@
-"""Outputs are compared, and ties are no differences."""
+"""Outputs are compared, and the distance of two logits is counted in steps of rounding."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from hf_refspec.bench.outputs import ROUNDING, Output, tied
+from hf_refspec.bench.outputs import Output, rounding_steps
 
 
 @pytest.mark.parametrize(
@@ -16,13 +17,17 @@ def test_differences_are_the_places_with_other_tokens_or_with_none(one, other, p
     assert Output(other).differences(Output(one)) == places
 
 
-def test_two_logits_are_tied_if_they_are_equal_but_for_rounding():
-    assert tied(7.0, 7.0 * (1 + ROUNDING / 2)) and tied(-7.0, -7.0)
-    assert not tied(7.0, 7.0 * (1 + 2 * ROUNDING)) and not tied(7.0, -7.0)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("logit", [17.25, -17.25, 1.0, 0.75])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_steps_are_those_between_neighbouring_numbers_of_the_type(dtype, logit, steps):
+    one = other = torch.tensor(logit, dtype=dtype)
+    for _ in range(steps):
+        other = torch.nextafter(other, torch.tensor(torch.inf, dtype=dtype).copysign(one))
+    assert rounding_steps(float(one), float(other), dtype) == steps
+    assert rounding_steps(float(other), float(one), dtype) == steps
 
 
-def test_a_tie_explains_a_difference_where_a_text_was_forced():
-    plain = Output([1, 2, 3], [5.0, 6.0, 7.0])
-    assert Output([1, 9, 8], [5.0, 6.000001, 7.1]).beyond_rounding(plain) == [2]
-    assert Output([1, 9, 8]).beyond_rounding(Output([1, 2, 3])) == [1, 2]
-    assert Output([1, 9], [5.0, 6.0]).beyond_rounding(plain) == [1, 2]
+def test_the_spacing_is_that_at_the_larger_logit():
+    assert rounding_steps(16.0, 15.9375, torch.bfloat16) == 0.5  # below 16 it is 0.0625
+    assert rounding_steps(16.0, 12.0, torch.bfloat16) == 32

@@ -47,7 +47,7 @@ def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
 
 
 def measured() -> list[dict]:
-    return read_results(Path("out"))["suites"]["ralm"]["entries"]
+    return read_results(Path("out"))["suites"]["ralm, float32"]["entries"]
 
 
 def test_measures_all_retrievers_by_all_methods(given, base, capsys):

@@ -14,16 +14,15 @@ from hf_refspec.cli import main
 
 def test_columns_that_are_empty_are_left_out():
     lines = methods_table(summaries([entry("a", [sample("plain", 4, 2, 1.0, 3.0)])])).splitlines()
-    columns = "MAT | prefill, s | decoding, tokens/s | speed-up, decoding | speed-up, whole call"
-    assert lines[0] == f"| method | nodes | {columns} | other ids |"
-    assert lines[2].startswith("| plain | 8 | 2.00 | 1.000 [1.000, 1.000] | 1.0 [1.0, 1.0] | ")
+    assert lines[0] == ("| method | nodes | MAT | seconds | speed-up | of decoding | texts equal |")
+    assert lines[2] == "| plain | 8 | 2.00 | 4.0 | 1.00 | 1.00 [1.00, 1.00] | 1 of 1 |"
 
 
 def test_questions_with_categories_have_a_table_of_these():
     entries = [entry(f"{name}/1", [sample("plain", 4, 4, 1.0, 3.0)]) for name in ("a", "b")]
     text = report(results(rag=entries))
     assert "- cpu x\n- torch 2\n- model tiny\n" in text
-    assert "## rag\n\n2 of 3 questions.\n" in text
+    assert "## rag, float32\n\n2 of 3 questions.\n" in text
     assert "| method | nodes | a | b |" in text
     assert "| plain | 8 | 1.00, 1.00x | 1.00, 1.00x |" in text
 
@@ -37,8 +36,44 @@ def test_each_retriever_has_a_table():
     assert "### flat, 1,234 to search" in text
     [baseline] = [line for line in text.splitlines() if line.startswith(f"| {BASELINE} | ")]
     [ours] = [line for line in text.splitlines() if line.startswith(f"| {OURS} | ")]
-    assert "|  |  | 9 | 75% | 0 of 2 |" in baseline
-    assert "| 4.00 [4.00, 4.00] | 0.833 | 3.00 | 3 | 0% | 0 of 2 |" in ours
+    assert "|  |  | 9 | 75% | 2 of 2 |" in baseline
+    assert "| 4.00 [4.00, 4.00] | 0.833 | 3.00 | 3 | 0% | 2 of 2 |" in ours
+
+
+def test_several_suites_are_summed_up_for_each_type_of_numbers():
+    def of_suites(dtype: str, seconds: float) -> dict:
+        samples = [sample("plain", 11, 11, 1.0, 9.0), sample("ours", 11, 5, 1.0, seconds)]
+        suites = {name: [entry(each, samples) for each in "ab"] for name in ("rag", "multi-turn")}
+        return results(dtype, **suites)
+
+    text = report(results())
+    assert "All suites" not in text
+    one, other = of_suites("float32", 4.0), of_suites("bfloat16", 1.0)
+    text = report({**one, "suites": one["suites"] | other["suites"]})
+    float32, bfloat16 = text.partition("## All suites, bfloat16\n")[::2]
+    assert "## All suites, float32\n" in float32
+    assert "| plain | 8 | 1.00 | 40.0 | 1.00 | 1.00 [1.00, 1.00] | 4 of 4 |" in float32
+    assert "| ours | 8 | 2.20 | 20.0 | 2.00 | 2.25 [2.25, 2.25] | 4 of 4 |" in float32
+    assert "| ours | 8 | 2.20, 5.00x | 2.20, 5.00x |" in bfloat16
+
+
+def test_each_text_that_differs_is_listed_with_its_margin():
+    def other(place: int, steps: float) -> dict:
+        difference = {"place": place, "steps": steps}
+        return sample("ours", 8, 4, 1.0, 3.0, other_tokens=5, first_difference=difference)
+
+    plain = sample("plain", 8, 8, 1.0, 3.0)
+    entries = [
+        entry("a", [plain, other(3, 0.0), other(3, 0.0), other(6, 2.0)]),
+        entry("b", [plain, plain]),
+    ]
+    text = report(results("bfloat16", rag=entries))
+    assert "in steps of bfloat16 at that size" in text
+    assert "| a | 3 | 0 | 2 |\n| a | 6 | 2 | 1 |" in text
+    assert "| b |" not in text
+    [ours] = [line for line in text.splitlines() if line.startswith("| ours | ")]
+    assert ours.endswith("| 0 of 3 | 2 |")
+    assert "margin" not in report(results(rag=entries[1:]))
 
 
 # --- compare
@@ -71,10 +106,10 @@ def test_compares_the_prompts_that_both_have_measured(compared):
     assert status == 0
     assert "| model | tiny | 8B |" in text
     assert "torch" not in text
-    assert "## rag, 1 prompts" in text
-    speeds = "2.0 [2.0, 2.0] → 2.5 [2.5, 2.5], +25.0%"
-    speed_ups = "2.00 [2.00, 2.00] → 2.50 [2.50, 2.50], +25.0%"
-    assert f"| ours | 8 | 2.20 → 2.20, +0.0% | {speeds} | {speed_ups} | 1.83" in text
+    assert "## rag, float32, 1 prompts" in text
+    totals = "6.0 → 5.0, -16.7% | 1.83 → 2.20, +20.0%"
+    decoding = "2.00 [2.00, 2.00] → 2.50 [2.50, 2.50], +25.0%"
+    assert f"| ours | 8 | 2.20 → 2.20, +0.0% | {totals} | {decoding} |" in text
 
 
 @pytest.mark.parametrize("other", [rag(4.0, "c"), rag(4.0, "ab", text="y"), results()])
@@ -99,8 +134,8 @@ def test_retrieval_is_compared_by_retriever_and_method(compared):
 
     one, other = ralm({BASELINE: 8.0, OURS: 4.0, PUBLISHED: 5.0}), ralm({BASELINE: 8.0, OURS: 2.0})
     _, text = compared(one, other)
-    flat, bm25 = text.partition("## ralm, bm25, 1 prompts")[::2]
-    assert "## ralm, flat, 1 prompts" in flat
+    flat, bm25 = text.partition("## ralm, float32, bm25, 1 prompts")[::2]
+    assert "## ralm, float32, flat, 1 prompts" in flat
     for part in (flat, bm25):
         assert f"| {OURS} | " in part
         assert "| 2.00 [2.00, 2.00] → 4.00 [4.00, 4.00], +100.0% |" in part

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_refspec.bench.suites import (
+    Question,
     chat_prompt,
     humaneval,
     llma_rag,
@@ -20,6 +21,7 @@ from hf_refspec.bench.suites import (
     random_texts,
     recorded,
     spec_bench,
+    taking_turns,
 )
 
 
@@ -29,6 +31,12 @@ def write_problems(path: Path, problems) -> Path:
             problem = {"task_id": "x", "prompt": prompt, "canonical_solution": solution}
             file.write(json.dumps(problem) + "\n")
     return path
+
+
+def without_template(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = None
+    return other
 
 
 def test_humaneval_has_the_prompts_and_their_solutions(tmp_path, tokenizer):
@@ -47,9 +55,13 @@ def test_an_empty_file_has_no_answers(tmp_path, tokenizer):
 def test_llma_rag_puts_the_documents_before_the_question(tmp_path, tokenizer):
     record = {"query": "who?", "docs": ["one", "two"], "result": {"text": " me"}}
     (tmp_path / "rag.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    [answer] = llma_rag(tmp_path / "rag.jsonl", tokenizer)
-    assert tokenizer.decode(answer.prompt_ids) == "docs:\none\ntwo\nquery: who?\nanswer:"
+    prompt = "docs:\none\ntwo\nquery: who?\nanswer:"
+    [answer] = llma_rag(tmp_path / "rag.jsonl", without_template(tokenizer))
+    assert tokenizer.decode(answer.prompt_ids) == prompt
     assert tokenizer.decode(answer.answer_ids[:-1]) == " me"
+    [reply] = llma_rag(tmp_path / "rag.jsonl", tokenizer)
+    assert tokenizer.decode(reply.prompt_ids) == f"user: {prompt}\nassistant: "
+    assert tokenizer.decode(reply.answer_ids) == "me</s>"
 
 
 def test_a_token_that_would_reach_over_the_border_is_cut_there():
@@ -103,6 +115,12 @@ def test_questions_have_answers_where_there_is_one_for_each_turn(data):
     ]
 
 
+def test_categories_take_turns():
+    ids = ["a/1", "a/2", "a/3", "b/4", "b/5", "c/6"]
+    questions = taking_turns([Question(each, ["x"]) for each in ids])
+    assert [question.id for question in questions] == ["a/1", "b/4", "c/6", "a/2", "b/5", "a/3"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [([1, None], "line 2: question_id must be a number"), ([1, 1], "line 2: a/1 was asked in")],
@@ -135,8 +153,7 @@ def test_neighbours_are_four_different_questions_and_the_same_each_time():
 def test_a_conversation_goes_through_the_chat_template_if_there_is_one(tokenizer):
     ids = chat_prompt(["hi", "ho", "ha"], tokenizer)
     assert tokenizer.decode(ids) == "user: hi\nassistant: ho\nuser: ha\nassistant: "
-    plain = copy.deepcopy(tokenizer)
-    plain.chat_template = None
+    plain = without_template(tokenizer)
     assert plain.decode(chat_prompt(["hi", "ho"], plain)) == "hi\n\nho\n\n"
 
 

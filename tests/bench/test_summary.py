@@ -9,6 +9,7 @@ from bench_samples import entry, retrieval_sample, sample
 
 from hf_refspec.bench.summary import Spread, summaries
 
+DIFFERENCE = {"place": 19, "steps": 0.0}
 ENTRIES = [
     entry(
         "a",
@@ -19,7 +20,10 @@ ENTRIES = [
     ),
     entry(
         "b",
-        [sample("plain", 21, 21, 1.0, 20.0), sample("ours", 21, 6, 1.0, 10.0, other_tokens=2)],
+        [
+            sample("plain", 21, 21, 1.0, 20.0),
+            sample("ours", 21, 6, 1.0, 10.0, other_tokens=2, first_difference=DIFFERENCE),
+        ],
     ),
     entry("c", [sample("plain", 1, 1, 2.0, 0.0), sample("ours", 1, 1, 1.0, 0.0)]),
 ]
@@ -29,9 +33,11 @@ def test_summarizes_each_method():
     plain, ours = summaries(ENTRIES).values()
     assert (plain.samples, plain.tokens, plain.mat) == (3, 33, 1.0)
     assert ours.mat == 3.0
-    assert (ours.different, ours.other_tokens) == (1, 2)
+    assert (plain.equal, plain.margins) == (3, [])
+    assert (ours.equal, ours.margins) == (2, [0.0])
     assert ours.drafting_microseconds == pytest.approx(1e6 * 0.5 / 11)
-    assert ours.prefill_seconds.median == 1.0
+    assert (plain.seconds, ours.seconds) == (34.0, 15.0)
+    assert ours.speed_up == pytest.approx(34 / 15)  # as many tokens
     assert ours.retrieval is None
 
 
@@ -39,10 +45,20 @@ def test_an_answer_of_one_token_has_no_decoding_speed():
     plain, ours = summaries(ENTRIES).values()
     assert plain.decoding_speed_up == Spread(1.0, 1.0, 1.0)
     assert ours.decoding_speed_up == Spread(3.5, 2.75, 4.25)  # of 2 and 5
-    assert ours.tokens_per_second == Spread(3.5, 2.75, 4.25)
-    assert ours.speed_up.median == pytest.approx(2.0)  # of 11/3, 21/11 and 2
     [alone] = summaries([{"samples": ENTRIES[2]["samples"][:1]}]).values()
     assert math.isnan(alone.decoding_speed_up.median)
+
+
+def test_a_text_of_fewer_tokens_is_no_gain():
+    samples = [sample("plain", 20, 20, 1.0, 9.0), sample("ours", 10, 5, 1.0, 4.0)]
+    _, ours = summaries([entry("a", samples)]).values()
+    assert ours.speed_up == pytest.approx(1.0)
+
+
+def test_texts_that_cannot_be_equal_are_not_counted():
+    samples = [sample("plain", 4, 4, 1.0, 3.0, other_tokens=None)]
+    [plain] = summaries([entry("a", samples)]).values()
+    assert plain.equal is None
 
 
 def test_a_spread_is_printed_with_its_quartiles():

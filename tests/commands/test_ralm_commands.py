@@ -142,8 +142,8 @@ def test_several_questions_are_summed_up(places, ask, tmp_path):
     assert "ids identical in 3\n" in printed
 
 
-def test_the_bundled_model_is_the_default(places, capsys):
-    assert run(places["texts"], "--question", "def area(width", "--max-new-tokens", 5) == 0
+def test_smollm2_is_the_default(places, capsys):
+    assert run(places["texts"], "--question", QUESTION, *SHORT) == 0
     assert "ids identical" in capsys.readouterr().out
 
 

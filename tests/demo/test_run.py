@@ -1,72 +1,85 @@
-"""The demo runs the bundled model on files that it has not been trained on."""
+"""The demo shows each answer once, drafted, and compares it with the plain one."""
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
+import io
 
 import pytest
-import torch
 
-from hf_refspec.cli import main
-from hf_refspec.demo import corpus, run
-from hf_refspec.demo.default_model import DEFAULT_MODEL, load_model, load_tokenizer
-from hf_refspec.demo.run import Demo, heldout_tasks
-from hf_refspec.generation.speculate import speculate
+from hf_refspec.demo.console import Terminal, verdict
+from hf_refspec.demo.default_model import load
+from hf_refspec.demo.run import Demo
+from hf_refspec.demo.scenes import FILE_TOKENS, Scene, built_in_scenes, scenes_of_file
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer()
+def smollm():
+    return load(device="cpu")
 
 
-def test_the_bundled_model_is_small(tokenizer):
-    size = sum(path.stat().st_size for path in Path(DEFAULT_MODEL).iterdir())
-    assert size <= 25e6
-    assert 4_000 <= len(tokenizer) <= 8_192
+def show(model, tokenizer, scenes, max_new_tokens, **terminal):
+    """Runs a demo; returns it, whether all ids were identical, and what it printed."""
+    printed = io.StringIO()
+    console = Terminal(file=printed, **terminal)
+    demo = Demo(model, tokenizer, max_new_tokens, console)
+    return demo, demo.run(scenes), printed.getvalue()
 
 
-def test_its_tokenizer_gives_back_every_text(tokenizer):
-    texts = [corpus.read_source(path) for path in corpus.heldout_files()[:5]]
-    for text in [*texts, "\t é 中文 🙂\r\n\f  x\n\n\n    y = 'ß'"]:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids) == text
+def test_the_default_model_answers_the_same_with_drafts_in_every_scene(smollm):
+    model, tokenizer = smollm
+    demo, identical, printed = show(model, tokenizer, built_in_scenes(), 10, width=100)
+    assert identical and len(demo.answers) == 4
+    assert "SmolLM2-135M-Instruct, 135 million parameters, float32" in printed
+    assert printed.count("; ids identical") == 4
+    assert "4 of 4" in printed
+    for answer in demo.answers:
+        text = tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
+        assert text.rstrip() in printed
+        assert answer.stats.tokens == len(answer.drafted_ids) <= 10
 
 
-def test_the_bundled_model_has_learned_python(tokenizer):
-    """Far better than chance (8.3 nats a token) on a file that it has not seen."""
-    model = load_model(device="cpu")
-    ids = tokenizer(corpus.read_source(corpus.heldout_files()[3]), return_tensors="pt").input_ids
-    with torch.no_grad():
-        loss = model(ids[:, :1024], labels=ids[:, :1024]).loss
-    assert loss < 3.5
+def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
+    chat = Scene("chat", "a chat", ("one", "two"))
+    demo, _, _ = show(byte_llama, tokenizer, [chat], 8)
+    alone, _, _ = show(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
+    assert demo.answers[1].drafted_ids != alone.answers[0].drafted_ids
 
 
-@pytest.mark.parametrize("color", [True, False])
-def test_ids_are_identical_and_copied_tokens_are_coloured(tokenizer, capsys, monkeypatch, color):
-    # A fixed number of nodes: how many pay would depend on the machine.
-    monkeypatch.setattr(run, "speculate", functools.partial(speculate, max_draft_tokens=16))
-    model = load_model(device="cpu")
-    tasks = heldout_tasks(tokenizer)
-    assert [task.title.split(": ")[1].split()[0] for task in tasks] == ["rename"] * 3 + ["complete"]
-    demo = Demo(model, tokenizer, max_new_tokens=24, color=color)
-    assert demo.run(tasks)
-    output = capsys.readouterr().out
-    assert ("\x1b[32m" in output) == color
-    assert "ids identical in 4 of 4" in output
-    for comparison in demo.comparisons:
-        steps = sum(length for length, _ in comparison.drafter.runs())
-        assert steps == comparison.new_tokens
+def test_colours_are_for_terminals_that_want_them(byte_llama, tokenizer, monkeypatch):
+    scene = Scene("repeat", "a repetition", ("abcabcabc",), "a text of one line")
+    terminal = {"force_terminal": True, "color_system": "standard", "width": 80}
+    _, _, colored = show(byte_llama, tokenizer, [scene], 40, **terminal)
+    assert "\x1b[32m" in colored and "a text of one line" in colored
+    _, _, piped = show(byte_llama, tokenizer, [scene], 40)
+    assert "\x1b" not in piped
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, _, plain = show(byte_llama, tokenizer, [scene], 40, **terminal)
+    assert "\x1b[32m" not in plain
 
 
-def test_it_drafts_from_a_datastore_as_well_if_asked(tmp_path, capsys, monkeypatch):
-    files = corpus.training_files()[:4]
-    monkeypatch.setattr(corpus, "training_files", lambda: files)
-    source = tmp_path / "area.py"
-    source.write_text("def area(width, height):\n    return width * height\n", encoding="utf-8")
-    arguments = ["demo", "--file", str(source), "--max-new-tokens", "12", "--no-color"]
-    assert main([*arguments, "--datastore"]) == 0
-    output = capsys.readouterr().out
-    assert "with ReferenceCopy() | DatastoreDrafts(store) " in output
-    assert "area.py: complete it" in output
-    assert "ids identical in 1 of 1" in output
+def test_ids_that_differ_are_told_with_their_position(byte_llama, tokenizer, monkeypatch):
+    decode = Demo._decode
+
+    def changed(self, inputs, drafted, max_new_tokens=None):
+        ids, seconds = decode(self, inputs, drafted, max_new_tokens)
+        return ([*ids[:3], ids[3] ^ 1, *ids[4:]] if drafted else ids), seconds
+
+    monkeypatch.setattr(Demo, "_decode", changed)
+    scene = Scene("a", "a", ("b",))
+    _, identical, printed = show(byte_llama, tokenizer, [scene], 8, width=200)
+    assert not identical and "IDS DIFFER from position 3" in printed
+    assert verdict([1, 2], [1, 2]) == "ids identical"
+    assert verdict([1, 2], [1]) == "IDS DIFFER from position the end"
+
+
+def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
+    text = "".join(f"line {i}\n" for i in range(200))
+    scenes = scenes_of_file(text, "notes.txt", tokenizer)
+    assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
+    for scene in scenes:
+        assert scene.document is not None and text.startswith(scene.document)
+        assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
+        assert scene.document.endswith("\n")
+    code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)
+    assert code[0].document == "```python\ndef f(): pass\n```"
+    assert scenes_of_file("x" * 1000, "one_line.txt", tokenizer)[0].document == "x" * FILE_TOKENS

@@ -1,0 +1,118 @@
+"""What the demo shows: a question about a document, an edit, and a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from .prompts import Message, user, with_document
+
+FILE_TOKENS = 400  # of a file that are shown to the model
+
+# Without it a small model soon leaves the text behind and invents.
+FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
+
+NOTICE = """\
+The town library of Ashford opens again on Monday after a year of repairs. The roof has been \
+renewed, and the reading room has new windows and forty new seats. The library will be open from \
+9 am to 8 pm on weekdays and from 10 am to 4 pm on Saturdays. On the opening day, the writer Helen \
+Moore reads from her new novel at 6 pm. Entry is free, and visitors can renew their cards at the \
+desk."""
+
+TEMPERATURE = """\
+```python
+def to_celsius(fahrenheit):
+    return (fahrenheit - 32) * 5 / 9
+
+
+def to_fahrenheit(celsius):
+    return celsius * 9 / 5 + 32
+```"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A chat of one or more questions.
+
+    Attributes:
+        name (`str`): In one word.
+        title (`str`): What it shows.
+        questions (`tuple[str, ...]`): What the user writes.
+        document (`str`, *optional*): A text that stands before the first question.
+        system (`str`, *optional*): What the model is told before all.
+    """
+
+    name: str
+    title: str
+    questions: tuple[str, ...]
+    document: str | None = None
+    system: str | None = None
+
+    def turns(self) -> Iterator[tuple[str, str, Message]]:
+        """Of each turn its name, the question, and the message that the model gets for it."""
+        for number, question in enumerate(self.questions, 1):
+            name = self.name if len(self.questions) == 1 else f"{self.name} {number}"
+            content = question
+            if number == 1 and self.document is not None:
+                content = with_document(self.document, question)
+            yield name, question, user(content)
+
+
+def built_in_scenes() -> list[Scene]:
+    """Three scenes that a model of 135 million parameters can do."""
+    return [
+        Scene(
+            "document",
+            "A question about a document",
+            ("What is new at the library of Ashford?",),
+            NOTICE,
+            FROM_THE_TEXT,
+        ),
+        Scene(
+            "edit", "An edit of Python code", ("Add docstrings to these functions.",), TEMPERATURE
+        ),
+        Scene(
+            "chat",
+            "Two turns of a chat",
+            (
+                "Write a SQL query that lists all customers from Berlin.",
+                "Change it so that it lists all customers from Paris.",
+            ),
+        ),
+    ]
+
+
+def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
+    """A question about a text and an edit of it, both of its first lines.
+
+    Args:
+        text (`str`): The text, not empty.
+        name (`str`): Its file's name; the suffix tells whether it is Python.
+        tokenizer (`PreTrainedTokenizerBase`): Counts the tokens.
+    """
+    part = _beginning(text, tokenizer)
+    python = name.endswith(".py")
+    edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
+    document = f"```python\n{part}```" if python else part
+    return [
+        Scene(
+            "document",
+            f"A question about {name}",
+            ("What is this about?",),
+            document,
+            FROM_THE_TEXT,
+        ),
+        Scene("edit", f"An edit of {name}", (edit,), document),
+    ]
+
+
+def _beginning(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The first lines, as many as have at most `FILE_TOKENS` tokens; part of the first if need
+    be."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) <= FILE_TOKENS:
+        return text
+    part = tokenizer.decode(ids[:FILE_TOKENS])
+    return part[: part.rfind("\n") + 1] or part
