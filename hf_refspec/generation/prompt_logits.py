@@ -67,7 +67,7 @@ def prompt_top_tokens(
         return None
     hidden = torch.cat(list(states), dim=1)  # (R, n, hidden_size)
     positions = hidden.shape[1]
-    count = min(positions - 1, int(fraction * positions / _relative_cost(model, head)))
+    count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
     if count <= 0 or hidden.shape[0] != logits.shape[0]:
         return None
     if not torch.equal(head(hidden[:, -1:]).argmax(dim=-1), logits.argmax(dim=-1)):
