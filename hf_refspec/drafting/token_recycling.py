@@ -93,7 +93,7 @@ class TokenRecycling(Drafter):
         context (`int`, *optional*, defaults to 3): n, the longest contexts, from 1 to 3 tokens.
         max_contexts (`int`, *optional*, defaults to 262,144): The most contexts that are kept; then
             those that were not verified for longest are given up. Each takes 8 k + 28 to 8 k + 36
-            bytes once it is there: 26 MB at most by default.
+            bytes once it is there: 24 MB at most by default.
         mode (`"contexts"` or `"published"`, *optional*, defaults to `"contexts"`): `"published"` is
             the algorithm of "Turning Trash into Treasure: Accelerating Inference of Large Language
             Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
