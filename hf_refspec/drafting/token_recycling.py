@@ -99,8 +99,8 @@ class TokenRecycling(Drafter):
             Models with Token Recycling" (arXiv 2408.08696, section 3): one matrix of the 8 best
             next tokens of each token, and breadth first the static tree of 80 nodes that the
             authors published (the first of them, where the budget is smaller). Where a token has
-            not been seen yet nothing is drafted; the paper drafts token 0 there. `top_k` and
-            `context` are then 8 and 1.
+            not been seen yet nothing is drafted; the paper's matrix begins with zeros. `top_k`
+            and `context` are then 8 and 1.
 
     Raises:
         TypeError: if a number is no int.
