@@ -18,7 +18,7 @@ from .kernels import kernel
 BLOCK = 64
 # The sum of exponentials is taken over all blocks with a logit so close to the highest, and over
 # one of so many others: closer and more take less time, and are less sure.
-_CLOSE = np.float32(6.0)
+_CLOSE = np.float32(4.0)
 _SAMPLED = 4
 
 
@@ -101,28 +101,27 @@ def _best_of_blocks(logits, largest, best):
     keys = np.empty(k, dtype=np.int32)
     count = 0
     for block in range(len(largest)):
-        count = _insert(blocks, keys, count, block, largest[block])
+        if count < k or largest[block] > keys[k - 1]:  # asked here: a call for each takes longer
+            count = _insert(blocks, keys, count, block, largest[block])
     # In the order in which they stand, so that of equal tokens the first is the best.
     chosen = np.sort(blocks[:count])
     count = 0
     for block in chosen:
         for token in range(block * BLOCK, min((block + 1) * BLOCK, len(bits))):
-            count = _insert(best, keys, count, token, _ordered(bits[token]))
+            key = _ordered(bits[token])
+            if count < k or key > keys[k - 1]:
+                count = _insert(best, keys, count, token, key)
 
 
 @njit(nogil=True)
 def _insert(items, keys, count, item, key):
     """Adds an item to a list of the largest keys, behind equal ones; returns its new length."""
-    if count == len(items):
-        if key <= keys[count - 1]:
-            return count
-        count -= 1
-    place = count
+    place = min(count, len(items) - 1)  # a full list loses its last
     while place > 0 and key > keys[place - 1]:
         items[place], keys[place] = items[place - 1], keys[place - 1]
         place -= 1
     items[place], keys[place] = item, key
-    return count + 1
+    return min(count + 1, len(items))
 
 
 @njit(nogil=True)
