@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
     from .drafting.stats import SpeculationStats as SpeculationStats
+    from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
     from .generation.speculate import speculate as speculate
     from .index.kernels import warmup as warmup
@@ -50,6 +51,7 @@ _MODULES = {
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],
     "drafting.stats": ["SpeculationStats"],
+    "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
     "generation.speculate": ["speculate"],
     "index.kernels": ["warmup"],

@@ -20,6 +20,7 @@ COMMANDS = {
     "extend": ("add documents to a datastore", "datastore.add_extend"),
     "compact": ("build the compact form of a datastore", "datastore.add_compact"),
     "info": ("describe a datastore", "datastore.add_info"),
+    "recycle": ("learn what a model expects next in texts", "recycle.add_recycle"),
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
     "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),

@@ -77,7 +77,7 @@ def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get(option) is not None:
             raise ValueError(
                 f"`{option}={kwargs[option]!r}` needs a drafter: pass `candidate_generator` as "
-                "well, `hf_refspec.ReferenceCopy()` for example, or leave it out."
+                'well, "auto" for example, or leave it out.'
             )
     return {name: value for name, value in kwargs.items() if name not in OPTIONS}
 

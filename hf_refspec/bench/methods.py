@@ -10,6 +10,7 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..drafting.token_recycling import TokenRecycling
 from ..ralm.options import Speculation
 from ..store.datastore import Datastore
 
@@ -73,7 +74,9 @@ def decoding_methods(store: Datastore | None = None) -> list[Method]:
     methods = [
         *transformers_methods(),
         Method("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
+        Method("Token Recycling's algorithm", 64, TokenRecycling(mode="published")),
         *(Method("ReferenceCopy", nodes, ReferenceCopy()) for nodes in ("auto", 8, 64)),
+        Method("TokenRecycling", "auto", TokenRecycling()),
         Method("RetrievalCache", "auto", RetrievalCache()),
     ]
     if store is not None:
@@ -84,7 +87,7 @@ def decoding_methods(store: Datastore | None = None) -> list[Method]:
 
 
 def _blend(store: Datastore | None) -> Drafter:
-    blend = ReferenceCopy() | RetrievalCache()
+    blend = ReferenceCopy() | TokenRecycling() | RetrievalCache()
     return blend if store is None else blend | DatastoreDrafts(store)
 
 

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..demo.live_drafts import default_sources
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
 from ..drafting.sessions.retrieval_cache import RetrievalCache
+from ..generation.default_drafter import default_sources
 from ..store.datastore import Datastore
 from .arguments import positive
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
-from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
 
@@ -26,13 +25,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and ends of 
 
 # Takes the tokens of a step, and for each the index of its source; `None` for the target's own.
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
-
-
-def default_sources(
-    references: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
-) -> list[Drafter]:
-    """What the commands draft from where no option names more; arguments of [`ReferenceCopy`]."""
-    return [ReferenceCopy(references, tokenizer)]
 
 
 class LiveDrafts(Blend):

@@ -19,10 +19,11 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.stats import SpeculationStats
+from ..generation.default_drafter import default_sources
 from ..generation.speculate import speculate
 from ..index.kernels import warmup
 from .console import verdict
-from .live_drafts import AnswerStream, LiveDrafts, default_sources, legend, printable
+from .live_drafts import AnswerStream, LiveDrafts, legend, printable
 from .prompts import Message, assistant, chat_inputs, system, user
 from .scenes import Scene
 

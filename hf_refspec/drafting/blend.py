@@ -41,6 +41,16 @@ class Blend(Drafter):
             raise ValueError("drafters has the same drafter twice; make another one")
         self._calibrations = [Calibration() for _ in self.drafters]
 
+    @property
+    def top_k(self) -> int:  # type: ignore[override]
+        """The most that a source wants to be told."""
+        return max(drafter.top_k for drafter in self.drafters)
+
+    @property
+    def prompt_fraction(self) -> float:  # type: ignore[override]
+        """The most that a source may cost."""
+        return max(drafter.prompt_fraction for drafter in self.drafters)
+
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
         fork._calibrations = copy.deepcopy(self._calibrations)
@@ -51,6 +61,7 @@ class Blend(Drafter):
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._trees: list[DraftTree] = []
         for drafter, calibration in zip(self.drafters, self._calibrations, strict=True):
+            drafter.sampling = self.sampling
             drafter.begin(prompt_ids, vocab_size)
             calibration.fade()
 
@@ -79,6 +90,16 @@ class Blend(Drafter):
         self._trees = []
         for drafter in self.drafters:
             drafter.observe(tokens, verified, logits)
+
+    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
+        for drafter in self.drafters:
+            if drafter.top_k > 0:
+                drafter.observe_top_k(verified, tokens, probs)
+
+    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
+        for drafter in self.drafters:
+            if drafter.prompt_fraction > 0:
+                drafter.observe_prompt(prompt_ids, tokens, probs)
 
     def end(self) -> None:
         for drafter in self.drafters:

@@ -16,6 +16,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
+from .sampling import Sampling
 from .stats import SpeculationStats
 from .tree import DraftTree
 
@@ -38,10 +39,17 @@ class Drafter(CandidateGenerator):
         decides_length (`bool`): Whether a draft is verified as it is where the call names no
             number of draft nodes; otherwise only what pays is.
         calibration ([`Calibration`]): What became of its estimates so far.
+        sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
+        top_k (`int`): How many of the target's best next tokens at every verified node
+            `observe_top_k` is to be told; 0 if none.
+        prompt_fraction (`float`): What `observe_prompt` may cost at most, beside the prefill.
     """
 
     assisted_draft_tokens: int = 10
     decides_length: bool = False
+    sampling: Sampling | None = None
+    top_k: int = 0
+    prompt_fraction: float = 0.0
     stats: SpeculationStats
     calibration: Calibration
     # What `a | b` is: `Blend`, which stands on this file and puts itself here.
@@ -105,6 +113,29 @@ class Drafter(CandidateGenerator):
                 in transformers' own assisted decoding, and where drafts cannot be verified.
         """
 
+    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
+        """Is told, before `observe`, what the target model found best at every node; only where
+        `top_k` is not 0.
+
+        Args:
+            verified ([`DraftTree`]): The tree of the forward pass, T nodes.
+            tokens (`np.ndarray`, int32 of shape `(1 + T, k)`): The best next tokens after the text
+                so far and after each node of `verified`, accepted or not, the best first. k is at
+                least `top_k`, if the vocabulary has as many.
+            probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
+        """
+
+    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
+        """Is told, after the prefill, what the target model found best inside the prompt; only
+        where `prompt_fraction` is not 0.
+
+        Args:
+            prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt as the target model saw it.
+            tokens (`np.ndarray`, int32 of shape `(m, k)`): The best next tokens after each of
+                `prompt_ids[n - 1 - m : n - 1]`, as in `observe_top_k`.
+            probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
+        """
+
     def __or__(self, other: Drafter) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]."""
         return self._blended([self, other]) if isinstance(other, Drafter) else NotImplemented
@@ -119,13 +150,19 @@ class Drafter(CandidateGenerator):
             yield
 
     @contextmanager
-    def sessions(self, prompts: Sequence[np.ndarray], vocab_size: int) -> Iterator[list[Drafter]]:
+    def sessions(
+        self,
+        prompts: Sequence[np.ndarray],
+        vocab_size: int,
+        sampling: Sampling | None = None,
+    ) -> Iterator[list[Drafter]]:
         """One call, from `begin` to `end`, with fresh `stats`: this drafter drafts for the first
         row, a fork for each other.
 
         Args:
             prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
             vocab_size (`int`): The target model's.
+            sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
 
         Raises:
             RuntimeError: if another call is using this drafter.
@@ -133,6 +170,7 @@ class Drafter(CandidateGenerator):
         with self._owned(), ExitStack() as rows:
             drafters = [self, *(self.fork() for _ in prompts[1:])]
             for drafter, prompt_ids in zip(drafters, prompts, strict=True):
+                drafter.sampling = sampling
                 rows.enter_context(drafter._begun(prompt_ids, vocab_size))
             yield drafters
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from transformers import (
     EpsilonLogitsWarper,
@@ -26,6 +27,7 @@ from transformers import (
 
 from ..drafting.tree import ROOT, DraftTree
 from .row import Row, choose_tokens
+from .top_tokens import top_tokens
 
 _BLIND_TO_IDS = (
     EpsilonLogitsWarper,
@@ -42,7 +44,10 @@ _BLIND_TO_IDS = (
 
 
 def accept(
-    rows: Sequence[Row], logits: torch.Tensor, drafts: Sequence[DraftTree]
+    rows: Sequence[Row],
+    logits: torch.Tensor,
+    drafts: Sequence[DraftTree],
+    choices: np.ndarray | None = None,
 ) -> list[list[int]]:
     """Each row takes the nodes of its draft that the target model chooses, and one token more.
 
@@ -51,22 +56,24 @@ def accept(
         logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's, after each
             row so far and after each node of its draft.
         drafts (sequence of [`DraftTree`]): One for each row, of at most T nodes.
+        choices (`np.ndarray`, int32 of shape `(R, 1 + T)`, *optional*): The argmax of the logits
+            where it is known.
 
     Returns:
         The accepted nodes of each row, from the root on.
     """
-    choices = None
-    if rows[0].chooses_by_logits_alone():
-        choices = logits.argmax(dim=-1).tolist()  # all nodes in one copy
+    greedy = None
+    if rows[0].chooses_by_logits_alone():  # all nodes in one copy
+        greedy = (top_tokens(logits, 0).choices if choices is None else choices).tolist()
     children = [draft.children() for draft in drafts]
     paths: list[list[int]] = [[] for _ in rows]
     walking = list(range(len(rows)))
     while walking:
         nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
-        if choices is None:
+        if greedy is None:
             tokens = _choose(rows, logits, walking, nodes)
         else:
-            tokens = [choices[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
+            tokens = [greedy[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
         still_walking = []
         for i, node, token in zip(walking, nodes, tokens, strict=True):
             stopped = rows[i].append(token)

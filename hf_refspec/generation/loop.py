@@ -21,7 +21,9 @@ from ..verification.reach import Reach
 from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget
+from .prompt_logits import collected_states, prompt_top_tokens
 from .row import Row
+from .top_tokens import TopTokens, top_tokens
 
 
 @dataclass
@@ -71,10 +73,15 @@ class Loop:
     def prefill(self, rows: Sequence[Row], drafters: Sequence[Drafter]) -> None:
         """The first forward pass, over the prompts. It yields a token for each row."""
         began, none = self.clock(), [DraftTree.empty()] * len(rows)
-        logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
-        paths = _accepted(rows, logits, none, [True] * len(rows))
+        fraction = max(drafter.prompt_fraction for drafter in drafters)
+        with collected_states(self.verifier.model, fraction > 0) as states:
+            logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
+        top = _top_tokens(drafters, logits)
+        paths = _accepted(rows, logits, none, [True] * len(rows), top)
         self.verifier.keep(paths)
-        self._observe(drafters, none, paths, [row.tail(1) for row in rows], logits)
+        if states:
+            self._observe_prompts(drafters, rows, states, logits, fraction)
+        self._observe(drafters, none, paths, [row.tail(1) for row in rows], logits, top)
         self.stats.prefill_seconds += self.clock() - began
 
     def step(self, rows: Sequence[Row], drafters: Sequence[Drafter], going: Sequence[bool]) -> None:
@@ -91,7 +98,8 @@ class Loop:
         trimmed = self.budget.trim(drafters, drafts, self.clock() - began)
         drafted = self.clock()
         logits = self.verifier.forward([row.seen for row in rows], trimmed)  # (R, 1 + T, vocab)
-        paths = _accepted(rows, logits, trimmed, going)
+        top = _top_tokens(drafters, logits)
+        paths = _accepted(rows, logits, trimmed, going, top)
         verified = self.clock()
         self.verifier.keep(paths)
         new_tokens = [
@@ -100,7 +108,7 @@ class Loop:
         ]
         if self.verifier.in_step:
             self.budget.record(drafters, drafts, new_tokens, logits.shape[1], verified - drafted)
-        self._observe(drafters, trimmed, paths, new_tokens, logits)
+        self._observe(drafters, trimmed, paths, new_tokens, logits, top)
         self.stats.drafting_seconds += drafted - began
         self.stats.verifying_seconds += verified - drafted
         self.stats.other_seconds += self.clock() - verified
@@ -118,6 +126,27 @@ class Loop:
         draft = checked_draft(drafter, nodes, self.verifier.vocab_size, self.chains)
         return draft.truncated(deepest)
 
+    def _observe_prompts(
+        self,
+        drafters: Sequence[Drafter],
+        rows: Sequence[Row],
+        states: list[torch.Tensor],
+        logits: torch.Tensor,
+        fraction: float,
+    ) -> None:
+        """Tells the drafters what the target expects inside the prompts, which are one token
+        longer by now."""
+        k = max(drafter.top_k for drafter in drafters)
+        top = prompt_top_tokens(self.verifier.model, states, logits, k, fraction)
+        if top is None:
+            return
+        for i, (drafter, row) in enumerate(zip(drafters, rows, strict=True)):
+            length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
+            prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
+            count = min(top.tokens.shape[1], len(prompt_ids) - 1)
+            if count > 0:
+                drafter.observe_prompt(prompt_ids, top.tokens[i, -count:], top.probs[i, -count:])
+
     def _observe(
         self,
         drafters: Sequence[Drafter],
@@ -125,15 +154,25 @@ class Loop:
         paths: Sequence[list[int] | None],
         new_tokens: Sequence[np.ndarray | None],
         logits: torch.Tensor,
+        top: TopTokens | None,
     ) -> None:
         """Tells the drafters what was verified, and counts it."""
         counts = []
         for i, (drafter, draft) in enumerate(zip(drafters, drafts, strict=True)):
             path, tokens = paths[i], new_tokens[i]
             if path is not None and tokens is not None:
-                drafter.observe(tokens, draft, logits[i, : 1 + len(draft)])
+                nodes = 1 + len(draft)
+                if top is not None and drafter.top_k > 0:
+                    drafter.observe_top_k(draft, top.tokens[i, :nodes], top.probs[i, :nodes])
+                drafter.observe(tokens, draft, logits[i, :nodes])
                 counts.append((len(draft), len(path)))
         self.stats.record_rows(counts)
+
+
+def _top_tokens(drafters: Sequence[Drafter], logits: torch.Tensor) -> TopTokens | None:
+    """What drafters want to know of the logits, if any of them wants to."""
+    k = max(drafter.top_k for drafter in drafters)
+    return top_tokens(logits, k) if k > 0 else None
 
 
 def _accepted(
@@ -141,12 +180,21 @@ def _accepted(
     logits: torch.Tensor,
     drafts: Sequence[DraftTree],
     going: Sequence[bool],
+    top: TopTokens | None,
 ) -> list[list[int] | None]:
     """The accepted nodes of each row, `None` for those that stand still."""
+    choices = None if top is None else top.choices
     if all(going):
-        return list(accept(rows, logits, drafts))
+        return list(accept(rows, logits, drafts, choices))
     moving = [i for i, goes_on in enumerate(going) if goes_on]
-    paths = iter(accept([rows[i] for i in moving], logits[moving], [drafts[i] for i in moving]))
+    paths = iter(
+        accept(
+            [rows[i] for i in moving],
+            logits[moving],
+            [drafts[i] for i in moving],
+            None if choices is None else choices[moving],
+        )
+    )
     return [next(paths) if goes_on else None for goes_on in going]
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -22,11 +23,12 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
-from ..drafting.reference_copy import ReferenceCopy
+from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..verification.probe import select_verifier
 from ..verification.reach import Reach
 from .budget import make_budget
+from .default_drafter import default_drafter
 from .entry_point import entry_point
 from .loop import Loop, longest_row
 from .processors import criteria_of_rows, processors_of_rows
@@ -49,7 +51,7 @@ def speculate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    candidate_generator: CandidateGenerator | None = None,
+    candidate_generator: CandidateGenerator | Literal["auto"] | None = "auto",
     max_draft_tokens: int | Literal["auto"] | None = "auto",
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
@@ -61,8 +63,10 @@ def speculate(
     arguments but these:
 
     Args:
-        candidate_generator ([`Drafter`] or `CandidateGenerator`, *optional*): What drafts; a
-            transformers `CandidateGenerator` is verified as a chain. [`ReferenceCopy`] by default.
+        candidate_generator ([`Drafter`], `CandidateGenerator` or `"auto"`, *optional*, defaults to
+            `"auto"`): What drafts; a transformers `CandidateGenerator` is verified as a chain.
+            `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is kept at the
+            model from call to call.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
             as many as pay for themselves, see [`~generation.budget.AutoBudget`]; a
@@ -80,14 +84,14 @@ def speculate(
         ValueError: If an argument asks for what cannot be lossless, see the README's limits.
         RuntimeError: If another call is using this drafter.
     """
-    drafter: Any = ReferenceCopy() if candidate_generator is None else candidate_generator
+    given: Any = "auto" if candidate_generator is None else candidate_generator
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
     check_model(model, "candidate_generator")
-    check_options(drafter, max_draft_tokens, verification)
+    check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_batch(input_ids, generation_config, streamer)
-    if not isinstance(drafter, Drafter):
-        drafter = CandidateChain(drafter)
+    if not isinstance(given, Drafter | str):
+        given = CandidateChain(given)
         verification = "chain" if verification == "auto" else verification
     call = _Call(
         model,
@@ -98,7 +102,8 @@ def speculate(
         streamer,
         model_kwargs,
     )
-    return call.decode(drafter, max_draft_tokens, verification)
+    with default_drafter(model) if given == "auto" else nullcontext(given) as drafter:
+        return call.decode(drafter, max_draft_tokens, verification)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ class _Call:
         """See [`speculate`]."""
         rows = self._rows()
         vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
-        with drafter.sessions(self._prompts(), vocab_size) as drafters:
+        sampling = Sampling.of(self.generation_config)
+        with drafter.sessions(self._prompts(), vocab_size, sampling) as drafters:
             verifier, found = select_verifier(
                 self.model,
                 verification,

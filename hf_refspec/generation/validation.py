@@ -81,13 +81,15 @@ def check_options(
         TypeError: If an option has the wrong type.
         ValueError: If an option has a value that it cannot have.
     """
-    if not isinstance(candidate_generator, CandidateGenerator):
+    if candidate_generator == "auto":
+        pass
+    elif not isinstance(candidate_generator, CandidateGenerator):
         hint = ": pass an instance, not the class" if isinstance(candidate_generator, type) else ""
         raise TypeError(
-            "`candidate_generator` must be a drafter of hf_refspec or a transformers "
+            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
             f"`CandidateGenerator`, but is {candidate_generator!r}{hint}."
         )
-    if candidate_generator.requires_model_outputs:
+    elif candidate_generator.requires_model_outputs:
         raise ValueError(
             f"`candidate_generator` is a {type(candidate_generator).__name__}, which drafts from "
             "the target model's hidden states. Only generators that draft from token ids are "

@@ -25,9 +25,13 @@ _DRAFTING = (
     "crest_table",
     "draft_tree",
     "llma_match",
+    "recycling",
+    "recycling_tree",
     "rest_trie",
+    "static_tree",
     "suffix_array",
     "token_buffer",
+    "top_tokens",
 )
 _kernels: list[Kernel] = []
 _compile_lock = threading.Lock()

@@ -122,6 +122,8 @@ DRAFTERS = {
         | rs.RetrievalCache(tokenizer)
         | rs.DatastoreDrafts(store)
     ),
+    "the model's own logits": lambda tokenizer, store: rs.TokenRecycling(),
+    "Token Recycling": lambda tokenizer, store: rs.TokenRecycling(mode="published"),
     "noise": lambda tokenizer, store: Noise(),
 }
 
@@ -151,6 +153,13 @@ def test_no_drafter_changes_a_text(decode, plain, tokenizer, store, text, drafte
     assert drafted.tolist() == plain(text).tolist()
     if text in ("edit", "rag"):
         assert drafter.stats.mat > 1.1
+
+
+@pytest.mark.parametrize("max_draft_tokens", ["auto", 64])
+def test_the_default_drafter_changes_no_text(decode, plain, max_draft_tokens):
+    for text in WITH:
+        drafted = decode(text, candidate_generator="auto", max_draft_tokens=max_draft_tokens)
+        assert drafted.tolist() == plain(text).tolist()
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])

@@ -1,0 +1,53 @@
+"""The command that builds a recycling table: `recycle`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from ..demo.default_model import load
+from ..drafting.token_recycling import TokenRecycling
+from ..store.recycling_table import RecyclingTable
+from .arguments import add_source, load_dataset, positive
+
+# Of `TokenRecycling.build`, as the arguments are called too.
+_OPTIONS = [
+    *("top_k", "context", "max_contexts", "max_tokens"),
+    *("column", "pattern", "license", "corpus"),
+]
+
+
+def add_recycle(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec recycle`."""
+    parser.set_defaults(run=_recycle)
+    add_source(parser)
+    add = parser.add_argument
+    add("--model", help="a folder or a Hub id; by default SmolLM2-135M-Instruct")
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--top-k", type=positive, default=8, metavar="K", help="next tokens of each context")
+    add("--context", type=positive, default=3, metavar="N", help="the longest contexts, up to 3")
+    add("--max-contexts", type=positive, default=1 << 18, metavar="N")
+    add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
+    add("--license", help="of the corpus, for the card")
+    add("--corpus", help="the name of the corpus, for the card")
+
+
+def _recycle(args: Namespace) -> int:
+    if bool(args.source) == (args.dataset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME")
+    if args.out.exists():
+        raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
+    documents = args.source or load_dataset(args, streaming=True)
+    model, tokenizer = load(args.model)
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    drafter = TokenRecycling.build(model, tokenizer, documents, **options)
+    drafter.save_pretrained(args.out)
+    config = RecyclingTable(args.out, tokenizer).config
+    print(args.out)
+    print(f"  model       {config.model}, vocabulary {config.vocab_size:,}")
+    print(f"  corpus      {config.source.get('corpus')}")
+    print(
+        f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
+        f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"
+    )
+    return 0

@@ -1,0 +1,91 @@
+"""The target model's best next tokens inside the prompt, which the prefill has nearly computed.
+
+`generate` asks the model for the logits after the last token of the prompt alone. What the output
+layer would return after the others says what the model expects there, and costs that layer only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .top_tokens import TopTokens, top_tokens
+
+# Tokens whose logits are there at once: 64 of a vocabulary of 150,000 take 38 MB in float32.
+_PIECE = 64
+
+
+@contextmanager
+def collected_states(model: PreTrainedModel, wanted: bool) -> Iterator[list[torch.Tensor]]:
+    """Collects what enters the output layer in the passes within, `(R, n, hidden_size)` each; or
+    nothing if it is not wanted."""
+    states: list[torch.Tensor] = []
+    if not wanted:
+        yield states
+        return
+
+    def collect(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        state = outputs[0]
+        if isinstance(state, torch.Tensor) and state.ndim == 3:
+            states.append(state)
+
+    hook = model.get_decoder().register_forward_hook(collect)
+    try:
+        yield states
+    finally:
+        hook.remove()
+
+
+def prompt_top_tokens(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    logits: torch.Tensor,
+    k: int,
+    fraction: float,
+) -> TopTokens | None:
+    """The best next tokens after the last tokens of the prompts, but not after the very last.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        states (sequence of `torch.Tensor`): Of the prefill, see [`collected_states`].
+        logits (`torch.Tensor` of shape `(R, 1, vocab_size)`): The prefill's.
+        k (`int`): How many next tokens.
+        fraction (`float`): The most that it may cost, beside the prefill.
+
+    Returns:
+        [`TopTokens`] of shape `(R, m)`, for as many tokens as it may cost; `None` if that is none,
+        or if the model's logits are not those of its output layer.
+    """
+    head = model.get_output_embeddings()
+    if head is None or not states:
+        return None
+    hidden = torch.cat(list(states), dim=1)  # (R, n, hidden_size)
+    positions = hidden.shape[1]
+    count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
+    if count <= 0 or hidden.shape[0] != logits.shape[0]:
+        return None
+    if not torch.equal(head(hidden[:, -1:]).argmax(dim=-1), logits.argmax(dim=-1)):
+        return None
+    pieces = [
+        top_tokens(head(piece), k)
+        for piece in hidden[:, positions - 1 - count : positions - 1].split(_PIECE, dim=1)
+    ]
+    return TopTokens(*(_joined(parts) for parts in zip(*pieces, strict=True)))
+
+
+def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
+    """What the output layer costs for a token, beside the layers before it."""
+    own = {id(each) for each in head.parameters()}
+    own |= {id(each) for each in model.get_input_embeddings().parameters()}
+    before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
+    return sum(each.numel() for each in head.parameters()) / max(before, 1)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts, axis=1)

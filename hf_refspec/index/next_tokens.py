@@ -1,0 +1,155 @@
+"""What a target model expects after contexts of 1 to n tokens, learned and drafted from."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .draft_tree import TreeArrays
+from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new_table
+from .recycling_tree import recycling_tree
+from .static_tree import static_tree
+
+# Tokens that are counted at most: older ones count half then.
+_MOST_COUNTED = 1 << 14
+# What another table has counted counts for at most as many: this text may be quite another one.
+_ENTERED_COUNT = 256
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a table holds, the oldest first.
+
+    Attributes:
+        contexts (`np.ndarray`, int32 of shape `(C, 3)`): The tokens of each context, the last one
+            first; -1 for none.
+        tokens (`np.ndarray`, int32 of shape `(C, k)`): The best next tokens, best first; -1 for
+            none.
+        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities; 0 for none.
+        counts (`np.ndarray`, float32 of shape `(n,)`): How often each token below n came.
+    """
+
+    contexts: np.ndarray
+    tokens: np.ndarray
+    probs: np.ndarray
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+
+class NextTokens:
+    """A bounded table from the last 1 to n tokens to the target's k best next tokens.
+
+    Args:
+        top_k (`int`): k.
+        context (`int`): n, from 1 to 3.
+        max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
+            there.
+    """
+
+    def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
+        self.top_k = top_k
+        self.context = context
+        self.max_contexts = max_contexts
+        self._table: Table = new_table(max_contexts, top_k)
+        self._counts = np.zeros(0, dtype=np.float32)
+        self._counted = 1.0
+        self._commonest = np.full(COMMONEST, -1, dtype=np.int32)
+        self._lock = threading.Lock()  # kernels run without Python's own
+
+    def __len__(self) -> int:
+        return int(self._table.state[0])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of a full table, in bytes."""
+        return sum(array.nbytes for array in (*self._table, self._counts))
+
+    def learn(
+        self,
+        before: np.ndarray,
+        tokens: np.ndarray,
+        parents: np.ndarray,
+        best_tokens: np.ndarray,
+        best_probs: np.ndarray,
+        vocab_size: int,
+    ) -> None:
+        """Enters what the target expects after a text and each node of a tree below it, see
+        [`~index.recycling.learn`]."""
+        limits = self.context, vocab_size
+        with self._lock:
+            learn(*self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+
+    def count(self, tokens: np.ndarray) -> None:
+        """Counts tokens (int64) that were emitted."""
+        with self._lock:
+            if len(tokens) and tokens.max() >= len(self._counts):
+                longer = np.zeros(1 << int(tokens.max()).bit_length(), dtype=np.float32)
+                longer[: len(self._counts)] = self._counts
+                self._counts = longer
+            count_tokens(self._counts, self._commonest, tokens)
+            self._counted += len(tokens)
+            if self._counted > _MOST_COUNTED:
+                self._counts *= 0.5
+                self._counted *= 0.5
+
+    def tree(
+        self,
+        text: np.ndarray,
+        last_tokens: np.ndarray,
+        last_probs: np.ndarray,
+        exponents: np.ndarray,
+        misses: np.ndarray,
+        budget: int,
+        chain: bool,
+    ) -> TreeArrays:
+        """Grows a draft tree, see [`~index.recycling_tree.recycling_tree`]."""
+        counted = self._commonest, self._counts, self._counted
+        last, pooled = (last_tokens, last_probs), (exponents, misses)
+        with self._lock:
+            return recycling_tree(
+                *self._table, self.context, text, *counted, *last, *pooled, budget, chain
+            )
+
+    def static_tree(self, last: int, budget: int) -> TreeArrays:
+        """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
+        with self._lock:
+            tree: TreeArrays = static_tree(self._table, last, budget)
+        return tree
+
+    def entries(self) -> Entries:
+        """All entries, the oldest first."""
+        table = self._table
+        with self._lock:
+            order = by_age(table.newer, table.state)
+            held = table.contexts[order], table.tokens[order], table.probs[order]
+            return Entries(*held, self._counts.copy())
+
+    def enter(self, entries: Entries) -> None:
+        """Enters what another table held, its newest `max_contexts`."""
+        kept = slice(max(len(entries) - self.max_contexts, 0), None)
+        held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
+        with self._lock:
+            enter(*self._table, *map(np.ascontiguousarray, held))
+            total = max(float(entries.counts.sum()), 1.0)
+            self._counts = entries.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
+            self._counted = 1.0 + float(self._counts.sum())
+            commonest = np.argsort(-self._counts, kind="stable")[:COMMONEST]
+            self._commonest[:] = -1
+            self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The arrays are as long as the table may become; what is in them is often far less.
+        state = {name: value for name, value in vars(self).items() if name != "_lock"}
+        return state | {"_table": self.entries()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        entries = state.pop("_table")
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        self._table = new_table(self.max_contexts, self.top_k)
+        self.enter(entries)

@@ -1,0 +1,268 @@
+"""The table of Token Recycling: what the target model expected after the last 1 to n tokens.
+
+An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
+their probabilities, as of the last time that it was verified. Entries are found by open addressing
+and keep their whole context, so that no other context is mistaken for it. They are linked by age:
+an entry that is learned again is the newest, and a full table gives up its oldest.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .best_first import uncounted
+from .kernels import kernel
+
+MOST_CONTEXT = 3
+# So many of the commonest tokens are known by order.
+COMMONEST = 8
+# The numbers of `state`: how many entries there are, the oldest and the newest of them.
+COUNT, OLDEST, NEWEST = 0, 1, 2
+
+
+class Table(NamedTuple):
+    """The arrays of a table with room for C entries.
+
+    Attributes:
+        contexts (`np.ndarray`, int32 of shape `(C, MOST_CONTEXT)`): The tokens of each context, the
+            last one first; -1 behind the first.
+        tokens (`np.ndarray`, int32 of shape `(C, k)`): The k best next tokens, best first; -1 for
+            none.
+        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities.
+        older, newer (`np.ndarray`, int32 of shape `(C,)`): The entries before and after it by age;
+            -1 at the ends.
+        slots (`np.ndarray`, int32 of shape `(S,)`): A hash table of entries; 0 is free, else the
+            entry and 1.
+        state (`np.ndarray`, int64 of shape `(3,)`): See `COUNT`.
+    """
+
+    contexts: np.ndarray
+    tokens: np.ndarray
+    probs: np.ndarray
+    older: np.ndarray
+    newer: np.ndarray
+    slots: np.ndarray
+    state: np.ndarray
+
+
+TABLE = (
+    "int32[:, ::1], int32[:, ::1], float32[:, ::1], int32[::1], int32[::1], int32[::1], int64[::1]"
+)
+
+
+def new_table(capacity: int, top_k: int) -> Table:
+    """An empty table. Its pages are not touched before entries are learned, nor counted until
+    then by the system."""
+    return Table(
+        np.zeros((capacity, MOST_CONTEXT), dtype=np.int32),
+        np.zeros((capacity, top_k), dtype=np.int32),
+        np.zeros((capacity, top_k), dtype=np.float32),
+        np.zeros(capacity, dtype=np.int32),
+        np.zeros(capacity, dtype=np.int32),
+        np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.int32),
+        np.array([0, -1, -1]),
+    )
+
+
+@uncounted
+def find(contexts, slots, last, second, third):
+    """The entry of a context, -1 if there is none. Tokens that it does not have are -1."""
+    slot = _home(slots, last, second, third)
+    while slots[slot] != 0:
+        entry = slots[slot] - 1
+        context = contexts[entry]
+        if context[0] == last and context[1] == second and context[2] == third:
+            return entry
+        slot = (slot + 1) & (len(slots) - 1)
+    return -1
+
+
+@uncounted
+def _home(slots, last, second, third):
+    """The slot at which the search for a context begins."""
+    mixed = (last * 0x1F3D5B79 + second + 1) * 0x2545F491 + third + 1
+    mixed = (mixed ^ (mixed >> 29)) * 0x27D4EB2F
+    return (mixed ^ (mixed >> 32)) & (len(slots) - 1)
+
+
+@kernel(
+    f"void({TABLE}, int64, int64, int32[::1], int64[::1], int32[::1], int32[:, ::1],"
+    "float32[:, ::1])"
+)
+def learn(
+    contexts,
+    tokens,
+    probs,
+    older,
+    newer,
+    slots,
+    state,
+    longest,
+    vocab_size,
+    before,
+    tree_tokens,
+    parents,
+    best_tokens,
+    best_probs,
+):
+    """Enters what the target expects after a text and after each node of a tree below it.
+
+    An entry of the same context is replaced. What is no probability is left out, and a node whose
+    best one is none altogether.
+
+    Args:
+        contexts, tokens, probs, older, newer, slots, state: A `Table`, changed in place.
+        longest: n, the longest contexts.
+        vocab_size: Tokens are below it.
+        before: The last tokens of the text, as many as there are up to MOST_CONTEXT.
+        tree_tokens, parents: The T nodes, parents first; -1 is the text.
+        best_tokens, best_probs: The best next tokens, (1 + T, k): after the text, and each node.
+    """
+    table = Table(contexts, tokens, probs, older, newer, slots, state)
+    path = np.full((1 + len(parents), MOST_CONTEXT), -1, dtype=np.int32)
+    for i in range(len(before)):
+        path[0, i] = before[len(before) - 1 - i]
+    for node in range(len(parents)):
+        path[1 + node, 0] = tree_tokens[node]
+        for i in range(1, MOST_CONTEXT):
+            path[1 + node, i] = path[1 + parents[node], i - 1]
+    for node in range(len(path)):
+        if not best_probs[node, 0] > 0:
+            continue
+        known = path[node]
+        for length in range(1, longest + 1):
+            if known[length - 1] < 0:
+                break
+            second = known[1] if length > 1 else np.int32(-1)
+            third = known[2] if length > 2 else np.int32(-1)
+            entry = _entry(table, known[0], second, third)
+            _write(table, entry, best_tokens[node], best_probs[node], vocab_size)
+
+
+@uncounted
+def _write(table, entry, best_tokens, best_probs, vocab_size):
+    tokens, probs = table.tokens[entry], table.probs[entry]
+    for i in range(len(tokens)):
+        usable = i < len(best_tokens) and 0 <= best_tokens[i] < vocab_size
+        if usable and 0 < best_probs[i] <= 1:  # not NaN
+            tokens[i], probs[i] = best_tokens[i], best_probs[i]
+        else:
+            tokens[i], probs[i] = -1, 0
+
+
+@uncounted
+def _entry(table, last, second, third):
+    """The entry of a context, which is the newest from now on."""
+    entry = find(table.contexts, table.slots, last, second, third)
+    if entry >= 0:
+        _unlink(table, entry)
+    else:
+        if table.state[COUNT] < len(table.contexts):
+            entry = np.int64(table.state[COUNT])
+            table.state[COUNT] += 1
+        else:
+            entry = np.int64(table.state[OLDEST])
+            _unlink(table, entry)
+            _forget(table, entry)
+        context = table.contexts[entry]
+        context[0], context[1], context[2] = last, second, third
+        slot = _home(table.slots, last, second, third)
+        while table.slots[slot] != 0:
+            slot = (slot + 1) & (len(table.slots) - 1)
+        table.slots[slot] = entry + 1
+    newest = table.state[NEWEST]
+    table.older[entry], table.newer[entry] = newest, -1
+    if newest >= 0:
+        table.newer[newest] = entry
+    else:
+        table.state[OLDEST] = entry
+    table.state[NEWEST] = entry
+    return entry
+
+
+@uncounted
+def _unlink(table, entry):
+    """Takes an entry out of the list by age."""
+    before, after = table.older[entry], table.newer[entry]
+    if before >= 0:
+        table.newer[before] = after
+    else:
+        table.state[OLDEST] = after
+    if after >= 0:
+        table.older[after] = before
+    else:
+        table.state[NEWEST] = before
+
+
+@uncounted
+def _forget(table, entry):
+    """Takes an entry out of the hash table; those that it had pushed on move back."""
+    contexts, slots = table.contexts, table.slots
+    mask = len(slots) - 1
+    context = contexts[entry]
+    hole = _home(slots, context[0], context[1], context[2])
+    while slots[hole] != entry + 1:
+        hole = (hole + 1) & mask
+    slot = hole
+    while True:
+        slot = (slot + 1) & mask
+        if slots[slot] == 0:
+            break
+        context = contexts[slots[slot] - 1]
+        home = _home(slots, context[0], context[1], context[2])
+        if ((slot - home) & mask) >= ((slot - hole) & mask):
+            slots[hole] = slots[slot]
+            hole = slot
+    slots[hole] = 0
+
+
+@kernel(f"void({TABLE}, int32[:, ::1], int32[:, ::1], float32[:, ::1])")
+def enter(
+    contexts,
+    tokens,
+    probs,
+    older,
+    newer,
+    slots,
+    state,
+    new_contexts,
+    new_tokens,
+    new_probs,
+):
+    """Enters what another table held, (C, MOST_CONTEXT) and (C, k), the oldest first."""
+    table = Table(contexts, tokens, probs, older, newer, slots, state)
+    for i in range(len(new_contexts)):
+        context = new_contexts[i]
+        entry = _entry(table, context[0], context[1], context[2])
+        _write(table, entry, new_tokens[i], new_probs[i], 1 << 31)
+
+
+@kernel("int32[::1](int32[::1], int64[::1])")
+def by_age(newer, state):
+    """All entries, the oldest first."""
+    entries = np.empty(state[COUNT], dtype=np.int32)
+    entry = state[OLDEST]
+    for i in range(len(entries)):
+        entries[i] = entry
+        entry = newer[entry]
+    return entries
+
+
+@kernel("void(float32[::1], int32[::1], int64[::1])")
+def count_tokens(counts, commonest, tokens):
+    """Counts tokens, and keeps the commonest in order, -1 for none."""
+    for token in tokens:
+        counts[token] += 1
+        i = 0
+        while i < len(commonest) - 1 and commonest[i] >= 0 and commonest[i] != token:
+            i += 1
+        if commonest[i] >= 0 and counts[commonest[i]] > counts[token]:
+            continue
+        while i > 0 and counts[commonest[i - 1]] < counts[token]:
+            commonest[i] = commonest[i - 1]
+            i -= 1
+        commonest[i] = token

@@ -1,0 +1,232 @@
+"""A draft tree grown from a recycling table, best node first.
+
+What contexts of several lengths, the commonest tokens and the last position's runners-up say of the
+next token is pooled log-linearly: each weighs in by a power of its probability.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .best_first import divide, expands, grow, uncounted
+from .draft_tree import TREE
+from .kernels import kernel
+from .recycling import MOST_CONTEXT, TABLE, find
+
+# Of a node's runners-up, so many are proposed again after it.
+RUNNERS_UP = 8
+# A probability counts as its multiple of this one: what is much smaller counts as nothing.
+LEAST_PROB = 0.003
+# A child less probable than this is not kept waiting: it would hardly ever be among the best.
+LEAST_CHILD = 1e-4
+
+
+class _Growing(NamedTuple):
+    """What the tree grows out of; the arguments of `recycling_tree` and a place for notes."""
+
+    contexts: np.ndarray
+    tokens: np.ndarray
+    probs: np.ndarray
+    slots: np.ndarray
+    longest: int
+    text: np.ndarray
+    commonest: np.ndarray
+    counts: np.ndarray
+    counted: float
+    exponents: np.ndarray
+    misses: np.ndarray
+    # Of the position before the text's end, and then of the root and of each node: its best.
+    best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
+    best_probs: np.ndarray  # float32
+    number: np.ndarray  # int64 of shape (1,), how many proposals there are so far
+
+
+@kernel(
+    f"{TREE}({TABLE}, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
+    "float32[::1], float64[:, ::1], float64[::1], int64, boolean)"
+)
+def recycling_tree(
+    contexts,
+    tokens,
+    probs,
+    older,
+    newer,
+    slots,
+    state,
+    longest,
+    text,
+    commonest,
+    counts,
+    counted,
+    last_tokens,
+    last_probs,
+    exponents,
+    misses,
+    budget,
+    chain,
+):
+    """Grows a draft tree, best node first.
+
+    At a node, a token's score is the product of what speaks for it: the probability that it has
+    after the last 1, 2 and 3 tokens, its frequency, and the probability that it had one position
+    earlier (a token that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to
+    the power of an exponent, and 1 where nothing is known. A token's probability is its score
+    divided by the sum of all scores and of one that stands for all that nothing speaks for.
+
+    Args:
+        contexts, tokens, probs, older, newer, slots, state: A `Table`.
+        longest: n, the longest contexts.
+        text: The last tokens, as many as there are up to MOST_CONTEXT.
+        commonest: Tokens that are proposed everywhere.
+        counts, counted: How often each token came, and all of them.
+        last_tokens, last_probs: What the target expected in place of the last token.
+        exponents: For the longest context that is known at a node, 0 to MOST_CONTEXT tokens, the
+            exponents of contexts of 1, 2 and 3 tokens, of frequencies and of the last position:
+            (1 + MOST_CONTEXT, MOST_CONTEXT + 2).
+        misses: Likewise the score of what nothing speaks for.
+        budget: The most nodes.
+        chain: Whether to grow a single path.
+
+    Returns:
+        The tree.
+    """
+    best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
+    best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
+    for i in range(min(RUNNERS_UP, len(last_tokens))):
+        best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
+    found = _Growing(
+        contexts,
+        tokens,
+        probs,
+        slots,
+        longest,
+        text,
+        commonest,
+        counts,
+        counted,
+        exponents,
+        misses,
+        best_tokens,
+        best_probs,
+        np.ones(1, dtype=np.int64),  # grow() wants a first one; it proposes nothing
+    )
+    each = MOST_CONTEXT * tokens.shape[1] + len(commonest) + RUNNERS_UP
+    return grow(found, 1, 1 + (1 + budget) * each, budget, chain)
+
+
+@expands(_Growing)
+def _expand(found, growth, first, node, depth, prob):
+    start, known = _propose(found, growth, node)
+    if found.number[0] == start:
+        return 0
+    count = divide(growth, start, node)
+    weights, proposed, children = growth.weights, growth.proposed, growth.children
+    total = found.misses[known]
+    for child in children[:count]:
+        token = proposed[child]
+        frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
+        score = weights[child] + found.exponents[known, MOST_CONTEXT] * _log_score(frequency)
+        weights[child] = math.exp(score)
+        total += weights[child]
+    kept = 0
+    for i in range(count):
+        child = children[i]
+        weights[child] /= total
+        _note_best(found, node, proposed[child], weights[child])
+        weights[child] *= prob
+        if weights[child] > LEAST_CHILD:
+            children[kept] = child
+            kept += 1
+    return kept
+
+
+@uncounted
+def _propose(found, growth, node):
+    """Lets all that is known at a node propose tokens, with the logarithms of their factors.
+
+    Returns:
+        The first proposal, and the length of the longest context that is known.
+    """
+    second = third = np.int32(-1)
+    last, place = _token_before(found, growth, node)
+    if last >= 0:
+        second, place = _token_before(found, growth, place)
+    if second >= 0:
+        third, place = _token_before(found, growth, place)
+    start, known = found.number[0], 0
+    one = two = three = np.int64(-1)
+    if last >= 0:
+        one = find(found.contexts, found.slots, last, np.int32(-1), np.int32(-1))
+        known = 1 if one >= 0 else known
+    if second >= 0 and found.longest > 1:
+        two = find(found.contexts, found.slots, last, second, np.int32(-1))
+        known = 2 if two >= 0 else known
+    if third >= 0 and found.longest > 2:
+        three = find(found.contexts, found.slots, last, second, third)
+        known = 3 if three >= 0 else known
+    exponents, number = found.exponents[known], start
+    for length in range(1, MOST_CONTEXT + 1):
+        entry = one if length == 1 else two if length == 2 else three
+        if entry >= 0:
+            tokens, probs = found.tokens[entry], found.probs[entry]
+            number = _add(growth, number, tokens, probs, exponents[length - 1])
+    before = node + 1 if node < 0 else growth.parents[node] + 2
+    tokens, probs = found.best_tokens[before], found.best_probs[before]
+    number = _add(growth, number, tokens, probs, exponents[MOST_CONTEXT + 1])
+    for token in found.commonest:
+        if token >= 0:
+            growth.proposed[number], growth.weights[number] = token, 0.0
+            growth.following[number] = number + 1
+            number += 1
+    if number > start:
+        growth.following[number - 1] = -1
+    found.number[0] = number
+    return start, known
+
+
+@uncounted
+def _token_before(found, growth, place):
+    """The token at a place and the place before it; -1 if there is none.
+
+    Places are the nodes, and then, below 0, those of the text from its end on.
+    """
+    if place >= 0:
+        return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
+    if len(found.text) + place < 0:
+        return np.int32(-1), np.int64(place)
+    return found.text[len(found.text) + place], np.int64(place - 1)
+
+
+@uncounted
+def _add(growth, number, tokens, probs, exponent):
+    """Adds the proposals of one source; returns how many there are now."""
+    for i in range(len(tokens)):
+        if tokens[i] >= 0:
+            growth.proposed[number] = tokens[i]
+            growth.weights[number] = exponent * _log_score(probs[i])
+            growth.following[number] = number + 1
+            number += 1
+    return number
+
+
+@uncounted
+def _log_score(prob):
+    return math.log(1.0 + prob / LEAST_PROB)
+
+
+@uncounted
+def _note_best(found, node, token, prob):
+    """Puts a child among its node's best, which stand in the order of their probabilities."""
+    tokens, probs = found.best_tokens[node + 2], found.best_probs[node + 2]
+    i = RUNNERS_UP - 1
+    if prob <= probs[i]:
+        return
+    while i > 0 and probs[i - 1] < prob:
+        tokens[i], probs[i] = tokens[i - 1], probs[i - 1]
+        i -= 1
+    tokens[i], probs[i] = token, prob

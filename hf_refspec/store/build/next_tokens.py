@@ -1,0 +1,78 @@
+"""What a model expects next at every position of a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .windows import Window, windows
+
+_LONGEST = 1024
+# So many logits at once: a bound on the memory, whatever the vocabulary.
+_LOGITS = 1 << 26
+
+
+def best_next(logits: torch.Tensor, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best next tokens by some logits, and their probabilities.
+
+    Args:
+        logits (`torch.Tensor` of shape `(n, vocab_size)`): Raw, on any device.
+        top_k (`int`): How many.
+
+    Returns:
+        On the host, int32 and float32, both of shape `(n, top_k)`, best first.
+    """
+    best, tokens = logits.topk(top_k, dim=-1)
+    probs = (best.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    return tokens.to(torch.int32).numpy(force=True), probs.numpy(force=True)
+
+
+@torch.no_grad()
+def read_next_tokens(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Iterable[str | np.ndarray],
+    top_k: int,
+    max_tokens: int | None,
+    progress: bool,
+) -> Iterator[tuple[Window, np.ndarray, np.ndarray]]:
+    """Runs a model over documents, window by window.
+
+    Args:
+        model (`PreTrainedModel`): A decoder.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        documents (iterable of `str` or `np.ndarray`): Texts, or ids.
+        top_k (`int`): How many next tokens.
+        max_tokens (`int`, *optional*): How many tokens to read, about.
+        progress (`bool`): Whether to show a progress bar.
+
+    Yields:
+        A window, and the best next tokens after each token of it with their probabilities, int32
+        and float32 of shape `(len(window.ids), top_k)`.
+    """
+    config = model.config.get_text_config(decoder=True)
+    most = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
+    length = max(min(most, _LOGITS // config.vocab_size), 2)
+    read = 0
+    with tqdm(total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress) as bar:
+        for window in windows(_ids(tokenizer, documents), length):
+            logits = model(torch.from_numpy(window.ids)[None].to(model.device), use_cache=False)
+            yield window, *best_next(logits.logits[0], top_k)
+            new = len(window.targets)
+            read += new
+            bar.update(new)
+            if max_tokens is not None and read >= max_tokens:
+                break
+
+
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str | np.ndarray]
+) -> Iterator[np.ndarray]:
+    for document in documents:
+        if isinstance(document, str):
+            document = tokenizer(document, verbose=False)["input_ids"]
+        yield np.asarray(document, dtype=np.int64)

@@ -1,0 +1,225 @@
+"""Token recycling: lossless, learning from every verified node, and never mistaken about whose."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from calls import Call
+
+import hf_refspec as rs
+from hf_refspec.drafting.token_recycling import TokenRecycling
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.index.kernels import warmup
+from hf_refspec.store.build.next_tokens import best_next
+
+warmup()  # here, where it is in no test's time
+
+PROMPT = np.array([5, 6, 7])
+VOCAB_SIZE = 40
+
+
+def expecting(*tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `observe_top_k` is told: after the root and each node, one sure token."""
+    rows = np.array([[token, *range(7)] for token in tokens], np.int32)
+    probs = np.array([[0.9, *[0.01] * 7] for _ in tokens], np.float32)
+    return rows, probs
+
+
+def taught(**options) -> TokenRecycling:
+    """A drafter that knows: 7 -> 8 -> 9 -> 10."""
+    drafter = TokenRecycling(**options)
+    with drafter.session(PROMPT, VOCAB_SIZE):
+        drafter.observe_top_k(DraftTree.chain([8, 9]), *expecting(8, 9, 10))
+        drafter.observe(np.array([8, 9, 10]), DraftTree.chain([8, 9]), None)
+    return drafter
+
+
+@pytest.mark.parametrize("mode", ["contexts", "published"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("nodes", [1, 8, 64])
+def test_ids_are_those_of_plain_decoding_and_drafts_are_accepted(llama, mode, rows, nodes):
+    call = Call(llama, rows)
+    drafter = TokenRecycling(mode=mode)
+    options = {"candidate_generator": drafter, "max_draft_tokens": nodes}
+    for _ in range(2):
+        ids = llama.generate(**call.options, **options)
+        assert torch.equal(ids, call.plain)
+    assert drafter.stats.accepted > 0
+
+
+def test_the_second_call_drafts_what_the_first_has_learned(llama):
+    call, drafter = Call(llama, 1), TokenRecycling()
+    passes = []
+    for _ in range(2):
+        llama.generate(**call.options, candidate_generator=drafter, max_draft_tokens=16)
+        passes.append(drafter.stats.forward_passes)
+    assert passes[1] < passes[0]
+
+
+def test_sampling_with_a_seed_gives_plain_sampling(byte_llama, tokenizer):
+    inputs = tokenizer("abcabcabc", return_tensors="pt")
+    drafter = rs.ReferenceCopy() | TokenRecycling()
+    for temperature in (0.7, 1.0):
+        texts = []
+        for options in ({}, {"candidate_generator": drafter, "max_draft_tokens": 16}):
+            torch.manual_seed(1)
+            sampling = {"do_sample": True, "temperature": temperature, "max_new_tokens": 40}
+            texts.append(byte_llama.generate(**inputs, **sampling, **options))
+        assert torch.equal(*texts)
+
+
+def test_a_rejected_node_teaches_what_comes_after_it():
+    drafter = TokenRecycling()
+    with drafter.session(PROMPT, VOCAB_SIZE):
+        drafter.observe_top_k(DraftTree.chain([20]), *expecting(8, 21))
+        drafter.observe(np.array([8]), DraftTree.chain([20]), None)
+        drafter.observe(np.array([20]), DraftTree.empty(), None)
+        assert drafter.draft(4).tokens[0] == 21
+
+
+def test_the_prompt_teaches_what_comes_after_its_tokens():
+    drafter = TokenRecycling()
+    with drafter.session(np.array([5, 6, 7, 30]), VOCAB_SIZE):
+        # After 6 and after 7.
+        drafter.observe_prompt(np.array([5, 6, 7, 30]), *expecting(11, 12))
+        drafter.observe(np.array([6]), DraftTree.empty(), None)
+        assert drafter.draft(1).tokens.tolist() == [11]
+        drafter.observe(np.array([7]), DraftTree.empty(), None)
+        assert drafter.draft(1).tokens.tolist() == [12]
+
+
+def test_a_longer_context_decides_where_a_shorter_one_says_otherwise():
+    drafter = TokenRecycling()
+    for prompt, after in (([1, 2, 7], 20), ([3, 4, 7], 21)):
+        with drafter.session(np.array(prompt), VOCAB_SIZE):
+            drafter.observe_top_k(DraftTree.empty(), *expecting(after))
+            drafter.observe(np.array([after]), DraftTree.empty(), None)
+    with drafter.session(np.array([1, 2, 7]), VOCAB_SIZE):
+        assert drafter.draft(1).tokens.tolist() == [20]
+
+
+def test_drafts_are_trees_of_the_budget_with_falling_estimates():
+    drafter = taught()
+    with drafter.session(PROMPT, VOCAB_SIZE):
+        for budget in (0, 1, 5, 64):
+            tree = drafter.draft(budget).checked(VOCAB_SIZE)
+            assert len(tree) == min(budget, len(drafter.draft(64)))
+            assert drafter.draft_chain(budget).checked(VOCAB_SIZE).is_chain
+
+
+def test_a_full_table_forgets_and_stays_in_its_bounds():
+    drafter = taught(max_contexts=4)
+    assert len(drafter) == 4
+    with drafter.session(np.array([1, 2]), VOCAB_SIZE):
+        drafter.observe_top_k(DraftTree.chain([3, 4]), *expecting(3, 4, 5))
+    assert len(drafter) == 4
+
+
+def test_forks_share_the_table_and_copies_do_not():
+    drafter = taught()
+    fork, clone, pickled = (
+        drafter.fork(),
+        copy.deepcopy(drafter),
+        pickle.loads(pickle.dumps(drafter)),
+    )
+    known = len(drafter)
+    with fork.session(np.array([1, 2]), VOCAB_SIZE):
+        fork.observe_top_k(DraftTree.empty(), *expecting(3))
+    assert len(drafter) == len(fork) == known + 2
+    for each in (clone, pickled):
+        assert len(each) == known
+        with each.session(PROMPT, VOCAB_SIZE):
+            assert each.draft(1).tokens.tolist() == [8]
+
+
+def test_threads_may_learn_into_one_table():
+    drafter = TokenRecycling(max_contexts=50)
+    failed = []
+
+    def work(fork: TokenRecycling, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        try:
+            with fork.session(PROMPT, VOCAB_SIZE):
+                for _ in range(200):
+                    tree = fork.draft(16).checked(VOCAB_SIZE)
+                    fork.observe_top_k(tree, *expecting(*random.integers(0, 40, len(tree) + 1)))
+                    fork.observe(random.integers(0, 40, 1), tree, None)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(drafter.fork(), i)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(drafter) == 50
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 0.0])
+def test_what_is_no_probability_is_not_learned(bad):
+    drafter = TokenRecycling()
+    tokens, probs = expecting(8)
+    probs[:] = bad
+    with drafter.session(PROMPT, VOCAB_SIZE):
+        drafter.observe_top_k(DraftTree.empty(), tokens, probs)
+        assert len(drafter.draft(8)) == 0
+
+
+def test_tokens_of_a_padded_vocabulary_are_not_drafted():
+    drafter = TokenRecycling()
+    with drafter.session(PROMPT, VOCAB_SIZE):
+        drafter.observe_top_k(DraftTree.empty(), *expecting(VOCAB_SIZE + 3))
+        assert drafter.draft(8).checked(VOCAB_SIZE).tokens.max() < VOCAB_SIZE
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_the_best_of_logits_that_are_not_finite(wrong):
+    logits = torch.tensor([[1.0, 3.0, wrong, 2.0], [wrong] * 4])
+    tokens, probs = best_next(logits, 3)
+    assert (tokens.dtype, probs.dtype) == (np.int32, np.float32)
+    drafter = TokenRecycling(top_k=3)
+    with drafter.session(np.array([1]), 4):
+        drafter.observe_top_k(DraftTree.chain([2]), tokens, probs)
+        drafter.draft(8).checked(4)
+
+
+def test_logits_that_are_soft_capped_give_probabilities():
+    logits = 30 * torch.tanh(torch.randn(5, VOCAB_SIZE) * 4 / 30)
+    tokens, probs = best_next(logits, 8)
+    expected, order = logits.softmax(-1).topk(8)
+    np.testing.assert_allclose(probs, expected.numpy(), rtol=1e-5)
+    np.testing.assert_array_equal(tokens, order.numpy())
+
+
+def test_bad_arguments_are_refused_by_name():
+    for options, message in [
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"context": 4}, "context must be at most 3"),
+        ({"max_contexts": 0}, "max_contexts must be at least 1"),
+        ({"mode": "fast"}, "mode must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            TokenRecycling(**options)
+    with pytest.raises(TypeError, match="top_k must be an int"):
+        TokenRecycling(top_k=2.5)
+
+
+def test_a_vocabulary_smaller_than_k_or_another_one_is_refused():
+    with pytest.raises(
+        ValueError, match="top_k is 8, but the target model's vocabulary has only 5"
+    ):
+        TokenRecycling().begin(PROMPT, 5)
+    with pytest.raises(ValueError, match="vocabulary of 40 tokens, but the target model's has 50"):
+        taught().begin(PROMPT, 50)
+
+
+def test_inside_assisted_decoding_it_drafts_what_it_knows():
+    drafter = taught()
+    ids, _ = drafter.get_candidates(torch.tensor([[5, 6, 7]]))
+    assert ids[0, :6].tolist() == [5, 6, 7, 8, 9, 10]

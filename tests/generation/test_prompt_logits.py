@@ -1,0 +1,116 @@
+"""What the target model expects inside the prompt, beside its own logits of all of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from calls import padded_prompts
+
+from hf_refspec.generation.prompt_logits import collected_states, prompt_top_tokens
+
+ALL = float("inf")
+
+
+def prefilled(model, fraction, rows=2, **inputs):
+    inputs = inputs or padded_prompts(rows)
+    with torch.no_grad(), collected_states(model, True) as states:
+        logits = model(**inputs, logits_to_keep=1).logits
+        top = prompt_top_tokens(model, states, logits, 4, fraction)
+        return top, model(**inputs).logits
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
+def test_they_are_the_models_own_best_tokens(models_by_type, model_type):
+    model = models_by_type(model_type)
+    top, logits = prefilled(model, ALL)
+    assert top.tokens.shape == (2, 11, 4)  # after each of 12 tokens but the last
+    assert top.choices.tolist() == logits[:, :-1].argmax(dim=-1).tolist()
+    assert top.tokens[..., 0].tolist() == top.choices.tolist()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.5, 1.0])
+def test_they_cost_no_more_than_a_fraction_of_the_prefill(llama, fraction):
+    head = llama.lm_head.weight.numel()
+    before = (
+        sum(p.numel() for p in llama.model.layers.parameters()) + llama.model.norm.weight.numel()
+    )
+    top, logits = prefilled(llama, fraction)
+    count = 0 if top is None else top.tokens.shape[1]
+    assert count * head <= fraction * 12 * before
+    assert (count + 1) * head > fraction * 12 * before or count == 11
+    if count:  # the last ones
+        assert top.choices.tolist() == logits[:, -1 - count : -1].argmax(dim=-1).tolist()
+
+
+def test_nothing_is_collected_unless_wanted(llama):
+    with torch.no_grad(), collected_states(llama, False) as states:
+        llama(**padded_prompts(1))
+    assert states == []
+    assert not llama.model._forward_hooks
+
+
+def test_the_hook_goes_when_the_model_raises(llama):
+    with pytest.raises(RuntimeError), collected_states(llama, True):
+        raise RuntimeError
+    assert not llama.model._forward_hooks
+
+
+def test_a_model_whose_logits_come_from_elsewhere_is_left_alone(llama):
+    inputs = padded_prompts(1)
+    with torch.no_grad(), collected_states(llama, True) as states:
+        logits = llama(**inputs, logits_to_keep=1).logits
+        assert prompt_top_tokens(llama, states, -logits, 4, ALL) is None
+        assert prompt_top_tokens(llama, [], logits, 4, ALL) is None
+
+
+class TestInACall:
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_drafters_are_told_of_their_own_prompt(self, llama, rows):
+        import hf_refspec as rs
+
+        told, nodes = [], []
+
+        class Listening(rs.Drafter):
+            top_k, prompt_fraction = 4, ALL
+
+            def fork(self):
+                return Listening()
+
+            def begin(self, prompt_ids, vocab_size):
+                self.prompt = prompt_ids
+
+            def draft(self, budget):
+                return rs.DraftTree.chain([5, 9])
+
+            def observe_prompt(self, prompt_ids, tokens, probs):
+                assert prompt_ids.tolist() == self.prompt.tolist()
+                told.append((prompt_ids, tokens, probs))
+
+            def observe_top_k(self, verified, tokens, probs):
+                nodes.append((verified, tokens, probs))
+
+        inputs = padded_prompts(rows)
+        drafter = rs.Blend([Listening(), rs.ReferenceCopy()])
+        ids = llama.generate(
+            **inputs,
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            candidate_generator=drafter,
+            max_draft_tokens=8,
+        )
+        plain = llama.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=None)
+        assert ids.tolist() == plain.tolist()
+        assert len(told) == rows
+        for row, (prompt_ids, tokens, probs) in enumerate(told):
+            kept = inputs["attention_mask"][row].bool()
+            assert prompt_ids.tolist() == inputs["input_ids"][row][kept].tolist()
+            with torch.no_grad():
+                logits = llama(torch.from_numpy(prompt_ids)[None]).logits[0, :-1]
+            assert tokens[:, 0].tolist() == logits.argmax(dim=-1).tolist()
+            assert tokens.shape == probs.shape == (len(prompt_ids) - 1, 4)
+        for verified, tokens, probs in nodes:
+            assert tokens.shape == probs.shape == (1 + len(verified), 4)
+            assert tokens.dtype == np.int32 and probs.dtype == np.float32
+        assert len(nodes) > rows

@@ -1,0 +1,264 @@
+"""The table of next tokens, against a twin that is an ordered dictionary."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import Counter, OrderedDict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_refspec.index.kernels import warmup
+from hf_refspec.index.next_tokens import NextTokens
+from hf_refspec.index.recycling import COMMONEST
+from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP
+from hf_refspec.index.static_tree import CHILDREN
+
+warmup()  # here, where it is in no test's time
+
+VOCAB_SIZE = 6
+TOP_K = 2
+EXPONENTS = np.array(
+    [
+        [0.0, 0.0, 0.0, 0.3, 0.1],
+        [0.8, 0.0, 0.0, 0.25, 0.3],
+        [0.45, 0.7, 0.0, 0.1, 0.35],
+        [0.35, 0.25, 0.65, 0.1, 0.25],
+    ]
+)
+MISSES = np.exp([1.0, 1.5, 1.4, 1.2])
+
+
+class Twin:
+    """Contexts as tuples in a dictionary, the newest last."""
+
+    def __init__(self, context: int, max_contexts: int):
+        self.context, self.max_contexts = context, max_contexts
+        self.held: OrderedDict[tuple, list] = OrderedDict()
+
+    def learn(self, before, tokens, parents, best_tokens, best_probs):
+        texts = [tuple(before)]
+        for token, parent in zip(tokens, parents, strict=True):
+            texts.append((*texts[1 + parent], token))
+        for text, tokens_after, probs in zip(texts, best_tokens, best_probs, strict=True):
+            if not probs[0] > 0:
+                continue
+            pairs = zip(tokens_after, probs, strict=True)
+            best = [(t, p) if 0 < p <= 1 and t < VOCAB_SIZE else (-1, 0.0) for t, p in pairs]
+            for length in range(1, min(self.context, len(text)) + 1):
+                self.held.pop(text[-length:], None)
+                if len(self.held) == self.max_contexts:
+                    self.held.popitem(last=False)
+                self.held[text[-length:]] = best
+
+
+probabilities = st.sampled_from([0.0, 0.01, 0.2, 0.5, 0.9, math.nan, math.inf])
+
+
+@st.composite
+def lessons(draw):
+    """What one forward pass tells."""
+    size = draw(st.integers(0, 5))
+    tokens = [draw(st.integers(0, VOCAB_SIZE - 1)) for _ in range(size)]
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    # Tokens beyond the vocabulary: of a model whose logits are padded.
+    best = [[draw(st.integers(0, VOCAB_SIZE)) for _ in range(TOP_K)] for _ in range(size + 1)]
+    probs = [[draw(probabilities) for _ in range(TOP_K)] for _ in range(size + 1)]
+    before = [draw(st.integers(0, VOCAB_SIZE - 1)) for _ in range(draw(st.integers(0, 3)))]
+    return before, tokens, parents, best, probs
+
+
+def teach(table: NextTokens, lesson) -> None:
+    before, tokens, parents, best, probs = lesson
+    table.learn(
+        np.array(before, np.int32),
+        np.array(tokens, np.int64),
+        np.array(parents, np.int32),
+        np.array(best, np.int32),
+        np.array(probs, np.float32),
+        VOCAB_SIZE,
+    )
+
+
+def held_by(table: NextTokens) -> list[tuple]:
+    entries = table.entries()
+    return [
+        (tuple(t for t in context[::-1] if t >= 0), list(zip(tokens, probs, strict=True)))
+        for context, tokens, probs in zip(
+            entries.contexts.tolist(), entries.tokens.tolist(), entries.probs.tolist(), strict=True
+        )
+    ]
+
+
+def rounded(held) -> list[tuple]:
+    return [(c, [(t, pytest.approx(p, abs=1e-6)) for t, p in best]) for c, best in held]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(lessons(), max_size=8), st.integers(1, 3), st.integers(1, 12))
+def test_a_table_holds_the_contexts_that_were_verified_last(all_lessons, context, max_contexts):
+    table, twin = NextTokens(TOP_K, context, max_contexts), Twin(context, max_contexts)
+    for lesson in all_lessons:
+        teach(table, lesson)
+        twin.learn(*lesson)
+    assert held_by(table) == rounded(twin.held.items())
+    assert len(table) == len(twin.held)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(lessons(), max_size=6), st.lists(lessons(), max_size=4))
+def test_a_copy_goes_on_as_the_original_and_apart_from_it(first, second):
+    table = NextTokens(TOP_K, 3, 10)
+    for lesson in first:
+        teach(table, lesson)
+    before = held_by(table)
+    copied = pickle.loads(pickle.dumps(table))
+    for lesson in second:
+        teach(copied, lesson)
+    assert held_by(table) == before
+    for lesson in second:
+        teach(table, lesson)
+    assert held_by(table) == held_by(copied)
+
+
+def test_a_smaller_table_takes_the_newest_of_a_larger_one():
+    table, smaller = NextTokens(1, 1, 10), NextTokens(1, 1, 3)
+    for token in range(6):
+        teach(table, ([token], [], [], [[token]], [[0.5]]))
+    smaller.enter(table.entries())
+    assert [context for context, _ in held_by(smaller)] == [(3,), (4,), (5,)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 30)), max_size=5))
+def test_the_commonest_tokens_are_those_that_came_most_often(texts):
+    table = NextTokens(1, 1, 1)
+    for text in texts:
+        table.count(np.array(text, np.int64))
+    counts = Counter(token for text in texts for token in text)
+    kept = [token for token in table._commonest.tolist() if token >= 0]
+    assert len(kept) == len(set(kept)) == min(COMMONEST, len(counts))
+    assert [counts[token] for token in kept] == [n for _, n in counts.most_common(COMMONEST)]
+
+
+# --- growth
+
+
+def grown_by_twin(table: NextTokens, text, last, budget):
+    """The nodes' paths and probabilities, the most probable first."""
+    held = dict(held_by(table))
+    waiting = {(): 1.0}
+    runners_up = {(): last}
+    nodes: dict[tuple, float] = {}
+    while waiting and len(nodes) <= budget:
+        path = max(waiting, key=lambda each: waiting[each])
+        prob = nodes[path] = waiting.pop(path)
+        whole = (*text, *path)
+        entries = [held.get(whole[-n:]) if len(whole) >= n else None for n in (1, 2, 3)]
+        known = max([0, *(n for n in (1, 2, 3) if entries[n - 1] is not None)])
+        sources = [*zip(entries, EXPONENTS[known], strict=False)]
+        sources.append((runners_up[path], EXPONENTS[known, 4]))
+        scores: dict[int, float] = {int(t): 0.0 for t in table._commonest if t >= 0}
+        for best, exponent in sources:
+            for token, p in best or []:
+                if token >= 0:
+                    factor = exponent * math.log(1 + p / LEAST_PROB)
+                    scores[token] = scores.get(token, 0.0) + factor
+        for token in scores:
+            frequency = table._counts[token] / table._counted if token < len(table._counts) else 0
+            scores[token] += EXPONENTS[known, 3] * math.log(1 + frequency / LEAST_PROB)
+        total = MISSES[known] + sum(map(math.exp, scores.values()))
+        after = {token: math.exp(score) / total for token, score in scores.items()}
+        best = sorted(after.items(), key=lambda each: -each[1])[:RUNNERS_UP]
+        for token, p in after.items():
+            if p * prob > LEAST_CHILD:
+                waiting[(*path, token)] = p * prob
+                runners_up[(*path, token)] = best
+    del nodes[()]
+    return nodes
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(lessons(), max_size=6),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20),
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3),
+    st.integers(1, 20),
+)
+def test_a_tree_has_the_most_probable_nodes(all_lessons, counted, text, budget):
+    table = NextTokens(TOP_K, 3, 50)
+    for lesson in all_lessons:
+        teach(table, lesson)
+    table.count(np.array(counted, np.int64))
+    last = [(1, 0.3), (4, 0.1)]
+    tokens, parents, probs = table.tree(
+        np.array(text, np.int32),
+        np.array([t for t, _ in last], np.int32),
+        np.array([p for _, p in last], np.float32),
+        EXPONENTS,
+        MISSES,
+        budget,
+        False,
+    )
+    expected = grown_by_twin(table, text, last, budget)
+    paths: list[tuple] = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    # Nodes of equal probability may stand in any order, and at the end in each other's place.
+    np.testing.assert_allclose(sorted(probs), sorted(expected.values()), rtol=1e-4)
+    last_prob = min(expected.values(), default=1.0)
+    for path, prob in zip(paths, probs, strict=True):
+        if prob > 1.001 * last_prob:
+            assert expected[path] == pytest.approx(prob, rel=1e-4)
+
+
+def test_a_chain_goes_to_the_most_probable_child():
+    table = NextTokens(1, 1, 10)
+    for token in range(4):
+        teach(table, ([token], [], [], [[token + 1]], [[0.9]]))
+    none = np.empty(0, np.int32), np.empty(0, np.float32)
+    text = np.array([0], np.int32)
+    tokens, parents, _ = table.tree(text, *none, EXPONENTS, MISSES, 3, True)
+    assert (tokens.tolist(), parents.tolist()) == ([1, 2, 3], [-1, 0, 1])
+
+
+# --- the published tree
+
+
+def test_the_static_tree_has_80_nodes_in_6_levels_as_published():
+    assert [sum(level) for level in CHILDREN] == [8, 21, 25, 15, 8, 3, 0]
+    assert [len(level) for level in CHILDREN] == [1, 8, 21, 25, 15, 8, 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 90), st.integers(0, 12))
+def test_the_static_tree_is_filled_breadth_first_from_the_matrix(random, budget, known):
+    table, matrix = NextTokens(8, 1, 100), {}
+    for token in range(known):
+        matrix[token] = random.sample(range(12), 8)
+        table.learn(
+            np.array([token], np.int32),
+            np.empty(0, np.int64),
+            np.empty(0, np.int32),
+            np.array([matrix[token]], np.int32),
+            np.full((1, 8), 0.1, np.float32),
+            12,
+        )
+    expected: list[tuple] = []
+    level: list[tuple | None] = [()]
+    for counts in CHILDREN:
+        below: list[tuple | None] = []
+        for path, count in zip(level, counts, strict=True):
+            row = None if path is None else matrix.get(path[-1] if path else 0)
+            below += [None if row is None else (*path, row[i]) for i in range(count)]
+        expected += [path for path in below if path is not None]
+        level = below
+    tokens, parents, probs = table.static_tree(0, budget)
+    paths: list[tuple] = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert paths == expected[:budget]
+    assert all(p <= (probs[q] if q >= 0 else 1) for p, q in zip(probs, parents, strict=True))

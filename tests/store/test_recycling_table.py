@@ -1,0 +1,201 @@
+"""Recycling tables on disk and on the Hub: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import TOKEN
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import hf_refspec as rs
+from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
+from hf_refspec.store.folder import token_dtype
+from hf_refspec.store.recycling_table import RecyclingTable
+
+REPO = "owner/table"
+TEXTS = ["the cat sat on the mat, the cat sat on the hat", "a cat and a hat"]
+
+
+@pytest.fixture(scope="module")
+def drafter(byte_llama, tokenizer):
+    return rs.TokenRecycling.build(
+        byte_llama, tokenizer, TEXTS, corpus="cats", license="MIT", progress=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, drafter) -> Path:
+    drafter.save_pretrained(tmp_path / "table")
+    return tmp_path / "table"
+
+
+def assert_equal(drafter, other) -> None:
+    one, two = drafter._table.entries(), other._table.entries()
+    np.testing.assert_array_equal(one.contexts, two.contexts)
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.probs, two.probs, atol=1e-3)  # float16 on disk
+
+
+def test_what_was_built_comes_back(folder, drafter, tokenizer):
+    opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
+    assert_equal(drafter, opened)
+    assert (opened.top_k, opened.context) == (8, 3)
+    RecyclingTable(folder, tokenizer).verify()
+
+
+def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tokenizer, tmp_path):
+    opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
+    before = len(opened)
+    with opened.session(np.array([4, 5]), len(tokenizer)):
+        row = np.array([[9] * 8], np.int32), np.full((1, 8), 0.1, np.float32)
+        opened.observe_top_k(DraftTree.empty(), *row)
+    opened.save_pretrained(tmp_path / "again")
+    again = rs.TokenRecycling.from_pretrained(tmp_path / "again", tokenizer)
+    assert len(again) == len(opened) > before
+    assert_equal(opened, again)
+
+
+def test_what_was_learned_by_generating_is_saved_with_tokenizer_and_model(
+    byte_llama, tokenizer, tmp_path
+):
+    drafter = rs.TokenRecycling()
+    with pytest.raises(ValueError, match="nothing is learned yet"):
+        drafter.save_pretrained(tmp_path / "table", tokenizer, byte_llama)
+    inputs = tokenizer("abcabc", return_tensors="pt")
+    byte_llama.generate(**inputs, max_new_tokens=8, candidate_generator=drafter)
+    with pytest.raises(ValueError, match="give the target model's tokenizer="):
+        drafter.save_pretrained(tmp_path / "table")
+    drafter.save_pretrained(tmp_path / "table", tokenizer, byte_llama)
+    assert_equal(drafter, rs.TokenRecycling.from_pretrained(tmp_path / "table", tokenizer))
+
+
+def test_the_newest_of_a_table_that_is_too_large_are_taken(folder, drafter, tokenizer):
+    opened = rs.TokenRecycling.from_pretrained(folder, tokenizer, max_contexts=5)
+    newest = drafter._table.entries().contexts[-5:]
+    np.testing.assert_array_equal(opened._table.entries().contexts, newest)
+
+
+def test_a_built_table_drafts_from_the_first_token_on(drafter, byte_llama, tokenizer):
+    empty = rs.TokenRecycling()
+    inputs = tokenizer(TEXTS[0], return_tensors="pt")
+    plain = byte_llama.generate(**inputs, max_new_tokens=20, do_sample=False)
+    for each in (drafter, empty):
+        options = {"candidate_generator": each, "max_draft_tokens": 16}
+        ids = byte_llama.generate(**inputs, max_new_tokens=20, do_sample=False, **options)
+        assert ids.tolist() == plain.tolist()
+    assert drafter.stats.drafted > empty.stats.drafted
+
+
+def test_building_learns_the_models_own_next_tokens(byte_llama, tokenizer):
+    built = rs.TokenRecycling.build(byte_llama, tokenizer, [TEXTS[0]], context=1, progress=False)
+    ids = tokenizer(TEXTS[0], return_tensors="pt")
+    best = byte_llama(**ids).logits[0].argmax(-1).tolist()
+    last = dict(zip(ids["input_ids"][0].tolist(), best, strict=True))
+    entries = built._table.entries()
+    assert dict(zip(entries.contexts[:, 0].tolist(), entries.tokens[:, 0], strict=True)) == last
+
+
+def test_max_tokens_stops_the_reading(byte_llama, tokenizer):
+    few = rs.TokenRecycling.build(byte_llama, tokenizer, TEXTS, max_tokens=1, progress=False)
+    one = rs.TokenRecycling.build(byte_llama, tokenizer, TEXTS[:1], progress=False)
+    assert_equal(few, one)
+
+
+def test_texts_without_tokens_are_refused(byte_llama, tokenizer):
+    with pytest.raises(ValueError, match="documents has no text of two tokens or more"):
+        rs.TokenRecycling.build(byte_llama, tokenizer, ["", "a"], progress=False)
+
+
+def test_another_tokenizer_is_refused(folder):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
+    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    with pytest.raises(rs.DatastoreError, match="was made for another tokenizer"):
+        rs.TokenRecycling.from_pretrained(folder, other)
+
+
+def test_another_vocabulary_is_refused(folder, tokenizer):
+    opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
+    with pytest.raises(ValueError, match="vocabulary of 259 tokens, but the target model's has 99"):
+        opened.begin(np.array([1]), 99)
+
+
+def test_a_file_cut_short_is_refused(folder, tokenizer):
+    path = folder / "table.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(rs.DatastoreError, match="is damaged: it has"):
+        rs.TokenRecycling.from_pretrained(folder, tokenizer)
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    config = json.loads((folder / "config.json").read_text())
+    ids, count = token_dtype(config["vocab_size"]), config["contexts"]
+    expected = {
+        "contexts": (ids, 3 * count),
+        "tokens": (ids, 8 * count),
+        "probs": (np.dtype(np.float16), 8 * count),
+        "counts": (np.dtype(np.float32), config["vocab_size"]),
+    }
+    arrays = read_arrays(folder, FileEntry(**config["table_file"]), expected)
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tokens", 260, "tokens has the token 260, but the ids are below 259"),
+        ("contexts", 259, "a context is not one of 1 to 3 tokens"),
+        ("contexts", 300, "contexts has the token 300"),
+        ("probs", np.nan, "a probability is no number from 0 to 1"),
+        ("probs", 1.5, "a probability is no number from 0 to 1"),
+        ("counts", np.inf, "a count is no number from 0 on"),
+        ("counts", -1, "a count is no number from 0 on"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(folder, tokenizer, name, value, message):
+    arrays = arrays_of(folder)
+    arrays[name][0] = value
+    entry = write_arrays(folder / "table.safetensors", arrays)
+    config = json.loads((folder / "config.json").read_text())
+    config["table_file"] = vars(entry)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(rs.DatastoreError, match=message):
+        rs.TokenRecycling.from_pretrained(folder, tokenizer)
+
+
+@pytest.mark.parametrize(("key", "value"), [("contexts", 0), ("top_k", 3), ("context", 4)])
+def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(rs.DatastoreError, match="is damaged"):
+        rs.TokenRecycling.from_pretrained(folder, tokenizer)
+
+
+def test_a_folder_that_is_there_is_not_overwritten(folder, drafter):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(FileExistsError):
+        drafter.save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_table_goes_to_the_hub_and_back_with_a_card_that_names_the_model(
+    hub, drafter, tokenizer, byte_llama, tmp_path
+):
+    drafter.push_to_hub(REPO, token=TOKEN)
+    opened = rs.TokenRecycling.from_pretrained(REPO, tokenizer, cache_dir=tmp_path)
+    assert_equal(drafter, opened)
+    card = next(tmp_path.rglob("README.md")).read_text()
+    assert "the language model **LlamaForCausalLM** expects next" in card
+    assert "| Licence of the corpus | MIT |" in card
+    assert "$" not in card
+
+
+def test_the_packaged_card_is_the_template():
+    template = Path(__file__).parents[2] / "model_cards" / "recycling_table.md"
+    packaged = files("hf_refspec.store").joinpath("recycling_table.md")
+    assert packaged.read_text() == template.read_text()
