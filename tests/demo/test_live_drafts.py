@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.demo.console import Terminal
-from hf_refspec.demo.live_drafts import AnswerStream, LiveDrafts, default_sources, legend
+from hf_refspec.demo.live_drafts import AnswerStream, LiveDrafts, legend
+from hf_refspec.generation.default_drafter import default_sources
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(
