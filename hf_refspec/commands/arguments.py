@@ -11,11 +11,11 @@ def positive(text: str) -> int:
     """Reads an integer of at least 1.
 
     Raises:
-        ArgumentTypeError: If it is smaller.
+        ArgumentTypeError: If it is smaller, or no integer.
     """
-    number = int(text)
+    number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise ArgumentTypeError(f"must be at least 1, but is {number}")
+        raise ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
     return number
 
 

@@ -138,10 +138,11 @@ class Chat:
         messages = [*self.messages, user(content)]
         inputs = chat_inputs(self._tokenizer, messages)
         wanted = self._options["max_new_tokens"]
+        noun, way_out = "this conversation", "/reset begins a new one"
+        if not self.messages:
+            noun, way_out = "this message", "shorten it"
         try:
-            fitting = tokens_left(
-                inputs, self._model.config, "this conversation", "/reset begins a new one", wanted
-            )
+            fitting = tokens_left(inputs, self._model.config, noun, way_out, wanted)
         except ValueError as error:
             self._console.print(Text(str(error), "red"))
             return
