@@ -136,6 +136,7 @@ def test_a_damaged_copy_stays_if_there_is_nothing_to_make_it_from(converted, pac
 # Conversions that do not get to their end, and several at once
 
 CONVERTS = dedent("""
+    import signal
     import sys
     from pathlib import Path
     from hf_refspec.demo import default_model as module
@@ -145,6 +146,8 @@ CONVERTS = dedent("""
         sys.stdin.readline()
         original(*arguments)
 
+    # What a background process of a shell inherits ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     module.write_json = write_json
     print(module._converted(Path(sys.argv[1])))
 """)
