@@ -8,6 +8,7 @@ from pathlib import Path
 from ..demo.default_model import load
 from ..drafting.token_recycling import TokenRecycling
 from ..store.recycling_table import RecyclingTable
+from .answering import quieten_transformers
 from .arguments import add_source, load_dataset, positive
 
 # Of `TokenRecycling.build`, as the arguments are called too.
@@ -37,7 +38,11 @@ def _recycle(args: Namespace) -> int:
         raise ValueError("give one of: files or folders, --dataset NAME")
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
+    for path in args.source:  # before the model is loaded
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents = args.source or load_dataset(args, streaming=True)
+    quieten_transformers()
     model, tokenizer = load(args.model)
     options = {name: getattr(args, name) for name in _OPTIONS}
     drafter = TokenRecycling.build(model, tokenizer, documents, **options)

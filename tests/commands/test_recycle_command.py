@@ -35,3 +35,6 @@ def test_it_refuses_what_it_cannot_do_before_the_model_is_loaded(tmp_path, capsy
     there = ["--out", str(tmp_path)]
     assert main(["recycle", "a.txt", *there, "--model", "no/model"]) == 2
     assert "exists; choose another path" in capsys.readouterr().err
+    nowhere = str(tmp_path / "missing")
+    assert main(["recycle", nowhere, *out, "--model", "no/model"]) == 2
+    assert f"{nowhere} is neither a file nor a folder" in capsys.readouterr().err
