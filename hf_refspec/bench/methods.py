@@ -62,32 +62,38 @@ def transformers_methods() -> list[Method]:
     return [Method(PLAIN), Method(LOOK_UP, LOOK_UP_TOKENS, options=options)]
 
 
-def decoding_methods(store: Datastore | None = None) -> list[Method]:
+def decoding_methods(store: Datastore | None = None, recycles: bool = True) -> list[Method]:
     """All methods without retrieval, plain decoding first.
 
     Each has its own new drafters, so that no cache holds an answer that another method returned.
 
     Args:
         store ([`Datastore`], *optional*): A datastore to draft from as well.
+        recycles (`bool`, *optional*, defaults to `True`): Whether the model's logits say anything
+            of its text. In a replay they do not: it is forced.
     """
     chain = {"verification": "chain"}
     methods = [
         *transformers_methods(),
         Method("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
-        Method("Token Recycling's algorithm", 64, TokenRecycling(mode="published")),
         *(Method("ReferenceCopy", nodes, ReferenceCopy()) for nodes in ("auto", 8, 64)),
-        Method("TokenRecycling", "auto", TokenRecycling()),
         Method("RetrievalCache", "auto", RetrievalCache()),
     ]
+    if recycles:
+        published = TokenRecycling(mode="published")
+        methods.append(Method("Token Recycling's algorithm", 64, published))
+        methods.append(Method("TokenRecycling", "auto", TokenRecycling()))
     if store is not None:
         if store.form == "full":
             methods.append(Method("REST's algorithm", 64, DatastoreDrafts(store, mode="rest")))
         methods.append(Method("DatastoreDrafts", "auto", DatastoreDrafts(store)))
-    return [*methods, *(Method(BLEND, nodes, _blend(store)) for nodes in BUDGETS)]
+    return [*methods, *(Method(BLEND, nodes, _blend(store, recycles)) for nodes in BUDGETS)]
 
 
-def _blend(store: Datastore | None) -> Drafter:
-    blend = ReferenceCopy() | TokenRecycling() | RetrievalCache()
+def _blend(store: Datastore | None, recycles: bool) -> Drafter:
+    blend = ReferenceCopy() | RetrievalCache()
+    if recycles:
+        blend = blend | TokenRecycling()
     return blend if store is None else blend | DatastoreDrafts(store)
 
 

@@ -154,7 +154,11 @@ def _load(
     else:
         model = load_model(args.model, args.device, numbers)
     bench = Bench(
-        model, tokenizer, lambda: decoding_methods(store), args.replay, args.max_new_tokens
+        model,
+        tokenizer,
+        lambda: decoding_methods(store, recycles=not args.replay),
+        args.replay,
+        args.max_new_tokens,
     )
     if set(args.suites) & set(DECODING):
         warmup()

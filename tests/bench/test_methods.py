@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hf_refspec as rs
 from hf_refspec.bench.methods import (
     BASELINE,
     OURS,
     PUBLISHED,
+    decoding_methods,
     retrieving_methods,
     speculations,
     transformers_methods,
@@ -28,3 +30,22 @@ def test_fixed_strides_differ_from_ours_in_the_stride_alone():
     assert settings["stride 3, asynchronous"] == Speculation(stride=3)
     assert settings["stride 8"] == Speculation(stride=8, asynchronous=False)
     assert settings["ours, ps"] == Speculation.parse("ps")
+
+
+def recycling(methods) -> list[str]:
+    drafters = {method.name: method.drafter for method in methods}
+    sources = {name: getattr(each, "drafters", [each]) for name, each in drafters.items()}
+    return [
+        name
+        for name, each in sources.items()
+        if any(isinstance(source, rs.TokenRecycling) for source in each)
+    ]
+
+
+def test_the_model_s_logits_are_recycled_only_where_it_writes_freely():
+    """In a replay it is forced, and they say nothing of the text."""
+    names = ["Token Recycling's algorithm", "TokenRecycling", "blend"]
+    assert recycling(decoding_methods()) == names
+    assert recycling(decoding_methods(recycles=False)) == []
+    every = [method.name for method in decoding_methods()]
+    assert every[0] == "plain generate" and set(names) < set(every)
