@@ -39,17 +39,9 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
+        self.top_k = max(drafter.top_k for drafter in self.drafters)
+        self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
-
-    @property
-    def top_k(self) -> int:  # type: ignore[override]
-        """The most that a source wants to be told."""
-        return max(drafter.top_k for drafter in self.drafters)
-
-    @property
-    def prompt_fraction(self) -> float:  # type: ignore[override]
-        """The most that a source may cost."""
-        return max(drafter.prompt_fraction for drafter in self.drafters)
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
@@ -61,7 +53,6 @@ class Blend(Drafter):
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._trees: list[DraftTree] = []
         for drafter, calibration in zip(self.drafters, self._calibrations, strict=True):
-            drafter.sampling = self.sampling
             drafter.begin(prompt_ids, vocab_size)
             calibration.fade()
 

@@ -76,7 +76,7 @@ def prompt_top_tokens(
         top_tokens(head(piece), k)
         for piece in hidden[:, positions - 1 - count : positions - 1].split(_PIECE, dim=1)
     ]
-    return TopTokens(*(_joined(parts) for parts in zip(*pieces, strict=True)))
+    return TopTokens(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
 
 
 def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
@@ -85,7 +85,3 @@ def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
     own |= {id(each) for each in model.get_input_embeddings().parameters()}
     before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
     return sum(each.numel() for each in head.parameters()) / max(before, 1)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return np.concatenate(parts, axis=1)
