@@ -22,14 +22,13 @@ from transformers import (
 )
 
 from ..demo.console import Terminal
-from ..demo.default_model import load_model, load_tokenizer
+from ..demo.default_model import load_config, load_model, load_tokenizer
 from ..demo.live_drafts import AnswerStream, LiveDrafts, legend, style_of
 from ..demo.prompts import (
     Message,
     assistant,
     chat_inputs,
     check_chat_template,
-    load_config,
     tokens_left,
     user,
     with_document,

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase, TextStreamer
 
-from ..demo.default_model import load_model, load_tokenizer
+from ..demo.default_model import load_config, load_model, load_tokenizer
 from ..demo.prompts import (
     chat_inputs,
     check_chat_template,
-    load_config,
     text_inputs,
     tokens_left,
     user,

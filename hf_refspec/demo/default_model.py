@@ -22,8 +22,10 @@ from filelock import FileLock
 from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -75,6 +77,18 @@ def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name or default_model())
     except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer of {name or HUB_ID} cannot be loaded: {error}") from error
+
+
+def load_config(name: str | None) -> PretrainedConfig:
+    """A model's configuration, without its weights.
+
+    Raises:
+        ValueError: If it cannot be loaded.
+    """
+    try:
+        return AutoConfig.from_pretrained(name or default_model())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the model {name or HUB_ID} cannot be loaded: {error}") from error
 
 
 def load_model(

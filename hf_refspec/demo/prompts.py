@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from transformers import (
-    AutoConfig,
     BatchEncoding,
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
 
-from .default_model import HUB_ID, default_model
+from .default_model import HUB_ID
 
 Message: TypeAlias = dict[str, str]
 
@@ -35,18 +34,6 @@ def assistant(content: str) -> Message:
 def with_document(document: str, question: str) -> str:
     """A message that shows a text and then asks about it."""
     return f"{document.strip()}\n\n{question}"
-
-
-def load_config(name: str | None) -> PretrainedConfig:
-    """A model's configuration, without its weights.
-
-    Raises:
-        ValueError: If it cannot be loaded.
-    """
-    try:
-        return AutoConfig.from_pretrained(name or default_model())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the model {name or HUB_ID} cannot be loaded: {error}") from error
 
 
 def context_length(config: PretrainedConfig) -> int | None:

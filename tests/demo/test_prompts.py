@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
+from hf_refspec.demo.default_model import load_config
 from hf_refspec.demo.prompts import (
     assistant,
     chat_inputs,
     check_chat_template,
     context_length,
-    load_config,
     text_inputs,
     tokens_left,
     user,
