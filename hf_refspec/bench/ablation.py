@@ -60,7 +60,7 @@ def ablate(
             points.append({"form": form, "size": size, "mat": mat})
             print(f"{form:12} {size / 1e6:8.2f} {mat:6.3f}", flush=True)
         (out / "ablation.json").write_text(json.dumps(points, indent=1) + "\n")
-        with new_plot(out / "ablation.png") as axes:
+        with new_plot(out / "ablation.png") as (axes,):
             for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
                 chosen = [point for point in points if point["form"] == form]
                 sizes = [point["size"] / 1e6 for point in chosen]

@@ -70,6 +70,8 @@ class Bench:
         new_methods (callable): Returns all methods, with drafters that have seen nothing yet.
         replay (`bool`): Whether recorded answers are forced.
         max_new_tokens (`int`, *optional*): Of an answer; by default 256, of a recorded one all.
+        sampling (`dict`): Keyword arguments of every `generate` that say how to sample; greedy
+            without them.
         methods (`list[Method]`): The current methods; the first is plain decoding.
     """
 
@@ -78,6 +80,7 @@ class Bench:
     new_methods: Callable[[], list[Method]]
     replay: bool
     max_new_tokens: int | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
     methods: list[Method] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -107,21 +110,22 @@ class Bench:
         text = [1 + i % min(100, vocabulary_size(self.model) - 1) for i in range(length)]
         split = max(length - WARM_UP_TOKENS, 1)
         for method in self.supported(self.new_methods()):
-            self.call(method, text[:split], text[split:])
+            self.call(method, [text[:split]], text[split:])
 
     def measure(
         self,
         name: str,
-        prompt_ids: list[int],
+        prompts: list[list[int]],
         answer_ids: list[int] | None = None,
         methods: list[Method] | None = None,
         **kwargs: Any,
     ) -> tuple[Entry, list[int]]:
-        """Decodes one prompt by all methods, in an order that depends on its name.
+        """Decodes one prompt, or a batch of several, by all methods, in an order that depends on
+        its name.
 
         Args:
             name (`str`): The prompt's name.
-            prompt_ids (`list[int]`): The prompt.
+            prompts (`list[list[int]]`): The prompt, or several.
             answer_ids (`list[int]`, *optional*): The answer that is forced; without it the model
                 writes freely.
             methods (`list[Method]`, *optional*): Those of a suite with retrieval. All methods that
@@ -130,13 +134,13 @@ class Bench:
 
         Returns:
             `name`, a digest of the `text`, `prompt_tokens` and the `samples`, one for each method:
-            `method`, `nodes`, `tokens`, `forward_passes`, `prefill_seconds` (to the end of the
-            first forward pass), `decoding_seconds` (from there on), `drafting_seconds`,
-            `other_tokens` (how many differ from the first method's; `None` if these are not
-            compared), `first_difference` (the place of the first of them, and by how many `steps`
-            of rounding the first method's logits prefer its own token; `None` if nothing differs,
-            or a method that retrieves writes freely) and `retrieval`. Then the ids that the first
-            method returned.
+            `method`, `nodes`, `tokens` and `forward_passes` (of all rows), `prefill_seconds` (to
+            the end of the first forward pass), `decoding_seconds` (from there on),
+            `drafting_seconds`, `other_tokens` (how many differ from the first method's; `None` if
+            these are not compared), `first_difference` (the place of the first of them, and by how
+            many `steps` of rounding the first method's logits prefer its own token; `None` if
+            nothing differs, or a method that writes freely retrieves or samples) and `retrieval`.
+            Then the ids that the first method returned.
 
         Raises:
             ContextTooShortError: If the model's context does not hold prompt and answer.
@@ -144,20 +148,22 @@ class Bench:
         """
         methods = self.methods if methods is None else methods
         answer_ids = None if answer_ids is None else answer_ids[: self.max_new_tokens]
-        self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
+        for prompt_ids in prompts:
+            self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
         # Shuffled: whichever is always first would always meet cold caches.
         order = random.Random(name).sample(range(len(methods)), len(methods))
-        calls = {i: self.call(methods[i], prompt_ids, answer_ids, **kwargs) for i in order}
+        calls = {i: self.call(methods[i], prompts, answer_ids, **kwargs) for i in order}
         for i, method in enumerate(methods):
             if answer_ids is not None and calls[i][1] != answer_ids:
                 raise IdsDifferError(f"{name}: {method.name} does not return the forced answer")
         # The model without retrieval writes another text than with it: that is no difference.
         alike = [i for i, each in enumerate(methods) if each.retrieves == methods[0].retrieves]
         compared = [(methods[i], calls[i][0], calls[i][2]) for i in alike]
-        self._compare(name, prompt_ids, answer_ids, compared)
-        text = sha256(json.dumps([prompt_ids, answer_ids]).encode()).hexdigest()[:16]
+        self._compare(name, prompts, answer_ids, compared)
+        text = sha256(json.dumps([*prompts, answer_ids]).encode()).hexdigest()[:16]
         samples = [calls[i][0] for i in range(len(methods))]
-        entry = {"name": name, "text": text, "prompt_tokens": len(prompt_ids), "samples": samples}
+        prompt_tokens = sum(map(len, prompts))
+        entry = {"name": name, "text": text, "prompt_tokens": prompt_tokens, "samples": samples}
         return entry, calls[0][1]
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
@@ -167,7 +173,7 @@ class Bench:
             ContextTooShortError: If the model's context does not hold it.
         """
         self.check_context(name, prompt_ids, self.new_tokens(None))
-        output = self._generate(prompt_ids, max_new_tokens=self.new_tokens(None))
+        output = self._generate([prompt_ids], max_new_tokens=self.new_tokens(None))
         return output[0, len(prompt_ids) :].tolist()
 
     def remember(self, prompt_ids: list[int], output_ids: list[int]) -> None:
@@ -199,24 +205,31 @@ class Bench:
             )
 
     def call(
-        self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, **kwargs: Any
+        self,
+        method: Method,
+        prompts: list[list[int]],
+        answer_ids: list[int] | None = None,
+        **kwargs: Any,
     ) -> tuple[Sample, list[int], Output]:
-        """Calls `generate` once; returns the sample, the new ids, and what is to be compared."""
-        kwargs = {**kwargs, **method.kwargs, "max_new_tokens": self.new_tokens(answer_ids)}
+        """Calls `generate` once; returns the sample, the new ids, row after row, and what is to be
+        compared."""
+        kwargs = {**self.sampling, **kwargs, **method.kwargs}
+        kwargs["max_new_tokens"] = self.new_tokens(answer_ids)
         stats = RetrievalStats()
         if method.retrieves:
             kwargs["retrieval_stats"] = stats
-        forced = self._forced(prompt_ids, answer_ids)
+        forced = self._forced(prompts[0], answer_ids)
         torch.manual_seed(0)
         with timed_passes(self.model) as times:
-            output = self._generate(prompt_ids, forced, **kwargs)
-            ids = output[0, len(prompt_ids) :].tolist()
+            output = self._generate(prompts, forced, **kwargs)
+        rows = output[:, max(map(len, prompts)) :].tolist()
+        ids = rows[0] if len(rows) == 1 else [token for row in rows for token in self._ended(row)]
         retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
         sample = {
             "method": method.name,
             "nodes": method.nodes,
             "tokens": len(ids),
-            "forward_passes": len(times) - 2,
+            "forward_passes": len(times) - 2 if len(rows) == 1 else _row_passes(method, ids),
             "prefill_seconds": times[1] - times[0],
             "decoding_seconds": times[-1] - times[1],
             "drafting_seconds": method.drafter.stats.drafting_seconds if method.drafter else 0.0,
@@ -233,20 +246,34 @@ class Bench:
         return ForcedText(torch.tensor(prompt_ids + answer_ids, device=self.model.device))
 
     def _generate(
-        self, prompt_ids: list[int], forced: ForcedText | None = None, **kwargs: Any
+        self, prompts: list[list[int]], forced: ForcedText | None = None, **kwargs: Any
     ) -> Any:
-        """Calls `generate` with one row; greedy unless `kwargs` have it otherwise."""
-        ids = torch.tensor([prompt_ids], device=self.model.device)
+        """Calls `generate` with a row for each prompt; greedy unless `kwargs` have it otherwise."""
+        length = max(map(len, prompts))
+        padding = [length - len(each) for each in prompts]
+        pad = self.model.generation_config.pad_token_id or 0
+        ids = [[pad] * most + each for most, each in zip(padding, prompts, strict=True)]
         # With a mask, as the prompt may hold the token that is otherwise taken for padding.
-        kwargs = {"do_sample": False, "attention_mask": torch.ones_like(ids), **kwargs}
+        mask = [[0] * most + [1] * (length - most) for most in padding]
+        inputs, attention_mask = (
+            torch.tensor(each, device=self.model.device) for each in (ids, mask)
+        )
+        kwargs = {"do_sample": False, **kwargs}
         if forced is not None:
             kwargs |= {"eos_token_id": None, "logits_processor": LogitsProcessorList([forced])}
-        return self.model.generate(ids, **kwargs)
+        return self.model.generate(inputs, attention_mask=attention_mask, **kwargs)
+
+    def _ended(self, row: list[int]) -> list[int]:
+        """The new tokens of a row of a batch, without the padding behind its end."""
+        end = self.model.generation_config.eos_token_id
+        ends = set(end if isinstance(end, list) else [end])
+        length = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+        return row[:length]
 
     def _compare(
         self,
         name: str,
-        prompt_ids: list[int],
+        prompts: list[list[int]],
         answer_ids: list[int] | None,
         calls: list[tuple[Method, Sample, Output]],
     ) -> None:
@@ -263,9 +290,11 @@ class Bench:
             differences = [places[:1] for places in differences]
         length = max((places[-1] + 1 for places in differences if places), default=0)
         logits: list[torch.Tensor] = []
-        # A method that retrieves and writes freely may choose from a mixture, not from its logits.
-        if length and (answer_ids is not None or not first.retrieves):
-            logits = self._logits(first, prompt_ids, answer_ids, length)
+        # A method that writes freely and retrieves may choose from a mixture, one that samples by
+        # chance, not from its logits.
+        chooses_best = answer_ids is not None or not (first.retrieves or self.sampling)
+        if length and chooses_best and len(prompts) == 1:
+            logits = self._logits(first, prompts[0], answer_ids, length)
         for (method, sample, output), places in zip(calls, differences, strict=True):
             steps = [self._margin(logits, place, expected, output) for place in places]
             if places and logits:
@@ -300,7 +329,7 @@ class Bench:
         They are computed again, by the same passes: to record them would disturb the timing.
         """
         output = self._generate(
-            prompt_ids,
+            [prompt_ids],
             self._forced(prompt_ids, answer_ids),
             **method.kwargs,
             max_new_tokens=length,
@@ -308,3 +337,8 @@ class Bench:
             output_logits=True,
         )
         return [logits[0] for logits in output.logits]
+
+
+def _row_passes(method: Method, ids: list[int]) -> int:
+    """Forward passes of each row that was not over yet, in a batch; plain ones yield a token."""
+    return sum(method.drafter.stats.accepted_lengths) if method.drafter else len(ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,8 @@ from ..store.datastore import Datastore
 PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"
 LOOK_UP_TOKENS = 10
+RECYCLING = "Token Recycling's algorithm"
+DEFAULT = "ReferenceCopy | TokenRecycling"  # what candidate_generator="auto" is
 BLEND = "blend"
 BUDGETS = ("auto", 8, 16, 64)
 # Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
@@ -62,7 +66,12 @@ def transformers_methods() -> list[Method]:
     return [Method(PLAIN), Method(LOOK_UP, LOOK_UP_TOKENS, options=options)]
 
 
-def decoding_methods(store: Datastore | None = None, recycles: bool = True) -> list[Method]:
+def decoding_methods(
+    store: Datastore | None = None,
+    recycles: bool = True,
+    nodes: Sequence[int | str] = BUDGETS,
+    table: TokenRecycling | None = None,
+) -> list[Method]:
     """All methods without retrieval, plain decoding first.
 
     Each has its own new drafters, so that no cache holds an answer that another method returned.
@@ -71,23 +80,34 @@ def decoding_methods(store: Datastore | None = None, recycles: bool = True) -> l
         store ([`Datastore`], *optional*): A datastore to draft from as well.
         recycles (`bool`, *optional*, defaults to `True`): Whether the model's logits say anything
             of its text. In a replay they do not: it is forced.
+        nodes (sequence of `int` or `"auto"`, *optional*): The draft budgets of `ReferenceCopy` and
+            of the blends.
+        table ([`TokenRecycling`], *optional*): One that was built or loaded, to begin with as well.
     """
     chain = {"verification": "chain"}
     methods = [
         *transformers_methods(),
         Method("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
-        *(Method("ReferenceCopy", nodes, ReferenceCopy()) for nodes in ("auto", 8, 64)),
+        *(Method("ReferenceCopy", each, ReferenceCopy()) for each in nodes),
         Method("RetrievalCache", "auto", RetrievalCache()),
     ]
     if recycles:
-        published = TokenRecycling(mode="published")
-        methods.append(Method("Token Recycling's algorithm", 64, published))
-        methods.append(Method("TokenRecycling", "auto", TokenRecycling()))
+        fixed = [each for each in nodes if each != "auto"]
+        methods += [
+            *(Method(RECYCLING, each, TokenRecycling(mode="published")) for each in fixed),
+            Method("TokenRecycling", "auto", TokenRecycling()),
+            *(Method(DEFAULT, each, ReferenceCopy() | TokenRecycling()) for each in nodes),
+        ]
+    if table is not None:
+        methods += (
+            Method(f"{DEFAULT}, with a table", each, ReferenceCopy() | copy.deepcopy(table))
+            for each in nodes
+        )
     if store is not None:
         if store.form == "full":
             methods.append(Method("REST's algorithm", 64, DatastoreDrafts(store, mode="rest")))
         methods.append(Method("DatastoreDrafts", "auto", DatastoreDrafts(store)))
-    return [*methods, *(Method(BLEND, nodes, _blend(store, recycles)) for nodes in BUDGETS)]
+    return [*methods, *(Method(BLEND, each, _blend(store, recycles)) for each in nodes)]
 
 
 def _blend(store: Datastore | None, recycles: bool) -> Drafter:
@@ -95,6 +115,32 @@ def _blend(store: Datastore | None, recycles: bool) -> Drafter:
     if recycles:
         blend = blend | TokenRecycling()
     return blend if store is None else blend | DatastoreDrafts(store)
+
+
+def recycling_settings() -> dict[str, dict[str, Method]]:
+    """[`TokenRecycling`] beside [`ReferenceCopy`], with one of its options changed at a time: the
+    option, its values, and a method for each. `"nodes"` has the defaults."""
+
+    def method(name: str, nodes: int, recycling: TokenRecycling) -> Method:
+        return Method(name, nodes, ReferenceCopy() | recycling)
+
+    deaf = TokenRecycling()
+    deaf.prompt_fraction = 0.0
+    sizes = (1 << 8, 1 << 10, 1 << 12, 1 << 14)
+    drafters: dict[str, dict[Any, TokenRecycling]] = {
+        "context": {n: TokenRecycling(context=n) for n in (1, 2)},
+        "top_k": {k: TokenRecycling(top_k=k) for k in (1, 2, 4, 16)},
+        "max_contexts": {most: TokenRecycling(max_contexts=most) for most in sizes},
+        "prompt's logits": {"without": deaf},
+    }
+    nodes = {str(n): method("defaults", n, TokenRecycling()) for n in (4, 8, 16, 32, 64)}
+    return {"nodes": nodes} | {
+        option: {
+            str(value): method(f"{option} {value}", 64, recycling)
+            for value, recycling in values.items()
+        }
+        for option, values in drafters.items()
+    }
 
 
 def speculations(ablate: bool) -> dict[str, Speculation | None]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .methods import recycling_settings
 from .summary import Key, Summary
 
 
@@ -25,18 +26,20 @@ def check_plotting() -> None:
 
 
 @contextmanager
-def new_plot(path: Path) -> Iterator[Any]:
-    """Axes to draw on, which are then written to a file."""
+def new_plot(path: Path, panels: int = 1) -> Iterator[Any]:
+    """Axes to draw on, one for each panel, which are then written to a file."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    size = (7, 4.5) if panels == 1 else (2.5 * panels, 3.5)
+    figure, drawn = pyplot.subplots(1, panels, figsize=size, sharey=True, squeeze=False)
     try:
-        yield axes
-        axes.grid(alpha=0.3)
-        axes.legend()
+        yield drawn[0]
+        for axes in drawn[0]:
+            axes.grid(alpha=0.3)
+        drawn[0][0].legend()
         figure.savefig(path, dpi=150, bbox_inches="tight")
     finally:
         pyplot.close(figure)
@@ -44,7 +47,7 @@ def new_plot(path: Path) -> Iterator[Any]:
 
 def plot_speed_ups(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
     """Draws each method's speed-up in decoding, with its quartiles, a colour for each suite."""
-    with new_plot(path) as axes:
+    with new_plot(path) as (axes,):
         labels = list(dict.fromkeys(_label(key) for methods in suites.values() for key in methods))
         for i, (suite, methods) in enumerate(suites.items()):
             spreads = [methods[key].decoding_speed_up for key in methods]
@@ -61,6 +64,18 @@ def plot_speed_ups(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
         axes.set(xlabel="speed-up in decoding, median and quartiles", xlim=(0, None))
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()
+
+
+def plot_settings(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
+    """Draws the MAT of each setting of token recycling, a panel for each option."""
+    settings = recycling_settings()
+    with new_plot(path, len(settings)) as panels:
+        for axes, (option, methods) in zip(panels, settings.items(), strict=True):
+            for suite, summaries in suites.items():
+                mats = [summaries[method.name, method.nodes].mat for method in methods.values()]
+                axes.plot(list(methods), mats, marker="o", label=suite)
+            axes.set(xlabel=option)
+        panels[0].set(ylabel="MAT")
 
 
 def _label(key: Key) -> str:

@@ -41,7 +41,11 @@ def _no_overlap(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job
 
 
 def _spec_bench(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
-    return [partial(_converse, each, 1) for each in _questions(args)[: args.limit]]
+    questions = _questions(args)[: args.limit]
+    if args.batch_size is None:
+        return [partial(_converse, each, 1) for each in questions]
+    batches = suites.batches(questions, args.batch_size)
+    return [partial(_ask_together, each) for each in batches]
 
 
 def _multi_turn(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
@@ -119,7 +123,7 @@ def _with_each_setting(settings: list[Setting], prompts: list[Prompt]) -> list[J
 
 def _ask(number: int, answer: RecordedAnswer, bench: Bench) -> Iterator[Entry]:
     answer_ids = answer.answer_ids if bench.replay else None
-    entry, _ = bench.measure(str(number), answer.prompt_ids, answer_ids)
+    entry, _ = bench.measure(str(number), [answer.prompt_ids], answer_ids)
     yield entry
 
 
@@ -130,9 +134,17 @@ def _converse(question: Question, turns: int, bench: Bench) -> Iterator[Entry]:
         messages.append(text)
         prompt_ids = chat_prompt(messages, bench.tokenizer)
         answer_ids = answered(question, turn, bench.tokenizer) if bench.replay else None
-        entry, ids = bench.measure(f"{question.id}, turn {turn + 1}", prompt_ids, answer_ids)
+        entry, ids = bench.measure(f"{question.id}, turn {turn + 1}", [prompt_ids], answer_ids)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry
+
+
+def _ask_together(questions: list[Question], bench: Bench) -> Iterator[Entry]:
+    """The first turns of some questions of a category, as the rows of one batch."""
+    prompts = [chat_prompt(each.turns[:1], bench.tokenizer) for each in questions]
+    numbers = [each.id.partition("/")[2] for each in questions[1:]]
+    entry, _ = bench.measure(", ".join([questions[0].id, *numbers]), prompts)
+    yield entry
 
 
 def _ask_again(question: Question, bench: Bench) -> Iterator[Entry]:

@@ -15,7 +15,8 @@ EXPLAINED = (
     "speed-up is the ratio of their tokens per second to the first method's; of decoding, the "
     "median over the prompts with the quartiles in brackets. MAT is new tokens per forward pass, "
     "over all prompts. Texts equal are those with the ids of the first method; where a text was "
-    "forced, those that the model would have chosen by itself."
+    "forced, those that the model would have chosen by itself. Regret is how much longer a "
+    "token took with the automatic draft budget than with the best fixed one."
 )
 MARGINS_EXPLAINED = (
     "Where a text first differs, its margin is the distance of two logits of plain decoding, those "
@@ -67,7 +68,10 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 def report(results: dict[str, Any]) -> str:
     """A run as Markdown: the machine, versions and settings, then the tables of each suite."""
     about = (results["machine"], results["versions"], results["settings"])
-    lines = ["- " + ", ".join(f"{name} {value}" for name, value in part.items()) for part in about]
+    lines = [
+        "- " + ", ".join(f"{name} {_listed(value)}" for name, value in part.items())
+        for part in about
+    ]
     suites = results["suites"]
     parts = [*_all_together(suites), *(_suite(name, suite) for name, suite in suites.items())]
     return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *parts])
@@ -121,12 +125,28 @@ def _by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
 def methods_table(methods: dict[Key, Summary]) -> str:
     """A row for each method."""
     rows = [
-        [name, nodes or "", *(text(summary) for text in COLUMNS.values())]
-        for (name, nodes), summary in methods.items()
+        [*_named(*key), *(text(summary) for text in COLUMNS.values()), _regret(methods, *key)]
+        for key, summary in methods.items()
     ]
-    columns = ["method", "nodes", *COLUMNS]
+    columns = ["method", "nodes", *COLUMNS, "regret"]
     used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     return table([columns[i] for i in used], ([row[i] for i in used] for row in rows))
+
+
+def _listed(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _named(name: str, nodes: int | str) -> list[str]:
+    return [name.replace("|", "\\|"), str(nodes or "")]
+
+
+def _regret(methods: dict[Key, Summary], name: str, nodes: int | str) -> str:
+    """How much longer a token took with the automatic budget than with the best of the others."""
+    fixed = [of.speed_up for key, of in methods.items() if key[0] == name and key[1] != "auto"]
+    if nodes != "auto" or not fixed:
+        return ""
+    return f"{max(fixed) / methods[name, nodes].speed_up - 1:+.1%}"
 
 
 def _by_category(entries: list[Entry]) -> dict[str, list[Entry]]:
@@ -143,7 +163,7 @@ def _parts_table(parts: dict[str, list[Entry]]) -> str:
     """MAT and speed-up of each method in each suite or category."""
     summed = [summaries(entries) for entries in parts.values()]
     rows = (
-        [*key, *(f"{of[key].mat:.2f}, {of[key].speed_up:.2f}x" for of in summed)]
+        [*_named(*key), *(f"{of[key].mat:.2f}, {of[key].speed_up:.2f}x" for of in summed)]
         for key in summed[0]
     )
     return table(["method", "nodes", *parts], rows)
@@ -212,7 +232,7 @@ def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[
         both = [key for key in before if key in after]
         if both:
             old, new = (summaries([some[key] for key in both]) for some in (before, after))
-            rows = [[*key, *_changes(old[key], new[key])] for key in old if key in new]
+            rows = [[*_named(*key), *_changes(old[key], new[key])] for key in old if key in new]
             about = f", {setting}" if setting else ""
             yield f"## {name}{about}, {len(both)} prompts\n\n{table(columns, rows)}"
 

@@ -50,8 +50,8 @@ def measure_retrieval(
     if not setting.methods:
         setting.methods = [*setting.new_methods(), *bench.supported(transformers_methods())]
         for method in setting.methods:  # first calls compile, probe and load
-            bench.call(method, prompt_ids, answer_ids)
+            bench.call(method, [prompt_ids], answer_ids)
     entry, _ = bench.measure(
-        name, prompt_ids, answer_ids, setting.methods, do_sample=setting.sampled
+        name, [prompt_ids], answer_ids, setting.methods, do_sample=setting.sampled
     )
     yield {**entry, "setting": setting.name, "size": setting.size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..demo.default_model import default_model, load_model, load_tokenizer
+from ..drafting.token_recycling import TokenRecycling
 from ..hook import install
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
+from .decisions import logged_decisions
 from .measure import Bench, ContextTooShortError, IdsDifferError
-from .methods import decoding_methods
+from .methods import BUDGETS, LOOK_UP, PLAIN, Method, decoding_methods, recycling_settings
 from .models import random_model
-from .plots import check_plotting, plot_speed_ups
+from .plots import check_plotting, plot_settings, plot_speed_ups
 from .registry import RETRIEVING, SUITES, Job
 from .report import report
 from .results import new_results, write_results
@@ -33,8 +36,14 @@ READ_BY = {
     "distractors": ("ralm",),
     "milvus": ("ralm",),
     "knn_datastore": ("knn",),
-    "ablate": RETRIEVING,
+    "ablate": ("spec-bench", *RETRIEVING),
+    "batch_size": ("spec-bench",),
+    "methods": DECODING,
+    "nodes": DECODING,
+    "recycling_table": DECODING,
 }
+# What a replay, which forces the text and knows no expectations, cannot have.
+FREELY = ("temperature", "batch_size", "recycling_table")
 
 
 def run(args: Namespace) -> int:
@@ -56,9 +65,7 @@ def run(args: Namespace) -> int:
     if args.random_model is None:
         args.model = args.model or default_model()
     tokenizer = load_tokenizer(args.tokenizer or args.model)
-    store = None
-    if args.datastore is not None:
-        store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
+    new_methods = _methods(args, tokenizer)
     jobs = {
         dtype: {name: _jobs(name, args, tokenizer) for name in args.suites} for dtype in args.dtype
     }
@@ -67,11 +74,12 @@ def run(args: Namespace) -> int:
     status, message = 0, ""
     try:
         for dtype, of_suites in jobs.items():
-            bench = _load(args, dtype, tokenizer, store)
+            bench = _load(args, dtype, tokenizer, new_methods)
             for name, of_suite in of_suites.items():
                 suite = {"suite": name, "dtype": dtype, "questions": len(of_suite), "done": 0}
                 results["suites"][f"{name}, {dtype}"] = suite | {"entries": [], "skipped": []}
-                _measure(bench, of_suite, f"{name}, {dtype}", results, args.out)
+                with logged_decisions(args.out / f"decisions_{name}_{dtype}.jsonl"):
+                    _measure(bench, of_suite, f"{name}, {dtype}", results, args.out)
     except KeyboardInterrupt:
         status, message = 130, f"Stopped; {args.out} has what was measured."
     except IdsDifferError as error:
@@ -106,6 +114,19 @@ def _check(args: Namespace) -> None:
         raise ValueError(
             "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
             "CUDA and check the driver"
+        )
+    if args.ablate and args.replay and "spec-bench" in args.suites:
+        raise ValueError(
+            "--ablate of spec-bench is for text that the model writes; leave out --replay"
+        )
+    for name in FREELY:
+        if args.replay and getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is for text that the model writes; leave out --replay")
+    if args.temperature is not None and (args.temperature <= 0 or args.batch_size is not None):
+        raise ValueError(
+            f"--temperature {args.temperature} must be above 0 and without --batch-size: rows of a "
+            "batch draw their random numbers in another order when drafts are accepted"
         )
     for name, readers in READ_BY.items():
         if getattr(args, name) and not set(readers) & set(args.suites):
@@ -142,8 +163,42 @@ def _jobs(name: str, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> lis
     return jobs
 
 
+def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Callable[[], list[Method]]:
+    """Returns the methods that are asked for, with new drafters.
+
+    Raises:
+        ValueError: If one of `--methods` does not exist.
+    """
+    store = table = None
+    if args.datastore is not None:
+        store = Datastore.from_pretrained(args.datastore, tokenizer=tokenizer)
+    if args.recycling_table is not None:
+        table = TokenRecycling.from_pretrained(args.recycling_table, tokenizer)
+
+    def new_methods() -> list[Method]:
+        if args.ablate:
+            settings = recycling_settings().values()
+            return [Method(PLAIN), *(method for of in settings for method in of.values())]
+        methods = decoding_methods(store, not args.replay, args.nodes or BUDGETS, table)
+        if args.batch_size is not None:  # transformers' look-up takes one row
+            methods = [method for method in methods if method.name != LOOK_UP]
+        chosen = [PLAIN, *(args.methods or [each.name for each in methods])]
+        return [method for method in methods if method.name in chosen]
+
+    names = {method.name for method in new_methods()}
+    for name in args.methods or ():
+        if name not in names:
+            raise ValueError(
+                f"--methods has {name!r}, but there are only {', '.join(sorted(names))}"
+            )
+    return new_methods
+
+
 def _load(
-    args: Namespace, dtype: str, tokenizer: PreTrainedTokenizerBase, store: Datastore | None
+    args: Namespace,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    new_methods: Callable[[], list[Method]],
 ) -> Bench:
     """Loads the model and warms it up."""
     install()
@@ -153,13 +208,10 @@ def _load(
         model = random_model(args.random_model, len(tokenizer), args.device, numbers)
     else:
         model = load_model(args.model, args.device, numbers)
-    bench = Bench(
-        model,
-        tokenizer,
-        lambda: decoding_methods(store, recycles=not args.replay),
-        args.replay,
-        args.max_new_tokens,
-    )
+    sampling = {}
+    if args.temperature is not None:
+        sampling = {"do_sample": True, "temperature": args.temperature}
+    bench = Bench(model, tokenizer, new_methods, args.replay, args.max_new_tokens, sampling)
     if set(args.suites) & set(DECODING):
         warmup()
         bench.warm_up()
@@ -192,6 +244,10 @@ def _report(results: dict[str, Any], args: Namespace) -> None:
         if suite["suite"] in DECODING and suite["entries"]
     }
     if suites:
-        plot_speed_ups(suites, args.out / "speed_ups.png")
-        text += "\n![speed-up of each method](speed_ups.png)\n"
+        if args.ablate:
+            plot_settings(suites, args.out / "settings.png")
+            text += "\n![MAT with each setting](settings.png)\n"
+        else:
+            plot_speed_ups(suites, args.out / "speed_ups.png")
+            text += "\n![speed-up of each method](speed_ups.png)\n"
     (args.out / "report.md").write_text(text, encoding="utf-8")

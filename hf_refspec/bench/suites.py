@@ -168,6 +168,18 @@ def taking_turns(questions: list[Question]) -> list[Question]:
     return sorted(questions, key=earlier)
 
 
+def batches(questions: list[Question], size: int) -> list[list[Question]]:
+    """The questions in batches of `size`, or fewer, each of one category; the batches' categories
+    take turns as the questions' do."""
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.id.partition("/")[0], []).append(question)
+    most = max(map(len, by_category.values()), default=0)
+    starts = range(0, most, size)
+    parts = (each[start : start + size] for start in starts for each in by_category.values())
+    return [part for part in parts if part]
+
+
 def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of a conversation that the model is to continue.
 

@@ -31,6 +31,11 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--tokenizer", help="for the random model; default: the default model's")
     add("--replay", action="store_true", help="force the recorded answers")
     add("--max-new-tokens", type=positive, metavar="N", help="default: 256, in a replay all")
+    add("--methods", nargs="+", metavar="NAME", help="only these, by their names in the report")
+    add("--nodes", nargs="+", type=_nodes, metavar="N", help="draft budgets; default: auto 8 16 64")
+    add("--temperature", type=float, metavar="T", help="sample, with one seed for all methods")
+    add("--batch-size", type=positive, metavar="N", help="spec-bench: so many questions at a time")
+    add("--recycling-table", metavar="TABLE", help="a folder or a Hub id, to begin with as well")
     add("--device", choices=("cpu", "cuda"))
     add("--dtype", nargs="+", choices=DTYPES, help="one or several, each measured")
     add("--datastore", help="a folder or a Hub id, to draft from as well")
@@ -39,7 +44,11 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--distractors", type=positive, default=0, metavar="N", help="ralm: add N random vectors")
     add("--milvus", metavar="URI", help="ralm: a server or a file, to search as well")
     add("--knn-datastore", metavar="PATH", help="knn: a folder, built with the model")
-    add("--ablate", action="store_true", help="ralm, knn: measure every setting of speculation")
+    add("--ablate", action="store_true", help="spec-bench, ralm, knn: measure every setting")
+
+
+def _nodes(text: str) -> int | str:
+    return text if text == "auto" else positive(text)
 
 
 def _bench(args: Namespace) -> int:

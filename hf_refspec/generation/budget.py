@@ -7,6 +7,7 @@ rows may expect.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -16,6 +17,8 @@ from torch import nn
 from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
 from .pass_costs import PASS_TOKENS, PassCosts, pass_costs
+
+logger = logging.getLogger(__name__)
 
 MOST_NODES = PASS_TOKENS[-1] - 1
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
@@ -79,6 +82,8 @@ class Budget:
 class AutoBudget(Budget):
     """As many draft nodes a row as give the most expected tokens per second, none if none pay.
 
+    Each pass is logged, at level DEBUG: what was expected of each size, and what came.
+
     Args:
         costs (callable): Returns the [`PassCosts`] of the target model for a number of rows.
     """
@@ -87,6 +92,7 @@ class AutoBudget(Budget):
         super().__init__(MOST_NODES)
         self._costs = cache(costs)
         self._pause = _Pause()
+        self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
 
     @property
     def nodes(self) -> int:
@@ -98,6 +104,7 @@ class AutoBudget(Budget):
         self, drafters: Sequence[Drafter], drafts: list[DraftTree], drafting_seconds: float
     ) -> list[DraftTree]:
         """The nodes of each draft that pay, see [`Budget.trim`]."""
+        self._expected = None
         kept = self._paying(drafters, drafts) if any(map(len, drafts)) else drafts
         if not self._pause.lasts:
             self._pause.record_drafts(any(map(len, kept)), drafting_seconds)
@@ -116,8 +123,29 @@ class AutoBudget(Budget):
             if emitted is not None and len(draft):
                 drafter.calibration.record(draft, emitted)
         costs = self._costs(len(new_tokens))
+        self._log(costs, new_tokens, pass_tokens, seconds)
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
+
+    def _log(
+        self,
+        costs: PassCosts,
+        new_tokens: Sequence[np.ndarray | None],
+        pass_tokens: int,
+        seconds: float,
+    ) -> None:
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        logger.debug(
+            "pass over %d tokens a row: %.4f s, %d new tokens; of %s tokens a row were expected: "
+            "%s new tokens, %s s",
+            pass_tokens,
+            seconds,
+            sum(len(tokens) for tokens in new_tokens if tokens is not None),
+            list(PASS_TOKENS),
+            None if self._expected is None else self._expected.round(3).tolist(),
+            costs.seconds().round(5).tolist(),
+        )
 
     def _paying(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
         sizes = np.array(PASS_TOKENS) - 1
@@ -130,6 +158,7 @@ class AutoBudget(Budget):
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
             expected += sums[np.minimum(sizes, len(draft))]
             orders.append(order)
+        self._expected = expected
         nodes = self._most_expected_per_second(len(drafts), expected, max(map(len, drafts)))
         return [_part(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 

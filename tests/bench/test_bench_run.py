@@ -145,7 +145,7 @@ def test_nothing_measured_is_no_success(model, tmp_path, capsys):
 def test_other_ids_stop_it(model, monkeypatch, capsys):
     wrong = Method("wrong", options={"bad_words_ids": [[token] for token in range(60, 200)]})
     methods = [Method(PLAIN), wrong]
-    monkeypatch.setattr("hf_refspec.bench.run.decoding_methods", lambda store, recycles: methods)
+    monkeypatch.setattr("hf_refspec.bench.run.decoding_methods", lambda *_: methods)
     assert main(["bench", "rag", *model]) == 1
     assert "wrong returns other ids than plain generate" in capsys.readouterr().out
 
@@ -160,7 +160,7 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
         (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
         (["rag", "--encoder", "x"], "--encoder is read by ralm; leave it out"),
-        (["rag", "--ablate"], "--ablate is read by ralm, knn; leave it out"),
+        (["rag", "--ablate"], "--ablate is read by spec-bench, ralm, knn; leave it out"),
         (["ralm", "--datastore", "x"], "--datastore is read by rag, humaneval,"),
     ],
 )

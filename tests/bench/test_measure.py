@@ -34,7 +34,7 @@ def begun(model, tokenizer, methods=decoding_methods, new_tokens=None) -> Bench:
 
 def test_every_method_returns_the_recorded_answer(tokenizer):
     bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
-    entry, ids = bench.measure("a prompt", PROMPT, ANSWER)
+    entry, ids = bench.measure("a prompt", [PROMPT], ANSWER)
     assert ids == ANSWER
     assert (entry["name"], entry["prompt_tokens"]) == ("a prompt", 12)
     assert [(s["method"], s["nodes"]) for s in entry["samples"]] == [
@@ -52,7 +52,7 @@ def test_every_method_returns_the_recorded_answer(tokenizer):
 
 def test_a_free_answer_is_that_of_plain_decoding(tokenizer, byte_llama):
     bench = begun(byte_llama, tokenizer, new_tokens=12)
-    entry, ids = bench.measure("a prompt", PROMPT)
+    entry, ids = bench.measure("a prompt", [PROMPT])
     assert all(sample["other_tokens"] == 0 for sample in entry["samples"])
     expected = byte_llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
     assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
@@ -68,7 +68,7 @@ def test_methods_take_turns_in_another_order_for_each_prompt(tokenizer, monkeypa
 
     monkeypatch.setattr(bench.model, "generate", noted)
     for name in ("a prompt", "another"):
-        bench.measure(name, PROMPT, ANSWER)
+        bench.measure(name, [PROMPT], ANSWER)
     names = ("candidate_generator", "max_draft_tokens", "prompt_lookup_num_tokens")
     given, *turns = (
         [tuple(str(kwargs.get(name)) for name in names) for kwargs in calls]
@@ -85,7 +85,7 @@ def test_methods_take_turns_in_another_order_for_each_prompt(tokenizer, monkeypa
 def test_a_token_that_the_model_has_not_is_named(tokenizer):
     bench = begun(random_model("tiny", 20), tokenizer)
     with pytest.raises(ValueError, match="a prompt has the token 20, but the model a vocabulary"):
-        bench.measure("a prompt", [5, 20], [3])
+        bench.measure("a prompt", [[5, 20]], [3])
 
 
 def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer):
@@ -93,7 +93,7 @@ def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer)
     model = random_model("tiny", len(tokenizer))
     methods = [decoding_methods()[0], Method("ReferenceCopy", 8, rs.ReferenceCopy())]
     bench = begun(model, tokenizer, lambda: methods)
-    bench.measure("a prompt", PROMPT, ANSWER)  # the probe has passed
+    bench.measure("a prompt", [PROMPT], ANSWER)  # the probe has passed
 
     def spoil(model, arguments, output):
         if output.logits.shape[1] > 1:
@@ -102,7 +102,7 @@ def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer)
 
     model.register_forward_hook(spoil)
     with pytest.raises(IdsDifferError, match=r"ReferenceCopy \(8 nodes\) returns other ids"):
-        bench.measure("a prompt", PROMPT, ANSWER)
+        bench.measure("a prompt", [PROMPT], ANSWER)
 
 
 def other_methods() -> list[Method]:
@@ -115,12 +115,12 @@ def test_other_ids_stop_it_in_float32_and_are_counted_in_bfloat16(tokenizer):
     model.generation_config.eos_token_id = ids[3]
     stops_at = ids.index(ids[3])
     with pytest.raises(IdsDifferError, match=rf"a prompt: another .* new token {stops_at} on"):
-        begun(model, tokenizer, other_methods, new_tokens=12).measure("a prompt", PROMPT)
+        begun(model, tokenizer, other_methods, new_tokens=12).measure("a prompt", [PROMPT])
     model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
     ids = begun(model, tokenizer, other_methods, new_tokens=12).answer("a prompt", PROMPT)
     model.generation_config.eos_token_id = ids[3]
     bench = begun(model, tokenizer, other_methods, new_tokens=12)
-    entry, _ = bench.measure("a prompt", PROMPT)
+    entry, _ = bench.measure("a prompt", [PROMPT])
     assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
     assert entry["samples"][0]["first_difference"] is None
 
@@ -131,7 +131,7 @@ def test_a_difference_that_is_no_near_tie_is_reported_with_its_margin(tokenizer,
     methods = [Method("plain generate"), Method("ReferenceCopy", 8, rs.ReferenceCopy())]
     bench = begun(model, tokenizer, lambda: methods, None if replay else 12)
     answer = ANSWER if replay else None
-    bench.measure("a prompt", PROMPT, answer)  # the probe has passed
+    bench.measure("a prompt", [PROMPT], answer)  # the probe has passed
 
     def spoil(model, arguments, output):
         if output.logits.shape[1] > 1:  # of passes over drafts alone
@@ -139,7 +139,7 @@ def test_a_difference_that_is_no_near_tie_is_reported_with_its_margin(tokenizer,
         return output
 
     model.register_forward_hook(spoil)
-    entry, _ = bench.measure("a prompt", PROMPT, answer)
+    entry, _ = bench.measure("a prompt", [PROMPT], answer)
     plain, drafted = entry["samples"]
     assert plain["first_difference"] is None
     assert drafted["first_difference"]["steps"] > 50
@@ -161,12 +161,12 @@ def test_a_tie_is_counted_and_stops_nothing(tokenizer):
     [tied, *_] = begun(model, tokenizer, other_methods, new_tokens=4).answer("a prompt", PROMPT)
     assert tied in (first, twin)
     bench = begun(model, tokenizer, suppressing(tied), new_tokens=4)
-    entry, _ = bench.measure("a prompt", PROMPT)
+    entry, _ = bench.measure("a prompt", [PROMPT])
     assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
     with torch.no_grad():
         model.get_output_embeddings().weight[twin] *= 0.99
     with pytest.raises(IdsDifferError):
-        begun(model, tokenizer, suppressing(first), new_tokens=4).measure("a prompt", PROMPT)
+        begun(model, tokenizer, suppressing(first), new_tokens=4).measure("a prompt", [PROMPT])
 
 
 PROMPTS_WITH_NEAR_TIES = [
@@ -187,7 +187,7 @@ def test_with_a_trained_model_in_bfloat16_only_near_ties_flip(prompt):
         return [*transformers_methods(), *(Method("drafts", 8, each) for each in drafters)]
 
     bench = begun(model, tokenizer, methods, new_tokens=24)
-    entry, _ = bench.measure("a prompt", chat_prompt([prompt], tokenizer))
+    entry, _ = bench.measure("a prompt", [chat_prompt([prompt], tokenizer)])
     for sample in entry["samples"]:
         assert (sample["first_difference"] is None) == (sample["other_tokens"] == 0)
         if sample["first_difference"] is not None:
@@ -199,7 +199,7 @@ def test_a_prompt_that_the_context_does_not_hold_is_refused(tokenizer):
     model.config.max_position_embeddings = 20
     bench = begun(model, tokenizer)
     with pytest.raises(ContextTooShortError, match=r"12 tokens and up to 9 new ones.* 20"):
-        bench.measure("a prompt", PROMPT, ANSWER)
+        bench.measure("a prompt", [PROMPT], ANSWER)
     with pytest.raises(ContextTooShortError, match="up to 256 new ones"):
         bench.answer("a prompt", PROMPT)
 
@@ -220,7 +220,7 @@ def test_prompt_look_up_is_left_out_where_transformers_refuses_it(tokenizer):
     bench = begun(MambaForCausalLM(config).eval(), tokenizer)
     assert LOOK_UP not in [method.name for method in bench.methods]
     bench.warm_up()
-    entry, _ = bench.measure("a prompt", PROMPT, ANSWER)
+    entry, _ = bench.measure("a prompt", [PROMPT], ANSWER)
     assert [sample["method"] for sample in entry["samples"]] == [
         method.name for method in bench.methods
     ]
@@ -269,7 +269,7 @@ def exact(byte_llama, tokenizer) -> Bench:
 
 def test_samples_have_what_was_retrieved(exact):
     methods, called = scripted({"else": [[1, 2, 3]]})
-    entry, ids = exact.measure("a", PROMPT, None, methods)
+    entry, ids = exact.measure("a", [PROMPT], None, methods)
     assert ids == [1, 2, 3]
     names = list(speculations(ablate=False))
     assert [each["method"] for each in entry["samples"]] == names
@@ -281,17 +281,17 @@ def test_samples_have_what_was_retrieved(exact):
 def test_other_ids_of_a_method_that_retrieves_are_an_error_in_float32_alone(exact, tokenizer):
     answers = {OURS: [[1]], "else": [[2]]}
     with pytest.raises(IdsDifferError, match="ours, psa returns other ids than baseline"):
-        exact.measure("question a", PROMPT, None, scripted(answers)[0])
+        exact.measure("question a", [PROMPT], None, scripted(answers)[0])
     model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
     entry, _ = Bench(model, tokenizer, decoding_methods, False).measure(
-        "question a", PROMPT, None, scripted(answers)[0]
+        "question a", [PROMPT], None, scripted(answers)[0]
     )
     assert [each["other_tokens"] for each in entry["samples"]] == [0, 0, 1]
 
 
 def test_a_model_that_retrieves_nothing_may_return_other_ids(exact):
     methods = [*scripted({"else": [[1, 2]]})[0], *transformers_methods()]
-    entry, _ = exact.measure("question a", PROMPT, None, methods)
+    entry, _ = exact.measure("question a", [PROMPT], None, methods)
     assert [each["tokens"] for each in entry["samples"]] == [2, 2, 2, 3, 3]
     assert [each["other_tokens"] for each in entry["samples"]] == [0, 0, 0, None, None]
 
@@ -299,4 +299,4 @@ def test_a_model_that_retrieves_nothing_may_return_other_ids(exact):
 def test_other_passages_are_an_error_in_float32(exact):
     methods, _ = scripted({"else": [[1]]}, {OURS: [3, 4]})
     with pytest.raises(IdsDifferError, match=r"ours, psa retrieved other passages"):
-        exact.measure("question a", PROMPT, None, methods)
+        exact.measure("question a", [PROMPT], None, methods)

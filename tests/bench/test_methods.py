@@ -5,8 +5,11 @@ from __future__ import annotations
 import hf_refspec as rs
 from hf_refspec.bench.methods import (
     BASELINE,
+    BLEND,
+    DEFAULT,
     OURS,
     PUBLISHED,
+    RECYCLING,
     decoding_methods,
     retrieving_methods,
     speculations,
@@ -44,7 +47,7 @@ def recycling(methods) -> list[str]:
 
 def test_the_model_s_logits_are_recycled_only_where_it_writes_freely():
     """In a replay it is forced, and they say nothing of the text."""
-    names = ["Token Recycling's algorithm", "TokenRecycling", "blend"]
+    names = [RECYCLING, "TokenRecycling", DEFAULT, BLEND]
     assert recycling(decoding_methods()) == names
     assert recycling(decoding_methods(recycles=False)) == []
     every = [method.name for method in decoding_methods()]
