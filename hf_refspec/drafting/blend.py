@@ -52,9 +52,8 @@ class Blend(Drafter):
         self._vocab_size = vocab_size
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._trees: list[DraftTree] = []
-        for drafter, calibration in zip(self.drafters, self._calibrations, strict=True):
+        for drafter in self.drafters:
             drafter.begin(prompt_ids, vocab_size)
-            calibration.fade()
 
     def draft(self, budget: int) -> DraftTree:
         return self._merge([drafter.draft(budget) for drafter in self.drafters], budget)

@@ -16,8 +16,6 @@ PRIOR_EXPONENT = 2.0
 # Older observations count half each time so many acceptances have been expected since: the less,
 # the sooner a change of the text is noticed, and the noisier is what is known.
 MEMORY = 48.0
-# What they still count when another text begins, which may be quite another one.
-KEPT = 0.75
 
 
 class Calibration:
@@ -61,8 +59,3 @@ class Calibration:
         return record_outcome(
             tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
         )
-
-    def fade(self) -> None:
-        """Counts all observations less: another text begins."""
-        self._expected *= KEPT
-        self._accepted *= KEPT

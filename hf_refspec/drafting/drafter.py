@@ -175,7 +175,6 @@ class Drafter(CandidateGenerator):
     @contextmanager
     def _begun(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
         self.stats = SpeculationStats()
-        self.calibration.fade()
         self._seen_ids = np.empty(0, dtype=np.int64)
         try:
             self.begin(prompt_ids, vocab_size)

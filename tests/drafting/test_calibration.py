@@ -225,15 +225,6 @@ def test_nodes_that_are_nothing_alike_are_judged_apart():
     assert calibration.calibrated(deep).probs[1] > 0.65
 
 
-def test_another_text_makes_what_is_known_count_half():
-    calibration, tree = Calibration(), DraftTree.chain([4], [0.5])
-    for _ in range(40):
-        calibration.record(tree, np.array([5]))
-    before = root_prob(calibration, tree)
-    calibration.fade()
-    assert before < root_prob(calibration, tree) < 0.5
-
-
 TRUTHS = {
     "overconfident": lambda said: 0.4 * said,
     "timid": lambda said: said**0.6,
