@@ -53,6 +53,7 @@ class Blend(Drafter):
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
         self._trees: list[DraftTree] = []
         for drafter in self.drafters:
+            drafter.sampling = self.sampling
             drafter.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:

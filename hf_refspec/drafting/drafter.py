@@ -16,6 +16,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
+from .sampling import Sampling
 from .stats import SpeculationStats
 from .tree import DraftTree
 
@@ -38,6 +39,8 @@ class Drafter(CandidateGenerator):
         decides_length (`bool`): Whether a draft is verified as it is where the call names no
             number of draft nodes; otherwise only what pays is.
         calibration ([`Calibration`]): What became of its estimates so far.
+        sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
+            it is greedy.
         top_k (`int`): How many of the target's best next tokens at every verified node
             `observe_top_k` is to be told; 0 if none.
         prompt_fraction (`float`): What `observe_prompt` may cost at most, beside the prefill.
@@ -45,6 +48,7 @@ class Drafter(CandidateGenerator):
 
     assisted_draft_tokens: int = 10
     decides_length: bool = False
+    sampling: Sampling | None = None
     top_k: int = 0
     prompt_fraction: float = 0.0
     stats: SpeculationStats
@@ -147,13 +151,19 @@ class Drafter(CandidateGenerator):
             yield
 
     @contextmanager
-    def sessions(self, prompts: Sequence[np.ndarray], vocab_size: int) -> Iterator[list[Drafter]]:
+    def sessions(
+        self,
+        prompts: Sequence[np.ndarray],
+        vocab_size: int,
+        sampling: Sampling | None = None,
+    ) -> Iterator[list[Drafter]]:
         """One call, from `begin` to `end`, with fresh `stats`: this drafter drafts for the first
         row, a fork for each other.
 
         Args:
             prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
             vocab_size (`int`): The target model's.
+            sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
 
         Raises:
             RuntimeError: if another call is using this drafter.
@@ -161,6 +171,7 @@ class Drafter(CandidateGenerator):
         with self._owned(), ExitStack() as rows:
             drafters = [self, *(self.fork() for _ in prompts[1:])]
             for drafter, prompt_ids in zip(drafters, prompts, strict=True):
+                drafter.sampling = sampling
                 rows.enter_context(drafter._begun(prompt_ids, vocab_size))
             yield drafters
 

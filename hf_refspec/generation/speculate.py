@@ -23,6 +23,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..drafting.candidates import CandidateChain
 from ..drafting.drafter import Drafter
+from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..verification.probe import select_verifier
 from ..verification.reach import Reach
@@ -121,7 +122,8 @@ class _Call:
         """See [`speculate`]."""
         rows = self._rows()
         vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
-        with drafter.sessions(self._prompts(), vocab_size) as drafters:
+        sampling = Sampling.of(self.generation_config)
+        with drafter.sessions(self._prompts(), vocab_size, sampling) as drafters:
             verifier, found = select_verifier(
                 self.model,
                 verification,

@@ -10,7 +10,7 @@ import numpy as np
 
 from .draft_tree import TreeArrays
 from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new_table
-from .recycling_tree import recycling_tree
+from .recycling_tree import Pooling, recycling_tree
 from .static_tree import static_tree
 
 # Tokens that are counted at most: older ones count half then.
@@ -102,17 +102,16 @@ class NextTokens:
         text: np.ndarray,
         last_tokens: np.ndarray,
         last_probs: np.ndarray,
-        exponents: np.ndarray,
-        misses: np.ndarray,
+        pooling: Pooling,
         budget: int,
         chain: bool,
     ) -> TreeArrays:
         """Grows a draft tree, see [`~index.recycling_tree.recycling_tree`]."""
         counted = self._commonest, self._counts, self._counted
-        last, pooled = (last_tokens, last_probs), (exponents, misses)
+        last = last_tokens, last_probs
         with self._lock:
             return recycling_tree(
-                *self._table, self.context, text, *counted, *last, *pooled, budget, chain
+                *self._table, self.context, text, *counted, *last, *pooling, budget, chain
             )
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:

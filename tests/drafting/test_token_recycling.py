@@ -12,6 +12,7 @@ import torch
 from calls import Call
 
 import hf_refspec as rs
+from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.kernels import warmup
@@ -71,6 +72,37 @@ def test_sampling_with_a_seed_gives_plain_sampling(byte_llama, tokenizer):
             sampling = {"do_sample": True, "temperature": temperature, "max_new_tokens": 40}
             texts.append(byte_llama.generate(**inputs, **sampling, **options))
         assert torch.equal(*texts)
+
+
+def drafted_under(sampling: Sampling | None) -> DraftTree:
+    drafter = taught()
+    with drafter.sessions([PROMPT], VOCAB_SIZE, sampling):
+        return drafter.draft(30)
+
+
+def test_estimates_follow_what_is_sampled():
+    greedy, sampled = drafted_under(None), drafted_under(Sampling(temperature=0.7))
+    hotter = drafted_under(Sampling(temperature=2.0))
+    assert greedy.probs[0] > sampled.probs[0] > hotter.probs[0]
+    nucleus = drafted_under(Sampling(temperature=2.0, top_p=0.3))
+    at_root = [int((tree.parents < 0).sum()) for tree in (nucleus, hotter)]
+    assert at_root[0] < at_root[1] and nucleus.probs[0] > hotter.probs[0]
+
+
+def test_what_top_k_never_chooses_is_not_drafted():
+    wide, narrow = drafted_under(Sampling()), drafted_under(Sampling(top_k=2))
+    children = [np.bincount(tree.parents + 1) for tree in (wide, narrow)]
+    assert children[0].max() > 2 and children[1].max() == 2
+
+
+def test_a_call_tells_every_source_how_it_samples(llama):
+    drafter = rs.ReferenceCopy() | TokenRecycling()
+    call = Call(llama, 2)
+    sampling = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 0.9}
+    llama.generate(**{**call.options, **sampling}, candidate_generator=drafter)
+    assert [each.sampling for each in drafter.drafters] == [Sampling(0.5, 0, 0.9)] * 2
+    llama.generate(**call.options, candidate_generator=drafter)
+    assert [each.sampling for each in drafter.drafters] == [None] * 2
 
 
 def test_a_rejected_node_teaches_what_comes_after_it():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hf_refspec.index.kernels import warmup
 from hf_refspec.index.next_tokens import NextTokens
 from hf_refspec.index.recycling import COMMONEST
-from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP
+from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
 from hf_refspec.index.static_tree import CHILDREN
 
 warmup()  # here, where it is in no test's time
@@ -147,7 +147,7 @@ def test_the_commonest_tokens_are_those_that_came_most_often(texts):
 # --- growth
 
 
-def grown_by_twin(table: NextTokens, text, last, budget):
+def grown_by_twin(table: NextTokens, text, last, pooling, budget):
     """The nodes' paths and probabilities, the most probable first."""
     held = dict(held_by(table))
     waiting = {(): 1.0}
@@ -172,38 +172,57 @@ def grown_by_twin(table: NextTokens, text, last, budget):
             scores[token] += EXPONENTS[known, 3] * math.log(1 + frequency / LEAST_PROB)
         total = MISSES[known] + sum(map(math.exp, scores.values()))
         after = {token: math.exp(score) / total for token, score in scores.items()}
-        best = sorted(after.items(), key=lambda each: -each[1])[:RUNNERS_UP]
-        for token, p in after.items():
+        in_order = sorted(after.items(), key=lambda each: -each[1])
+        for token, p in chosen_from(in_order, pooling):
             if p * prob > LEAST_CHILD:
                 waiting[(*path, token)] = p * prob
-                runners_up[(*path, token)] = best
+                runners_up[(*path, token)] = in_order[:RUNNERS_UP]
     del nodes[()]
     return nodes
 
 
-@settings(max_examples=100, deadline=None)
+def chosen_from(in_order, pooling: Pooling):
+    """Top-k, then top-p; the last token that is needed for it belongs to it."""
+    most, nucleus = pooling.most_children, pooling.nucleus
+    if len(in_order) <= most and nucleus == 1:
+        return in_order
+    kept: list[tuple] = []
+    for token, p in in_order[:most]:
+        if sum(q for _, q in kept) < nucleus:
+            kept.append((token, p))
+    total = sum(p for _, p in kept)
+    whole = total if len(kept) == most else max(total, nucleus)
+    return [(token, p / whole) for token, p in kept]
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(lessons(), max_size=6),
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20),
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3),
+    st.sampled_from([(1 << 31, 1.0), (2, 1.0), (1 << 31, 0.63), (3, 0.57)]),
     st.integers(1, 20),
 )
-def test_a_tree_has_the_most_probable_nodes(all_lessons, counted, text, budget):
+def test_a_tree_has_the_most_probable_nodes(all_lessons, counted, text, limits, budget):
+    pooling = Pooling(EXPONENTS, MISSES, *limits)
     table = NextTokens(TOP_K, 3, 50)
     for lesson in all_lessons:
         teach(table, lesson)
     table.count(np.array(counted, np.int64))
+    # No two tokens are equally probable: which of them is chosen from would be a matter of order.
+    counts = np.linspace(0.01, 0.3, 8, dtype=np.float32)
+    counts[: len(table._counts)] += table._counts
+    table._counts = counts
     last = [(1, 0.3), (4, 0.1)]
     tokens, parents, probs = table.tree(
         np.array(text, np.int32),
         np.array([t for t, _ in last], np.int32),
         np.array([p for _, p in last], np.float32),
-        EXPONENTS,
-        MISSES,
+        pooling,
         budget,
         False,
     )
-    expected = grown_by_twin(table, text, last, budget)
+    expected = grown_by_twin(table, text, last, pooling, budget)
     paths: list[tuple] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -221,7 +240,7 @@ def test_a_chain_goes_to_the_most_probable_child():
         teach(table, ([token], [], [], [[token + 1]], [[0.9]]))
     none = np.empty(0, np.int32), np.empty(0, np.float32)
     text = np.array([0], np.int32)
-    tokens, parents, _ = table.tree(text, *none, EXPONENTS, MISSES, 3, True)
+    tokens, parents, _ = table.tree(text, *none, Pooling(EXPONENTS, MISSES), 3, True)
     assert (tokens.tolist(), parents.tolist()) == ([1, 2, 3], [-1, 0, 1])
 
 
