@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from ..drafting.tree import ROOT, DraftTree
+from ..index.top_tokens import top_tokens
 from .row import Row, choose_tokens
-from .top_tokens import top_tokens
 
 _BLIND_TO_IDS = (
     EpsilonLogitsWarper,

@@ -17,13 +17,13 @@ import torch
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
+from ..index.top_tokens import TopTokens, top_tokens
 from ..verification.reach import Reach
 from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget
 from .prompt_logits import collected_states, prompt_top_tokens
 from .row import Row
-from .top_tokens import TopTokens, top_tokens
 
 
 @dataclass

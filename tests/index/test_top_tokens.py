@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from hf_refspec.index.kernels import warmup
-from hf_refspec.index.top_tokens import BLOCK, top_tokens, top_tokens_of_bfloat16
+from hf_refspec.index.top_tokens import (
+    BLOCK,
+    _on_device,
+    _top_of_bfloat16,
+    _top_of_float32,
+    top_tokens,
+)
 
 warmup()  # here, where it is in no test's time
 
@@ -25,7 +31,7 @@ def found(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     choices = np.empty(len(logits), np.int32)
     tokens = np.empty((len(logits), k), np.int32)
     probs = np.empty((len(logits), k), np.float32)
-    top_tokens(np.ascontiguousarray(logits), choices, tokens, probs)
+    _top_of_float32(np.ascontiguousarray(logits), choices, tokens, probs)
     return choices, tokens, probs
 
 
@@ -90,6 +96,35 @@ def test_bfloat16_is_read_as_the_float32_that_it_is(logits):
     choices = np.empty(len(logits), np.int32)
     tokens = np.empty((len(logits), k), np.int32)
     probs = np.empty((len(logits), k), np.float32)
-    top_tokens_of_bfloat16(half.view(torch.uint16).numpy(), choices, tokens, probs)
+    _top_of_bfloat16(half.view(torch.uint16).numpy(), choices, tokens, probs)
     for mine, theirs in zip((choices, tokens, probs), expected, strict=True):
         assert mine.tolist() == theirs.tolist()
+
+
+# --- from any device
+
+
+@pytest.mark.parametrize("k", [0, 1, 8, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_both_find_what_torch_finds(dtype, k):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(2, 5, 300)).to(dtype)
+    expected_probs, expected = logits.float().softmax(dim=-1).topk(min(k, 300), dim=-1)
+    for found in (top_tokens(logits, k), _on_device(logits, min(k, 300))):
+        assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
+        assert found.tokens.shape == found.probs.shape == (2, 5, min(k, 300))
+        values = logits.gather(-1, torch.from_numpy(found.tokens).long())
+        assert values.tolist() == logits.gather(-1, expected).tolist()  # equal ones in any order
+        assert found.probs == pytest.approx(expected_probs.numpy(), rel=0.15, abs=1e-6)
+
+
+def test_logits_need_not_lie_side_by_side():
+    logits = torch.randn(7, 3, 40).transpose(0, 1)
+    assert top_tokens(logits, 2).choices.tolist() == logits.argmax(dim=-1).tolist()
+
+
+def test_logits_that_are_nan_promise_nothing():
+    logits = torch.full((1, 2, 30), float("nan"))
+    for found in (top_tokens(logits, 3), _on_device(logits, 3)):
+        assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
+        assert not found.probs.any()

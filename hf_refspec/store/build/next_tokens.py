@@ -9,26 +9,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...index.top_tokens import top_tokens
 from .windows import Window, windows
 
 _LONGEST = 1024
 # So many logits at once: a bound on the memory, whatever the vocabulary.
 _LOGITS = 1 << 26
-
-
-def best_next(logits: torch.Tensor, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best next tokens by some logits, and their probabilities.
-
-    Args:
-        logits (`torch.Tensor` of shape `(n, vocab_size)`): Raw, on any device.
-        top_k (`int`): How many.
-
-    Returns:
-        On the host, int32 and float32, both of shape `(n, top_k)`, best first.
-    """
-    best, tokens = logits.topk(top_k, dim=-1)
-    probs = (best.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    return tokens.to(torch.int32).numpy(force=True), probs.numpy(force=True)
 
 
 @torch.no_grad()
@@ -61,7 +47,8 @@ def read_next_tokens(
     with tqdm(total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress) as bar:
         for window in windows(_ids(tokenizer, documents), length):
             logits = model(torch.from_numpy(window.ids)[None].to(model.device), use_cache=False)
-            yield window, *best_next(logits.logits[0], top_k)
+            top = top_tokens(logits.logits, top_k)
+            yield window, top.tokens[0], top.probs[0]
             new = len(window.targets)
             read += new
             bar.update(new)
