@@ -6,6 +6,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 def positive(text: str) -> int:
     """Reads an integer of at least 1.

@@ -13,9 +13,7 @@ from ..bench.run import run
 from ..bench.suites import humaneval
 from ..demo.default_model import HUB_ID
 from ..store.datastore import Datastore
-from .arguments import positive
-
-DTYPES = ("float32", "bfloat16", "float16")
+from .arguments import DTYPES, positive
 
 
 def add_bench(parser: ArgumentParser) -> None:

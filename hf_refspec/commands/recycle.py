@@ -5,11 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+import torch
+
 from ..demo.default_model import load
 from ..drafting.token_recycling import TokenRecycling
 from ..store.recycling_table import RecyclingTable
 from .answering import quieten_transformers
-from .arguments import add_source, load_dataset, positive
+from .arguments import DTYPES, add_source, load_dataset, positive
 
 # Of `TokenRecycling.build`, as the arguments are called too.
 _OPTIONS = [
@@ -24,6 +26,7 @@ def add_recycle(parser: ArgumentParser) -> None:
     add_source(parser)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; by default SmolLM2-135M-Instruct")
+    add("--dtype", choices=DTYPES, help="of the model; 16 bits are faster where the CPU has them")
     add("--out", type=Path, required=True, help="the new folder")
     add("--top-k", type=positive, default=8, metavar="K", help="next tokens of each context")
     add("--context", type=positive, default=3, metavar="N", help="the longest contexts, up to 3")
@@ -43,7 +46,8 @@ def _recycle(args: Namespace) -> int:
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents = args.source or load_dataset(args, streaming=True)
     quieten_transformers()
-    model, tokenizer = load(args.model)
+    dtype = getattr(torch, args.dtype) if args.dtype else None
+    model, tokenizer = load(args.model, dtype=dtype)
     options = {name: getattr(args, name) for name in _OPTIONS}
     drafter = TokenRecycling.build(model, tokenizer, documents, **options)
     drafter.save_pretrained(args.out)

@@ -16,11 +16,12 @@ def model_folder(tmp_path_factory, byte_llama, tokenizer) -> str:
     return str(folder)
 
 
-def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, model_folder, tokenizer, capsys):
+@pytest.mark.parametrize("dtype", [[], ["--dtype", "bfloat16"]], ids=["as stored", "bfloat16"])
+def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, model_folder, dtype, tokenizer, capsys):
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the cat sat on the hat")
     out = tmp_path / "table"
     arguments = [str(tmp_path / "a.txt"), "--model", model_folder, "--out", str(out)]
-    assert main(["recycle", *arguments, "--top-k", "4", "--license", "MIT"]) == 0
+    assert main(["recycle", *arguments, "--top-k", "4", "--license", "MIT", *dtype]) == 0
     drafter = rs.TokenRecycling.from_pretrained(out, tokenizer)
     assert drafter.top_k == 4
     printed = capsys.readouterr().out
