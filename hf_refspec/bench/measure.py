@@ -213,7 +213,8 @@ class Bench:
     ) -> tuple[Sample, list[int], Output]:
         """Calls `generate` once; returns the sample, the new ids, row after row, and what is to be
         compared."""
-        kwargs = {**self.sampling, **kwargs, **method.kwargs}
+        sampling = self.sampling if answer_ids is None else {}  # a forced token is not drawn
+        kwargs = {**sampling, **kwargs, **method.kwargs}
         kwargs["max_new_tokens"] = self.new_tokens(answer_ids)
         stats = RetrievalStats()
         if method.retrieves:

@@ -175,17 +175,19 @@ def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Callable[[]
     if args.recycling_table is not None:
         table = TokenRecycling.from_pretrained(args.recycling_table, tokenizer)
 
-    def new_methods() -> list[Method]:
+    def all_methods() -> list[Method]:
         if args.ablate:
             settings = recycling_settings().values()
             return [Method(PLAIN), *(method for of in settings for method in of.values())]
         methods = decoding_methods(store, not args.replay, args.nodes or BUDGETS, table)
-        if args.batch_size is not None:  # transformers' look-up takes one row
-            methods = [method for method in methods if method.name != LOOK_UP]
-        chosen = [PLAIN, *(args.methods or [each.name for each in methods])]
-        return [method for method in methods if method.name in chosen]
+        # transformers' look-up takes one row.
+        return [each for each in methods if args.batch_size is None or each.name != LOOK_UP]
 
-    names = {method.name for method in new_methods()}
+    def new_methods() -> list[Method]:
+        chosen = [PLAIN, *(args.methods or names)]
+        return [method for method in all_methods() if method.name in chosen]
+
+    names = {method.name for method in all_methods()}
     for name in args.methods or ():
         if name not in names:
             raise ValueError(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import hf_refspec as rs
 from hf_refspec.bench.measure import Bench
-from hf_refspec.bench.methods import PLAIN, Method
+from hf_refspec.bench.methods import DEFAULT, PLAIN, Method, recycling_settings
 from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
 
@@ -91,6 +92,67 @@ def test_several_types_of_numbers_are_measured_one_after_the_other(model):
     assert "## All suites, float32\n" in text and "## All suites, bfloat16\n" in text
 
 
+def measured(entry: dict) -> list[tuple]:
+    return [(sample["method"], sample["nodes"]) for sample in entry["samples"]]
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8"]], ids=["greedy", "sampled"])
+def test_only_the_methods_and_budgets_that_are_named_are_measured(model, sampling):
+    chosen = ["--methods", "ReferenceCopy", DEFAULT, "--nodes", "auto", "4"]
+    assert main(["bench", "spec-bench", *model, "--limit", "2", *chosen, *sampling]) == 0
+    first, _ = entries("spec-bench")
+    budgets = ("auto", 4)
+    named = [(name, nodes) for name in ("ReferenceCopy", DEFAULT) for nodes in budgets]
+    assert measured(first) == [(PLAIN, 0), *named]
+    assert {sample["other_tokens"] for sample in first["samples"]} == {0}
+    report = Path("out/report.md").read_text(encoding="utf-8")
+    assert "| texts equal | regret |" in report and "| ReferenceCopy \\| TokenRecycling |" in report
+
+
+def test_each_decision_of_an_automatic_budget_is_logged(model):
+    chosen = ["--methods", DEFAULT, "--nodes", "auto"]
+    assert main(["bench", "spec-bench", *model, "--limit", "1", *chosen]) == 0
+    lines = Path("out/decisions_spec-bench_float32.jsonl").read_text().splitlines()
+    decisions = [json.loads(line) for line in lines]
+    [sample] = [each for each in entries("spec-bench")[0]["samples"] if each["nodes"] == "auto"]
+    assert sum(each["new_tokens"] for each in decisions) == sample["tokens"] - 1  # the prefill's
+    assert all(len(each["expected_seconds"]) == len(each["sizes"]) for each in decisions)
+    assert all(each["pass_tokens"] >= 1 and each["seconds"] > 0 for each in decisions)
+    assert any(each["expected_tokens"] for each in decisions)
+
+
+def test_questions_of_a_category_are_the_rows_of_a_batch(model, data):
+    with open(data / "spec_bench_questions.jsonl", "a", encoding="utf-8") as file:
+        for number in (82, 83):
+            question = {"question_id": number, "category": "writing", "turns": ["x" * number]}
+            file.write(json.dumps(question) + "\n")
+    chosen = ["--batch-size", "2", "--methods", "ReferenceCopy", DEFAULT, "--nodes", "8"]
+    assert main(["bench", "spec-bench", *model, *chosen]) == 0
+    batches = ["writing/81, 82", "math/101", "translation/161", "rag/321", "writing/83"]
+    assert names("spec-bench") == batches
+    plain, copying, recycling = entries("spec-bench")[0]["samples"]
+    assert plain["tokens"] == plain["forward_passes"] == copying["tokens"] == recycling["tokens"]
+    assert {copying["other_tokens"], recycling["other_tokens"]} == {0}
+    assert recycling["forward_passes"] <= plain["forward_passes"]
+
+
+def test_a_recycling_table_is_begun_with(model, byte_llama, tokenizer):
+    table = rs.TokenRecycling.build(byte_llama, tokenizer, ["Tell a tale."], progress=False)
+    table.save_pretrained("table")
+    name = f"{DEFAULT}, with a table"
+    chosen = ["--recycling-table", "table", "--methods", name, "--nodes", "8"]
+    assert main(["bench", "spec-bench", *model, "--limit", "1", *chosen]) == 0
+    assert measured(entries("spec-bench")[0]) == [(PLAIN, 0), (name, 8)]
+
+
+def test_every_setting_of_token_recycling_is_measured_and_plotted(model):
+    assert main(["bench", "spec-bench", *model, "--limit", "1", "--ablate"]) == 0
+    settings = [(m.name, m.nodes) for of in recycling_settings().values() for m in of.values()]
+    assert measured(entries("spec-bench")[0]) == [(PLAIN, 0), *settings]
+    assert "](settings.png)" in Path("out/report.md").read_text(encoding="utf-8")
+    assert Path("out/settings.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_random_text_is_forced_up_to_a_number_of_tokens(replay):
     options = ["--limit", "1", "--max-new-tokens", "6"]
     assert main(["bench", "no-overlap", *replay, *options]) == 0
@@ -161,6 +223,10 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
         (["rag", "--encoder", "x"], "--encoder is read by ralm; leave it out"),
         (["rag", "--ablate"], "--ablate is read by spec-bench, ralm, knn; leave it out"),
+        (["spec-bench", "--ablate"], "--ablate of spec-bench is for text that the model writes"),
+        (["spec-bench", "--batch-size", "2"], "--batch-size is for text that the model writes"),
+        (["rag", "--temperature", "1"], "--temperature is for text that the model writes"),
+        (["rag", "--methods", "x"], "--methods has 'x', but there are only LLMA's algorithm,"),
         (["ralm", "--datastore", "x"], "--datastore is read by rag, humaneval,"),
     ],
 )
@@ -185,6 +251,11 @@ def test_a_malformed_line_is_named(replay, data, capsys):
         (["no-overlap", "--out", "out"], "add --replay"),
         (["rag", "--out", "out"], "llma_rag.jsonl is needed; name the folder that it is in"),
         (["rag"], "--out is missing"),
+        (["spec-bench", "--out", "out", "--temperature", "0"], "--temperature 0.0 must be above 0"),
+        (
+            ["spec-bench", "--out", "out", "--temperature", "1", "--batch-size", "2"],
+            "without --batch-size",
+        ),
         (["rag", "--out", "out", "--random-model", "tiny"], "add --replay to --random-model tiny"),
         (["rag", "--out", "out", "--tokenizer", "x"], "--tokenizer x is for --random-model"),
     ],

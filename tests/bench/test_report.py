@@ -18,6 +18,15 @@ def test_columns_that_are_empty_are_left_out():
     assert lines[2] == "| plain | 8 | 2.00 | 4.0 | 1.00 | 1.00 [1.00, 1.00] | 1 of 1 |"
 
 
+def test_the_automatic_budget_s_regret_is_beside_the_best_fixed_one():
+    seconds = {"auto": 4.0, 8: 5.0, 64: 3.2}
+    samples = [sample("ours", 10, 5, 0.0, time, nodes=nodes) for nodes, time in seconds.items()]
+    table = methods_table(summaries([entry("a", samples)])).splitlines()
+    assert [line.split(" | ")[-1] for line in table[:1] + table[2:]] == [
+        *("regret |", "+25.0% |", " |", " |")
+    ]
+
+
 def test_questions_with_categories_have_a_table_of_these():
     entries = [entry(f"{name}/1", [sample("plain", 4, 4, 1.0, 3.0)]) for name in ("a", "b")]
     text = report(results(rag=entries))
