@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..index.draft_tree import best_path, tree_ancestors, tree_depths
+from ..index.draft_tree import (
+    FOREIGN_TOKEN,
+    LATE_PARENT,
+    RISING_PROB,
+    SAME_TOKEN,
+    best_path,
+    tree_ancestors,
+    tree_depths,
+    tree_fault,
+)
 
 # The parent of the first nodes: the last accepted token, which is not a node itself.
 ROOT = -1
@@ -140,20 +149,17 @@ class DraftTree:
         return tree
 
     def _check(self, vocab_size: int) -> None:
-        if len(self) == 0:
-            return
-        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+        fault = tree_fault(self.tokens, self.parents, self.probs, vocab_size)
+        if fault == FOREIGN_TOKEN:
             raise ValueError(
                 f"DraftTree.tokens has ids from {self.tokens.min()} to {self.tokens.max()}, "
                 f"outside of the target model's vocabulary of {vocab_size}"
             )
-        if self.parents.min() < -1 or (self.parents >= np.arange(len(self))).any():
+        if fault == LATE_PARENT:
             raise ValueError("DraftTree.parents must be -1 (the root) or an earlier node's index")
-        edges = self.parents * np.int64(vocab_size) + self.tokens
-        if len(np.unique(edges)) < len(edges):
+        if fault == SAME_TOKEN:
             raise ValueError("DraftTree.tokens has two siblings with the same token")
-        parent_probs = np.where(self.parents < 0, 1.0, self.probs[self.parents])
-        if not ((self.probs >= 0) & (self.probs <= parent_probs)).all():
+        if fault == RISING_PROB:
             raise ValueError(
                 "DraftTree.probs must be in [0, 1] and must not increase from parent to child"
             )

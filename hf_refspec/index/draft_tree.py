@@ -15,6 +15,33 @@ from .kernels import kernel
 TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
+# What may be wrong with a tree: a token outside of the vocabulary, a parent that does not stand
+# before its child, two siblings with the same token, a probability outside of [0, 1] or larger than
+# its parent's.
+FOREIGN_TOKEN, LATE_PARENT, SAME_TOKEN, RISING_PROB = 1, 2, 3, 4
+
+
+@kernel("int64(int64[::1], int32[::1], float32[::1], int64)")
+def tree_fault(tokens, parents, probs, vocab_size):
+    """The fault of the first node that has one, 0 if none has."""
+    child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
+    sibling = np.empty(len(tokens), dtype=np.int32)  # the child of the same parent before it
+    for node in range(len(tokens)):
+        parent = parents[node]
+        if not 0 <= tokens[node] < vocab_size:
+            return FOREIGN_TOKEN
+        if not -1 <= parent < node:
+            return LATE_PARENT
+        other = sibling[node] = child[parent]
+        while other >= 0:
+            if tokens[other] == tokens[node]:
+                return SAME_TOKEN
+            other = sibling[other]
+        child[parent] = node
+        if not 0 <= probs[node] <= (1 if parent < 0 else probs[parent]):
+            return RISING_PROB
+    return 0
+
 
 @kernel("int32[::1](int32[::1])")
 def tree_depths(parents):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.blend import merged
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.draft_tree import best_path, tree_ancestors, tree_depths
+from hf_refspec.index.draft_tree import (
+    FOREIGN_TOKEN,
+    LATE_PARENT,
+    RISING_PROB,
+    SAME_TOKEN,
+    best_path,
+    tree_ancestors,
+    tree_depths,
+    tree_fault,
+)
 from hf_refspec.index.kernels import warmup
 
 warmup()  # here, where it is in no test's time
@@ -55,6 +66,36 @@ def test_best_path_has_the_largest_sum_of_probs(parents, random):
         assert sums[tuple(path.tolist())] == pytest.approx(max(sums.values()))
     else:
         assert len(path) == 0
+
+
+def fault_of(nodes) -> int:
+    for node, (token, parent, prob) in enumerate(nodes):
+        if not 0 <= token < VOCAB_SIZE:
+            return FOREIGN_TOKEN
+        if not -1 <= parent < node:
+            return LATE_PARENT
+        if (token, parent) in [each[:2] for each in nodes[:node]]:
+            return SAME_TOKEN
+        if not 0 <= prob <= (nodes[parent][2] if parent >= 0 else 1):
+            return RISING_PROB
+    return 0
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-1, VOCAB_SIZE),
+            st.integers(-2, 5),
+            st.sampled_from([-0.5, 0.0, 0.25, 0.5, 1.0, 1.5, math.nan]),
+        ),
+        max_size=6,
+    )
+)
+def test_tree_fault_is_what_is_wrong_with_the_first_node_that_is_not_right(nodes):
+    tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
+    arrays = np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+    assert tree_fault(*arrays, VOCAB_SIZE) == fault_of(nodes)
 
 
 # --- merging
