@@ -124,14 +124,14 @@ def recycling_settings() -> dict[str, dict[str, Method]]:
     def method(name: str, nodes: int, recycling: TokenRecycling) -> Method:
         return Method(name, nodes, ReferenceCopy() | recycling)
 
-    deaf = TokenRecycling()
-    deaf.prompt_fraction = 0.0
+    without = TokenRecycling()
+    without.prompt_fraction = 0.0
     sizes = (1 << 8, 1 << 10, 1 << 12, 1 << 14)
     drafters: dict[str, dict[Any, TokenRecycling]] = {
         "context": {n: TokenRecycling(context=n) for n in (1, 2)},
         "top_k": {k: TokenRecycling(top_k=k) for k in (1, 2, 4, 16)},
         "max_contexts": {most: TokenRecycling(max_contexts=most) for most in sizes},
-        "prompt's logits": {"without": deaf},
+        "prompt's logits": {"without": without},
     }
     nodes = {str(n): method("defaults", n, TokenRecycling()) for n in (4, 8, 16, 32, 64)}
     return {"nodes": nodes} | {

@@ -45,6 +45,7 @@ class Blend(Drafter):
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
+        fork.calibration = copy.deepcopy(self.calibration)
         fork._calibrations = copy.deepcopy(self._calibrations)
         return fork
 

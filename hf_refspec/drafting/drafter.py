@@ -145,9 +145,11 @@ class Drafter(CandidateGenerator):
         """The call is over, also by an exception (one from `begin` too)."""
 
     @contextmanager
-    def session(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
+    def session(
+        self, prompt_ids: np.ndarray, vocab_size: int, sampling: Sampling | None = None
+    ) -> Iterator[None]:
         """One call with a single row, see [`~Drafter.sessions`]."""
-        with self.sessions([prompt_ids], vocab_size):
+        with self.sessions([prompt_ids], vocab_size, sampling):
             yield
 
     @contextmanager

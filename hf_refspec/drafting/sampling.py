@@ -9,7 +9,8 @@ from transformers import GenerationConfig
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of transformers that shape what tokens are drawn from.
+    """The options of transformers by which a drafter may estimate what is drawn; others, as min-p,
+    shape what tokens are drawn from as well, and the text is plain sampling's with all of them.
 
     Attributes:
         temperature (`float`): What logits are divided by.

@@ -46,9 +46,9 @@ _EXPONENTS = np.array(
 )
 _MISSES = np.exp([4.2, 4.3, 4.3, 3.9])
 _GREEDY = Pooling(_EXPONENTS, _MISSES)
-# What is sampled is less sure than the greedy choice: all scores to the power of this, or of less
-# where the temperature is above 1. Fitted to MAT at temperatures 0.7 and 1.
-_SAMPLED = 0.7
+# What is sampled is less sure than the greedy choice, by so much at temperature 1. Fitted to MAT at
+# temperatures 0.7 and 1, and 0.8 with top-p 0.8.
+_UNSURE = 0.5
 # What the prompt's logits may cost, beside the prefill.
 _PROMPT_FRACTION = 0.05
 # What the paper has: k, and contexts of one token.
@@ -286,9 +286,9 @@ class TokenRecycling(Drafter):
             DatastoreError: If it is no recycling table, damaged, or made for another tokenizer.
         """
         stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
-        config = stored.config
+        config, entries = stored.config, stored.entries()  # checked before there is room for them
         drafter = cls(config.top_k, config.context, max_contexts)
-        drafter._table.enter(stored.entries())
+        drafter._table.enter(entries)
         drafter._about = _About(config.vocab_size, config.model, tokenizer, config.source)
         return drafter
 
@@ -312,6 +312,11 @@ class TokenRecycling(Drafter):
             OSError: If it cannot be written.
         """
         about = self._about.told(tokenizer, model)
+        if model is not None and about.vocab_size not in (None, _vocabulary(model)):
+            raise ValueError(
+                f"model has a vocabulary of {_vocabulary(model)} tokens, but what is learned is "
+                f"from one with {about.vocab_size}; give the target model"
+            )
         if len(self) == 0 or about.vocab_size is None or about.model is None:
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         RecyclingTable.write(
@@ -392,13 +397,12 @@ class TokenRecycling(Drafter):
 
 
 def _pooling(sampling: Sampling | None) -> Pooling:
-    """Probabilities of the greedy choice, or of what is sampled."""
-    if sampling is None:
+    """Probabilities of the greedy choice, or of what is sampled: the less of the distribution
+    top-k and top-p leave to choose from, the more it is like the greedy one."""
+    if sampling is None or sampling.top_k == 1:
         return _GREEDY
-    power = _SAMPLED / max(sampling.temperature, 1.0)
-    return Pooling(
-        power * _EXPONENTS, _MISSES**power, sampling.top_k or 1 << 31, min(sampling.top_p, 1.0)
-    )
+    left = min(sampling.top_p, 1.0) ** 2
+    return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

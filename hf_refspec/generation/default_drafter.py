@@ -15,10 +15,12 @@ from ..verification.facts import facts_about
 
 
 def default_sources(
-    references: list[str] | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+    references: list[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    top_k: int = 8,
 ) -> list[Drafter]:
-    """`ReferenceCopy`, with its arguments, for what repeats, and `TokenRecycling` for the rest."""
-    return [ReferenceCopy(references, tokenizer), TokenRecycling()]
+    """`ReferenceCopy` for what repeats, and `TokenRecycling` for the rest, with their arguments."""
+    return [ReferenceCopy(references, tokenizer), TokenRecycling(top_k)]
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def default_drafter(model: PreTrainedModel) -> Iterator[Drafter]:
     facts = facts_about(model)
     pool = facts.get(("default drafters", vocab_size))
     if pool is None:
-        pool = facts.setdefault(("default drafters", vocab_size), _Pool())
+        pool = facts.setdefault(("default drafters", vocab_size), _Pool(vocab_size))
     try:
         drafter = pool.idle.pop()
     except IndexError:
@@ -47,6 +49,6 @@ def default_drafter(model: PreTrainedModel) -> Iterator[Drafter]:
 class _Pool:
     """Drafters that no call has at present, and one that no call ever has, which is forked."""
 
-    def __init__(self) -> None:
-        self.first: Drafter = Blend(default_sources())
+    def __init__(self, vocab_size: int) -> None:
+        self.first: Drafter = Blend(default_sources(top_k=min(8, vocab_size)))
         self.idle: list[Drafter] = []

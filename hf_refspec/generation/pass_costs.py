@@ -35,7 +35,7 @@ _NOISE, _FIRST_NOISE, _VERY_FIRST_NOISE = 0.12, 0.3, 0.6
 # use the machine, and counts the less the longer it took. Fewer discard what is true of this model.
 _DISTURBED = 2.0
 # How much all costs change together from pass to pass, as texts grow and the machine is shared, and
-# each by itself: what was measured long ago is doubted, and tried again if it might pay.
+# each by itself: what was measured long ago is less sure, and tried again if it might pay.
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A number that is not well known is taken to be cheaper by so many standard deviations, so that it
 # is tried where it may be the best: more tries more, less stays with what is known.

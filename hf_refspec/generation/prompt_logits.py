@@ -19,6 +19,9 @@ from ..index.top_tokens import TopTokens, top_tokens
 
 # Tokens whose logits are there at once: 64 of a vocabulary of 150,000 take 38 MB in float32.
 _PIECE = 64
+# How far logits of the same states may be apart, beside the largest: in bfloat16 a pass over one
+# token rounds otherwise than one over several, by less than a hundredth.
+_ROUNDING = 0.02
 
 
 @contextmanager
@@ -35,7 +38,11 @@ def collected_states(model: PreTrainedModel, wanted: bool) -> Iterator[list[torc
         if isinstance(state, torch.Tensor) and state.ndim == 3:
             states.append(state)
 
-    hook = model.get_decoder().register_forward_hook(collect)
+    decoder = model.get_decoder()
+    if decoder is model:  # Llama 4's text model: what it returns are logits
+        yield states
+        return
+    hook = decoder.register_forward_hook(collect)
     try:
         yield states
     finally:
@@ -70,13 +77,25 @@ def prompt_top_tokens(
     count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
     if count <= 0 or hidden.shape[0] != logits.shape[0]:
         return None
-    if not torch.equal(head(hidden[:, -1:]).argmax(dim=-1), logits.argmax(dim=-1)):
+    if not _makes_the_logits(head, hidden[:, -1:], logits):
         return None
     pieces = [
         top_tokens(head(piece), k)
         for piece in hidden[:, positions - 1 - count : positions - 1].split(_PIECE, dim=1)
     ]
     return TopTokens(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
+
+
+def _makes_the_logits(head: nn.Module, states: torch.Tensor, logits: torch.Tensor) -> bool:
+    """Whether the output layer is all there is between these states and the logits: some models
+    project before it, and scale or cap behind it."""
+    weight = getattr(head, "weight", None)
+    if weight is not None and weight.shape[-1] != states.shape[-1]:
+        return False
+    own = head(states).float()
+    return own.shape == logits.shape and bool(
+        (own - logits.float()).abs().max() <= _ROUNDING * logits.float().abs().max()
+    )
 
 
 def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:

@@ -128,12 +128,15 @@ class NextTokens:
             held = table.contexts[order], table.tokens[order], table.probs[order]
             return Entries(*held, self._counts.copy())
 
-    def enter(self, entries: Entries) -> None:
-        """Enters what another table held, its newest `max_contexts`."""
+    def _enter(self, entries: Entries) -> None:
         kept = slice(max(len(entries) - self.max_contexts, 0), None)
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
+        enter(*self._table, *map(np.ascontiguousarray, held))
+
+    def enter(self, entries: Entries) -> None:
+        """Enters what another table held, its newest `max_contexts`."""
         with self._lock:
-            enter(*self._table, *map(np.ascontiguousarray, held))
+            self._enter(entries)
             total = max(float(entries.counts.sum()), 1.0)
             self._counts = entries.counts * np.float32(min(1.0, _ENTERED_COUNT / total))
             self._counted = 1.0 + float(self._counts.sum())
@@ -151,4 +154,4 @@ class NextTokens:
         vars(self).update(state)
         self._lock = threading.Lock()
         self._table = new_table(self.max_contexts, self.top_k)
-        self.enter(entries)
+        self._enter(entries)

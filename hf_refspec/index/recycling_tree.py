@@ -35,14 +35,14 @@ class Pooling(NamedTuple):
             2 and 3 tokens, of frequencies and of the last position.
         misses (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT,)`): Likewise the score of what
             nothing speaks for.
-        most_children (`int`): Only so many of the most probable tokens are chosen from (top-k).
-        nucleus (`float`): And of them those that add up to so much (top-p).
     """
 
     exponents: np.ndarray
     misses: np.ndarray
-    most_children: int = 1 << 31
-    nucleus: float = 1.0
+
+    def flattened(self, power: float) -> Pooling:
+        """With all scores to a power."""
+        return Pooling(power * self.exponents, self.misses**power)
 
 
 class _Growing(NamedTuple):
@@ -59,8 +59,6 @@ class _Growing(NamedTuple):
     counted: float
     exponents: np.ndarray
     misses: np.ndarray
-    most_children: int
-    nucleus: float
     # Of the position before the text's end, and then of the root and of each node: its best.
     best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
     best_probs: np.ndarray  # float32
@@ -69,7 +67,7 @@ class _Growing(NamedTuple):
 
 @kernel(
     f"{TREE}({TABLE}, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
-    "float32[::1], float64[:, ::1], float64[::1], int64, float64, int64, boolean)"
+    "float32[::1], float64[:, ::1], float64[::1], int64, boolean)"
 )
 def recycling_tree(
     contexts,
@@ -88,8 +86,6 @@ def recycling_tree(
     last_probs,
     exponents,
     misses,
-    most_children,
-    nucleus,
     budget,
     chain,
 ):
@@ -108,7 +104,7 @@ def recycling_tree(
         commonest: Tokens that are proposed everywhere.
         counts, counted: How often each token came, and all of them.
         last_tokens, last_probs: What the target expected in place of the last token.
-        exponents, misses, most_children, nucleus: A `Pooling`.
+        exponents, misses: A `Pooling`.
         budget: The most nodes.
         chain: Whether to grow a single path.
 
@@ -131,8 +127,6 @@ def recycling_tree(
         counted,
         exponents,
         misses,
-        most_children,
-        nucleus,
         best_tokens,
         best_probs,
         np.ones(1, dtype=np.int64),  # grow() wants a first one; it proposes nothing
@@ -155,39 +149,14 @@ def _expand(found, growth, first, node, depth, prob):
         score = weights[child] + found.exponents[known, MOST_CONTEXT] * _log_score(frequency)
         weights[child] = math.exp(score)
         total += weights[child]
+    kept = 0
     for child in children[:count]:
         weights[child] /= total
         _note_best(found, node, proposed[child], weights[child])
-    if count > found.most_children or found.nucleus < 1.0:
-        count = _cut(found, weights, children, count)
-    kept = 0
-    for child in children[:count]:
         weights[child] *= prob
         if weights[child] > LEAST_CHILD:
             children[kept] = child
             kept += 1
-    return kept
-
-
-@uncounted
-def _cut(found, weights, children, count):
-    """Keeps the children that are chosen from, the most probable first; returns their number.
-
-    What the others had falls to them and, as far as the nucleus is not full, to unknown tokens.
-    """
-    for i in range(1, count):
-        child, hole = children[i], i
-        while hole > 0 and weights[children[hole - 1]] < weights[child]:
-            children[hole] = children[hole - 1]
-            hole -= 1
-        children[hole] = child
-    total, kept = 0.0, 0
-    while kept < min(count, found.most_children) and total < found.nucleus:
-        total += weights[children[kept]]
-        kept += 1
-    whole = total if kept == found.most_children else max(total, found.nucleus)
-    for child in children[:kept]:
-        weights[child] /= whole
     return kept
 
 

@@ -210,13 +210,16 @@ def _softmax(logits, largest, best, probs):
         others += count
     if seen > 0:
         total += sampled * others / seen
+    for token in best:  # those as good as the last of them were summed as well
+        if logits[token] == least and largest[token // BLOCK] >= close:
+            total -= _exponential(least - highest)
     for i in range(len(best)):
         probs[i] = probs[i] / total if total > 0 else 0.0
 
 
 @njit(fastmath={"reassoc", "contract"}, nogil=True)
 def _sum_of_exponentials(logits, first, count, highest, least):
-    """About the sum of exp(logit - highest) of those below `least`."""
+    """About the sum of exp(logit - highest) of those up to `least`."""
     if count == BLOCK:  # a fixed number of steps is what compiles well
         return _sum(logits, first, BLOCK, highest, least)
     return _sum(logits, first, count, highest, least)
@@ -224,22 +227,28 @@ def _sum_of_exponentials(logits, first, count, highest, least):
 
 @njit(nogil=True, inline="always")
 def _sum(logits, first, count, highest, least):
-    """exp(x) as (1 + x / 256) ** 256, 5 percent too little at -5: the compiler makes it of several
-    side by side."""
     total = np.float32(0.0)
     for i in range(first, first + count):
-        power = (logits[i] - highest) * np.float32(1 / 256) + np.float32(1.0)
-        power = power if power > 0 else np.float32(0.0)
-        power *= power
-        power *= power
-        power *= power
-        power *= power
-        power *= power
-        power *= power
-        power *= power
-        power *= power
-        total += power if logits[i] < least else np.float32(0.0)
+        power = _exponential(logits[i] - highest)
+        total += power if logits[i] <= least else np.float32(0.0)
     return total
+
+
+@njit(nogil=True, inline="always")
+def _exponential(x):
+    """exp(x) as (1 + x / 256) ** 256, 5 percent too little at -5: the compiler makes it of several
+    side by side."""
+    power = x * np.float32(1 / 256) + np.float32(1.0)
+    power = power if power > 0 else np.float32(0.0)
+    power *= power
+    power *= power
+    power *= power
+    power *= power
+    power *= power
+    power *= power
+    power *= power
+    power *= power
+    return power
 
 
 @njit(nogil=True)

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..drafting.drafter import Drafter, check_count
+from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..generation.entry_point import entry_point
 from ..generation.row import Row
@@ -163,9 +164,10 @@ class _Call:
     ) -> GenerateDecoderOnlyOutput | torch.Tensor:
         """See [`iterative_ralm`]."""
         row, drafter, prompt = self.row, self.drafter, self.prompt
+        sampling = Sampling.of(self.generation_config)
         with ExitStack() as call:
             if drafter is not None:
-                call.enter_context(drafter.session(prompt, self.vocab_size))
+                call.enter_context(drafter.session(prompt, self.vocab_size, sampling))
             if self.streamer is not None:
                 self.streamer.put(row.ids.cpu())
             try:

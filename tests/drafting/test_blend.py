@@ -268,3 +268,16 @@ def test_a_copy_is_independent_even_of_a_blend_in_use(copied):
             assert twin.draft(8).tokens.tolist() == expected.tokens.tolist()
     assert sorted(expected.tokens.tolist()) == [4, 7]
     assert not set(map(id, twin.drafters)) & set(map(id, blend.drafters))
+
+
+def test_a_fork_knows_what_became_of_drafts_so_far():
+    blend = Blend([ReferenceCopy()])
+    tree = DraftTree.chain([4], [0.5])
+    for _ in range(20):
+        blend.calibration.record(tree, np.array([9]))
+    fork = blend.fork()
+    assert fork.calibration is not blend.calibration
+    own, theirs = (
+        each.calibration.calibrated(tree).probs[0] for each in (fork, Blend([ReferenceCopy()]))
+    )
+    assert own == blend.calibration.calibrated(tree).probs[0] < theirs

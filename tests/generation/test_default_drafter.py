@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+import torch
 from calls import PROMPT, Call
 from transformers import LlamaForCausalLM
 
@@ -88,6 +89,14 @@ def test_a_model_whose_vocabulary_changes_begins_anew(model):
     plain = model.generate(PROMPT, **OPTIONS)
     drafted = model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=8, **OPTIONS)
     assert drafted.tolist() == plain.tolist()
+
+
+def test_a_small_vocabulary_will_do(model):
+    small = copy.deepcopy(model)
+    small.resize_token_embeddings(6)
+    prompt = torch.tensor([[1, 2, 3, 4, 1, 2]])
+    plain = small.generate(prompt, **OPTIONS)
+    assert small.generate(prompt, candidate_generator="auto", **OPTIONS).tolist() == plain.tolist()
 
 
 def test_it_copies_and_recycles():

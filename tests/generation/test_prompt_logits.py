@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from calls import padded_prompts
+from transformers import ElectraConfig, ElectraForCausalLM
 
 from hf_refspec.generation.prompt_logits import collected_states, prompt_top_tokens
 
@@ -62,6 +63,37 @@ def test_a_model_whose_logits_come_from_elsewhere_is_left_alone(llama):
         logits = llama(**inputs, logits_to_keep=1).logits
         assert prompt_top_tokens(llama, states, -logits, 4, ALL) is None
         assert prompt_top_tokens(llama, [], logits, 4, ALL) is None
+
+
+@pytest.mark.parametrize("change", [lambda x: 0.5 * x, lambda x: 2 * torch.tanh(x / 2)])
+def test_probabilities_are_not_taken_from_before_the_logits_are_scaled_or_capped(llama, change):
+    """As Granite, Cohere and Gemma 2 do: the order stays the same, not what the logits mean."""
+    inputs = padded_prompts(1)
+    with torch.no_grad(), collected_states(llama, True) as states:
+        logits = 9 * llama(**inputs, logits_to_keep=1).logits
+        head = llama.lm_head.weight.data.clone()
+        llama.lm_head.weight.data *= 9
+        try:
+            assert prompt_top_tokens(llama, states, logits, 4, ALL) is not None
+            assert prompt_top_tokens(llama, states, change(logits), 4, ALL) is None
+        finally:
+            llama.lm_head.weight.data = head
+
+
+def test_an_output_layer_behind_a_projection_is_left_alone():
+    config = ElectraConfig(
+        vocab_size=300,
+        embedding_size=32,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        is_decoder=True,
+    )
+    model = ElectraForCausalLM(config).eval()
+    options = {**padded_prompts(1), "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**options)
+    assert model.generate(**options, candidate_generator="auto").tolist() == plain.tolist()
 
 
 class TestInACall:

@@ -124,6 +124,22 @@ def test_a_copy_goes_on_as_the_original_and_apart_from_it(first, second):
     assert held_by(table) == held_by(copied)
 
 
+def test_a_copy_has_counted_as_much():
+    table = NextTokens(TOP_K, 3, 10)
+    table.count(np.arange(2000, dtype=np.int64) % 7)
+    copied = pickle.loads(pickle.dumps(table))
+    assert copied._counted == table._counted > 2000
+    assert copied._counts.tolist() == table._counts.tolist()
+    assert copied._commonest.tolist() == table._commonest.tolist()
+
+
+def test_a_full_table_takes_no_more_memory_than_is_said():
+    """8 k + 28 to 8 k + 36 bytes a context, 24 MB by default, and the counts of tokens."""
+    table = NextTokens(8, 3, 1 << 18)
+    assert (8 * 8 + 28) * (1 << 18) <= table.nbytes <= (8 * 8 + 36) * (1 << 18)
+    assert table.nbytes < 25e6
+
+
 def test_a_smaller_table_takes_the_newest_of_a_larger_one():
     table, smaller = NextTokens(1, 1, 10), NextTokens(1, 1, 3)
     for token in range(6):
@@ -159,8 +175,8 @@ def grown_by_twin(table: NextTokens, text, last, pooling, budget):
         whole = (*text, *path)
         entries = [held.get(whole[-n:]) if len(whole) >= n else None for n in (1, 2, 3)]
         known = max([0, *(n for n in (1, 2, 3) if entries[n - 1] is not None)])
-        sources = [*zip(entries, EXPONENTS[known], strict=False)]
-        sources.append((runners_up[path], EXPONENTS[known, 4]))
+        sources = [*zip(entries, pooling.exponents[known], strict=False)]
+        sources.append((runners_up[path], pooling.exponents[known, 4]))
         scores: dict[int, float] = {int(t): 0.0 for t in table._commonest if t >= 0}
         for best, exponent in sources:
             for token, p in best or []:
@@ -169,50 +185,32 @@ def grown_by_twin(table: NextTokens, text, last, pooling, budget):
                     scores[token] = scores.get(token, 0.0) + factor
         for token in scores:
             frequency = table._counts[token] / table._counted if token < len(table._counts) else 0
-            scores[token] += EXPONENTS[known, 3] * math.log(1 + frequency / LEAST_PROB)
-        total = MISSES[known] + sum(map(math.exp, scores.values()))
+            scores[token] += pooling.exponents[known, 3] * math.log(1 + frequency / LEAST_PROB)
+        total = pooling.misses[known] + sum(map(math.exp, scores.values()))
         after = {token: math.exp(score) / total for token, score in scores.items()}
-        in_order = sorted(after.items(), key=lambda each: -each[1])
-        for token, p in chosen_from(in_order, pooling):
+        best = sorted(after.items(), key=lambda each: -each[1])[:RUNNERS_UP]
+        for token, p in after.items():
             if p * prob > LEAST_CHILD:
                 waiting[(*path, token)] = p * prob
-                runners_up[(*path, token)] = in_order[:RUNNERS_UP]
+                runners_up[(*path, token)] = best
     del nodes[()]
     return nodes
 
 
-def chosen_from(in_order, pooling: Pooling):
-    """Top-k, then top-p; the last token that is needed for it belongs to it."""
-    most, nucleus = pooling.most_children, pooling.nucleus
-    if len(in_order) <= most and nucleus == 1:
-        return in_order
-    kept: list[tuple] = []
-    for token, p in in_order[:most]:
-        if sum(q for _, q in kept) < nucleus:
-            kept.append((token, p))
-    total = sum(p for _, p in kept)
-    whole = total if len(kept) == most else max(total, nucleus)
-    return [(token, p / whole) for token, p in kept]
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(lessons(), max_size=6),
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20),
     st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3),
-    st.sampled_from([(1 << 31, 1.0), (2, 1.0), (1 << 31, 0.63), (3, 0.57)]),
+    st.sampled_from([1.0, 0.6]),
     st.integers(1, 20),
 )
-def test_a_tree_has_the_most_probable_nodes(all_lessons, counted, text, limits, budget):
-    pooling = Pooling(EXPONENTS, MISSES, *limits)
+def test_a_tree_has_the_most_probable_nodes(all_lessons, counted, text, power, budget):
+    pooling = Pooling(EXPONENTS, MISSES).flattened(power)
     table = NextTokens(TOP_K, 3, 50)
     for lesson in all_lessons:
         teach(table, lesson)
     table.count(np.array(counted, np.int64))
-    # No two tokens are equally probable: which of them is chosen from would be a matter of order.
-    counts = np.linspace(0.01, 0.3, 8, dtype=np.float32)
-    counts[: len(table._counts)] += table._counts
-    table._counts = counts
     last = [(1, 0.3), (4, 0.1)]
     tokens, parents, probs = table.tree(
         np.array(text, np.int32),

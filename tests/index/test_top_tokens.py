@@ -65,6 +65,17 @@ def test_probabilities_are_about_the_softmax(vocab_size, spread):
     assert probs == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("steps", [1, 4, 32])
+def test_probabilities_are_about_the_softmax_where_many_are_equal(k, steps):
+    """As logits in 16 bits often are; with one step they are all equal."""
+    drawn = np.random.default_rng(0).integers(0, steps, (9, 3000))
+    logits = (drawn / 4).astype(np.float32)
+    _, tokens, probs = found(logits, k)
+    softmax = torch.from_numpy(logits).softmax(dim=-1).numpy()
+    assert probs == pytest.approx(np.take_along_axis(softmax, tokens, axis=1), rel=0.1)
+
+
 @pytest.mark.parametrize("place", [0, 70, 199])
 def test_nan_is_chosen_as_torch_does_and_promises_nothing(place):
     logits = np.random.default_rng(0).normal(0, 1, (3, 200)).astype(np.float32)

@@ -61,6 +61,17 @@ def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tok
     assert_equal(opened, again)
 
 
+def test_another_models_name_is_not_given_to_what_was_learned(
+    byte_llama, llama, tokenizer, tmp_path
+):
+    drafter = rs.TokenRecycling.build(byte_llama, tokenizer, ["abcabc"], progress=False)
+    with pytest.raises(
+        ValueError, match="model has a vocabulary of 97 tokens, but what is learned"
+    ):
+        drafter.save_pretrained(tmp_path / "table", tokenizer, llama)
+    assert not (tmp_path / "table").exists()
+
+
 def test_what_was_learned_by_generating_is_saved_with_tokenizer_and_model(
     byte_llama, tokenizer, tmp_path
 ):
