@@ -20,6 +20,7 @@ def sample(
         "prefill_seconds": prefill,
         "decoding_seconds": decoding,
         "drafting_seconds": 0.0,
+        "learning_seconds": 0.0,
         "other_tokens": 0,
         "first_difference": None,
         "retrieval": None,

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from time import perf_counter
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafting.stats import SpeculationStats
 from ..ralm.stats import RetrievalStats
+from .decisions import DecisionLog
 from .methods import LOOK_UP, Method
 from .models import context_length, vocabulary_size
 from .outputs import TIED_STEPS, Output, rounding_steps
@@ -73,6 +75,7 @@ class Bench:
         sampling (`dict`): Keyword arguments of every `generate` that say how to sample; greedy
             without them.
         methods (`list[Method]`): The current methods; the first is plain decoding.
+        decisions ([`DecisionLog`], *optional*): Where decisions of automatic budgets are logged.
     """
 
     model: PreTrainedModel
@@ -82,6 +85,7 @@ class Bench:
     max_new_tokens: int | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     methods: list[Method] = field(default_factory=list)
+    decisions: DecisionLog | None = None
 
     def begin(self) -> None:
         """Starts a suite, with empty caches."""
@@ -136,11 +140,12 @@ class Bench:
             `name`, a digest of the `text`, `prompt_tokens` and the `samples`, one for each method:
             `method`, `nodes`, `tokens` and `forward_passes` (of all rows), `prefill_seconds` (to
             the end of the first forward pass), `decoding_seconds` (from there on),
-            `drafting_seconds`, `other_tokens` (how many differ from the first method's; `None` if
-            these are not compared), `first_difference` (the place of the first of them, and by how
-            many `steps` of rounding the first method's logits prefer its own token; `None` if
-            nothing differs, or a method that writes freely retrieves or samples) and `retrieval`.
-            Then the ids that the first method returned.
+            `drafting_seconds`, `learning_seconds`, `other_tokens` (how many differ from the first
+            method's; `None` if these are not compared), `first_difference` (the place of the first
+            of them, and by how many `steps` of rounding the first method's logits prefer its own
+            token; `None` if nothing differs, or a method that writes freely retrieves or samples)
+            and `retrieval`.
+            Then the ids that the first method returned for the first prompt.
 
         Raises:
             ContextTooShortError: If the model's context does not hold prompt and answer.
@@ -152,19 +157,24 @@ class Bench:
             self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
         # Shuffled: whichever is always first would always meet cold caches.
         order = random.Random(name).sample(range(len(methods)), len(methods))
-        calls = {i: self.call(methods[i], prompts, answer_ids, **kwargs) for i in order}
+        calls = {}
+        for i in order:
+            about = {"name": name, "method": methods[i].name}
+            with nullcontext() if self.decisions is None else self.decisions.of(**about):
+                calls[i] = self.call(methods[i], prompts, answer_ids, **kwargs)
         for i, method in enumerate(methods):
-            if answer_ids is not None and calls[i][1] != answer_ids:
+            if answer_ids is not None and calls[i][1] != [answer_ids]:
                 raise IdsDifferError(f"{name}: {method.name} does not return the forced answer")
         # The model without retrieval writes another text than with it: that is no difference.
         alike = [i for i, each in enumerate(methods) if each.retrieves == methods[0].retrieves]
-        compared = [(methods[i], calls[i][0], calls[i][2]) for i in alike]
-        self._compare(name, prompts, answer_ids, compared)
+        for row, prompt_ids in enumerate(prompts):
+            compared = [(methods[i], calls[i][0], calls[i][2][row]) for i in alike]
+            self._compare(name, prompt_ids, answer_ids, compared)
         text = sha256(json.dumps([*prompts, answer_ids]).encode()).hexdigest()[:16]
         samples = [calls[i][0] for i in range(len(methods))]
         prompt_tokens = sum(map(len, prompts))
         entry = {"name": name, "text": text, "prompt_tokens": prompt_tokens, "samples": samples}
-        return entry, calls[0][1]
+        return entry, calls[0][1][0]
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
         """The model's own answer, greedy and not timed.
@@ -210,8 +220,8 @@ class Bench:
         prompts: list[list[int]],
         answer_ids: list[int] | None = None,
         **kwargs: Any,
-    ) -> tuple[Sample, list[int], Output]:
-        """Calls `generate` once; returns the sample, the new ids, row after row, and what is to be
+    ) -> tuple[Sample, list[list[int]], list[Output]]:
+        """Calls `generate` once; returns the sample, and of each row the new ids and what is to be
         compared."""
         sampling = self.sampling if answer_ids is None else {}  # a forced token is not drawn
         kwargs = {**sampling, **kwargs, **method.kwargs}
@@ -224,22 +234,26 @@ class Bench:
         with timed_passes(self.model) as times:
             output = self._generate(prompts, forced, **kwargs)
         rows = output[:, max(map(len, prompts)) :].tolist()
-        ids = rows[0] if len(rows) == 1 else [token for row in rows for token in self._ended(row)]
+        if len(rows) > 1:
+            rows = [self._ended(row) for row in rows]
+        tokens = sum(map(len, rows))
+        drafted = method.drafter.stats if method.drafter else SpeculationStats()
         retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
         sample = {
             "method": method.name,
             "nodes": method.nodes,
-            "tokens": len(ids),
-            "forward_passes": len(times) - 2 if len(rows) == 1 else _row_passes(method, ids),
+            "tokens": tokens,
+            "forward_passes": len(times) - 2 if len(rows) == 1 else _row_passes(method, tokens),
             "prefill_seconds": times[1] - times[0],
             "decoding_seconds": times[-1] - times[1],
-            "drafting_seconds": method.drafter.stats.drafting_seconds if method.drafter else 0.0,
+            "drafting_seconds": drafted.drafting_seconds,
+            "learning_seconds": drafted.learning_seconds,
             "other_tokens": None,
             "first_difference": None,
             "retrieval": retrieval if method.retrieves else None,
         }
-        chosen = ids if forced is None else forced.unforced()
-        return sample, ids, Output(chosen, stats.best_ids)
+        chosen = rows if forced is None else [forced.unforced()]
+        return sample, rows, [Output(each, stats.best_ids) for each in chosen]
 
     def _forced(self, prompt_ids: list[int], answer_ids: list[int] | None) -> ForcedText | None:
         if answer_ids is None:
@@ -274,11 +288,11 @@ class Bench:
     def _compare(
         self,
         name: str,
-        prompts: list[list[int]],
+        prompt_ids: list[int],
         answer_ids: list[int] | None,
         calls: list[tuple[Method, Sample, Output]],
     ) -> None:
-        """Notes in each sample how its tokens differ from those of the first method.
+        """Notes in each sample how the tokens of a row differ from those of the first method.
 
         Raises:
             IdsDifferError: If they, or the passages, differ in float32, other than by a tie.
@@ -286,7 +300,7 @@ class Bench:
         first, _, expected = calls[0]
         differences = [output.differences(expected) for _, _, output in calls]
         for (_, sample, _), places in zip(calls, differences, strict=True):
-            sample["other_tokens"] = len(places)
+            sample["other_tokens"] = (sample["other_tokens"] or 0) + len(places)
         if answer_ids is None:  # a text that is not forced goes on differently
             differences = [places[:1] for places in differences]
         length = max((places[-1] + 1 for places in differences if places), default=0)
@@ -294,11 +308,11 @@ class Bench:
         # A method that writes freely and retrieves may choose from a mixture, one that samples by
         # chance, not from its logits.
         chooses_best = answer_ids is not None or not (first.retrieves or self.sampling)
-        if length and chooses_best and len(prompts) == 1:
-            logits = self._logits(first, prompts[0], answer_ids, length)
+        if length and chooses_best:
+            logits = self._logits(first, prompt_ids, answer_ids, length)
         for (method, sample, output), places in zip(calls, differences, strict=True):
             steps = [self._margin(logits, place, expected, output) for place in places]
-            if places and logits:
+            if places and logits and sample["first_difference"] is None:
                 sample["first_difference"] = {"place": places[0], "steps": steps[0]}
             if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
                 where = f"{name}: {method.name}"
@@ -340,6 +354,6 @@ class Bench:
         return [logits[0] for logits in output.logits]
 
 
-def _row_passes(method: Method, ids: list[int]) -> int:
+def _row_passes(method: Method, tokens: int) -> int:
     """Forward passes of each row that was not over yet, in a batch; plain ones yield a token."""
-    return sum(method.drafter.stats.accepted_lengths) if method.drafter else len(ids)
+    return sum(method.drafter.stats.accepted_lengths) if method.drafter else tokens

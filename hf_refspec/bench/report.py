@@ -43,6 +43,10 @@ def _equal(summary: Summary) -> str:
     return "" if summary.equal is None else f"{summary.equal} of {summary.samples}"
 
 
+def _positive(number: float) -> str:
+    return f"{number:.0f}" if number else ""
+
+
 def _widest(summary: Summary) -> str:
     return f"{max(summary.margins):g}" if summary.margins else ""
 
@@ -53,9 +57,8 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "seconds": lambda summary: f"{summary.seconds:.1f}",
     "speed-up": lambda summary: f"{summary.speed_up:.2f}",
     "of decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
-    "drafting, µs a pass": lambda summary: (
-        f"{summary.drafting_microseconds:.0f}" if summary.drafting_microseconds else ""
-    ),
+    "drafting, µs a pass": lambda summary: _positive(summary.drafting_microseconds),
+    "learning": lambda summary: _positive(summary.learning_microseconds),
     "gamma": _of_retrieval("gamma", ".3f"),
     "mean stride": _of_retrieval("stride", ".2f"),
     "searches": _of_retrieval("searches", ".0f"),

@@ -14,7 +14,7 @@ import torch
 from ..version import __version__
 from .summary import summaries
 
-FORMAT = 5
+FORMAT = 6
 FILE = "results.json"
 PACKAGES = ("torch", "transformers", "numpy", "numba")
 

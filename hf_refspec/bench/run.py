@@ -17,7 +17,7 @@ from ..drafting.token_recycling import TokenRecycling
 from ..hook import install
 from ..index.kernels import warmup
 from ..store.datastore import Datastore
-from .decisions import logged_decisions
+from .decisions import DecisionLog
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import BUDGETS, LOOK_UP, PLAIN, Method, decoding_methods, recycling_settings
 from .models import random_model
@@ -38,6 +38,7 @@ READ_BY = {
     "knn_datastore": ("knn",),
     "ablate": ("spec-bench", *RETRIEVING),
     "batch_size": ("spec-bench",),
+    "temperature": DECODING,
     "methods": DECODING,
     "nodes": DECODING,
     "recycling_table": DECODING,
@@ -78,8 +79,8 @@ def run(args: Namespace) -> int:
             for name, of_suite in of_suites.items():
                 suite = {"suite": name, "dtype": dtype, "questions": len(of_suite), "done": 0}
                 results["suites"][f"{name}, {dtype}"] = suite | {"entries": [], "skipped": []}
-                with logged_decisions(args.out / f"decisions_{name}_{dtype}.jsonl"):
-                    _measure(bench, of_suite, f"{name}, {dtype}", results, args.out)
+                bench.decisions = DecisionLog(args.out / f"decisions_{name}_{dtype}.jsonl")
+                _measure(bench, of_suite, f"{name}, {dtype}", results, args.out)
     except KeyboardInterrupt:
         status, message = 130, f"Stopped; {args.out} has what was measured."
     except IdsDifferError as error:
@@ -115,10 +116,6 @@ def _check(args: Namespace) -> None:
             "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
             "CUDA and check the driver"
         )
-    if args.ablate and args.replay and "spec-bench" in args.suites:
-        raise ValueError(
-            "--ablate of spec-bench is for text that the model writes; leave out --replay"
-        )
     for name in FREELY:
         if args.replay and getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
@@ -134,6 +131,13 @@ def _check(args: Namespace) -> None:
             raise ValueError(
                 f"{option} is read by {', '.join(readers)}; leave it out, or measure one of these"
             )
+    if args.ablate and set(args.suites) & set(DECODING):
+        if args.suites != ["spec-bench"]:
+            raise ValueError("--ablate measures other methods: of spec-bench, name it alone")
+        for name in ("replay", "methods", "nodes", "datastore", "recycling_table"):
+            if getattr(args, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"--ablate measures methods of its own; leave out {option}")
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
@@ -180,8 +184,9 @@ def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Callable[[]
             settings = recycling_settings().values()
             return [Method(PLAIN), *(method for of in settings for method in of.values())]
         methods = decoding_methods(store, not args.replay, args.nodes or BUDGETS, table)
-        # transformers' look-up takes one row.
-        return [each for each in methods if args.batch_size is None or each.name != LOOK_UP]
+        # transformers' look-up takes one row, and other random numbers than plain sampling.
+        left_out = [] if args.batch_size is None and args.temperature is None else [LOOK_UP]
+        return [method for method in methods if method.name not in left_out]
 
     def new_methods() -> list[Method]:
         chosen = [PLAIN, *(args.methods or names)]

@@ -47,7 +47,8 @@ class Summary:
             Where the texts are equal, that is the ratio of the times.
         decoding_speed_up (`Spread`): Over the first method after the first forward pass, prompt by
             prompt.
-        drafting_microseconds (`float`): Per forward pass; 0 where transformers drafts.
+        drafting_microseconds, learning_microseconds (`float`): Per forward pass; 0 where
+            transformers drafts.
         equal (`int`, *optional*): How many texts are those of the first method; `None` if they
             cannot be, as only one of the two retrieves.
         margins (`list[float]`): The `steps` of the first difference of each of the others.
@@ -64,6 +65,7 @@ class Summary:
     speed_up: float
     decoding_speed_up: Spread
     drafting_microseconds: float
+    learning_microseconds: float
     equal: int | None
     margins: list[float]
     retrieval: dict[str, float] | None
@@ -95,6 +97,7 @@ def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
         speed_up=_speed(samples) / _speed([first for first, _ in pairs]),
         decoding_speed_up=Spread.of([_decoding_speed(s) / _decoding_speed(f) for f, s in longer]),
         drafting_microseconds=1e6 * _total(samples, "drafting_seconds") / passes,
+        learning_microseconds=1e6 * _total(samples, "learning_seconds") / passes,
         equal=None if None in others else others.count(0),
         margins=[each["steps"] for each in different],
         retrieval=_retrieval(samples) if all(sample["retrieval"] for sample in samples) else None,

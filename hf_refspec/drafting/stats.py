@@ -49,8 +49,10 @@ class SpeculationStats:
             pass over several rows counts once for each.
         prefill_seconds (`float`): The first forward pass, over the prompt.
         drafting_seconds (`float`): Drafting.
-        verifying_seconds (`float`): Forward passes of the target model after the prefill.
-        other_seconds (`float`): Logits processors, stopping criteria, the cache, the streamer.
+        verifying_seconds (`float`): Forward passes of the target model after the prefill, and the
+            choice of the next tokens, with logits processors, stopping criteria and the streamer.
+        learning_seconds (`float`): Telling the drafters what was verified.
+        other_seconds (`float`): The cache, the draft budget.
         sources (`list[SourceStats]`): Of a blend, each of its sources.
     """
 
@@ -62,6 +64,7 @@ class SpeculationStats:
     prefill_seconds: float = 0.0
     drafting_seconds: float = 0.0
     verifying_seconds: float = 0.0
+    learning_seconds: float = 0.0
     other_seconds: float = 0.0
     sources: list[SourceStats] = field(default_factory=list)
 
@@ -123,6 +126,7 @@ class SpeculationStats:
             "prefill": self.prefill_seconds,
             "verifying": self.verifying_seconds,
             "drafting": self.drafting_seconds,
+            "learning": self.learning_seconds,
             "other": self.other_seconds,
         }
         total = sum(seconds.values())

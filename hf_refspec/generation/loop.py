@@ -108,10 +108,12 @@ class Loop:
         ]
         if self.verifier.in_step:
             self.budget.record(drafters, drafts, new_tokens, logits.shape[1], verified - drafted)
+        kept = self.clock()
         self._observe(drafters, trimmed, paths, new_tokens, logits, top)
         self.stats.drafting_seconds += drafted - began
         self.stats.verifying_seconds += verified - drafted
-        self.stats.other_seconds += self.clock() - verified
+        self.stats.learning_seconds += self.clock() - kept
+        self.stats.other_seconds += kept - verified
 
     def _draft(self, index: int, row: Row, drafter: Drafter, goes_on: bool) -> DraftTree:
         nodes = self.budget.nodes

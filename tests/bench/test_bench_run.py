@@ -10,7 +10,7 @@ import torch
 
 import hf_refspec as rs
 from hf_refspec.bench.measure import Bench
-from hf_refspec.bench.methods import DEFAULT, PLAIN, Method, recycling_settings
+from hf_refspec.bench.methods import BLEND, DEFAULT, LOOK_UP, PLAIN, Method, recycling_settings
 from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
 
@@ -119,6 +119,8 @@ def test_each_decision_of_an_automatic_budget_is_logged(model):
     assert all(len(each["expected_seconds"]) == len(each["sizes"]) for each in decisions)
     assert all(each["pass_tokens"] >= 1 and each["seconds"] > 0 for each in decisions)
     assert any(each["expected_tokens"] for each in decisions)
+    about = {(each["name"], each["method"]) for each in decisions}
+    assert about == {("writing/81, turn 1", DEFAULT)}
 
 
 def test_questions_of_a_category_are_the_rows_of_a_batch(model, data):
@@ -133,7 +135,14 @@ def test_questions_of_a_category_are_the_rows_of_a_batch(model, data):
     plain, copying, recycling = entries("spec-bench")[0]["samples"]
     assert plain["tokens"] == plain["forward_passes"] == copying["tokens"] == recycling["tokens"]
     assert {copying["other_tokens"], recycling["other_tokens"]} == {0}
-    assert recycling["forward_passes"] <= plain["forward_passes"]
+    assert 2 * 10 // 9 <= recycling["forward_passes"] < plain["forward_passes"] == 20
+
+
+def test_sampling_is_compared_with_plain_sampling(model):
+    """Without prompt look-up, which draws other random numbers."""
+    assert main(["bench", "spec-bench", *model, "--limit", "1", "--temperature", "0.9"]) == 0
+    methods = [method for method, _ in measured(entries("spec-bench")[0])]
+    assert LOOK_UP not in methods and BLEND in methods
 
 
 def test_a_recycling_table_is_begun_with(model, byte_llama, tokenizer):
@@ -223,7 +232,9 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
         (["rag", "--datastore", "no/store/here"], "no/store/here"),
         (["rag", "--encoder", "x"], "--encoder is read by ralm; leave it out"),
         (["rag", "--ablate"], "--ablate is read by spec-bench, ralm, knn; leave it out"),
-        (["spec-bench", "--ablate"], "--ablate of spec-bench is for text that the model writes"),
+        (["spec-bench", "--ablate"], "--ablate measures methods of its own; leave out --replay"),
+        (["rag", "spec-bench", "--ablate"], "--ablate measures other methods: of spec-bench, name"),
+        (["humaneval", "ralm", "--ablate"], "--ablate measures other methods: of spec-bench, name"),
         (["spec-bench", "--batch-size", "2"], "--batch-size is for text that the model writes"),
         (["rag", "--temperature", "1"], "--temperature is for text that the model writes"),
         (["rag", "--methods", "x"], "--methods has 'x', but there are only LLMA's algorithm,"),
@@ -255,6 +266,14 @@ def test_a_malformed_line_is_named(replay, data, capsys):
         (
             ["spec-bench", "--out", "out", "--temperature", "1", "--batch-size", "2"],
             "without --batch-size",
+        ),
+        (
+            ["spec-bench", "--out", "out", "--ablate", "--nodes", "4"],
+            "--ablate measures methods of its own; leave out --nodes",
+        ),
+        (
+            ["ralm", "--out", "out", "--temperature", "1"],
+            "--temperature is read by rag, humaneval,",
         ),
         (["rag", "--out", "out", "--random-model", "tiny"], "add --replay to --random-model tiny"),
         (["rag", "--out", "out", "--tokenizer", "x"], "--tokenizer x is for --random-model"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from bench_samples import results
@@ -56,6 +58,24 @@ def test_a_free_answer_is_that_of_plain_decoding(tokenizer, byte_llama):
     assert all(sample["other_tokens"] == 0 for sample in entry["samples"])
     expected = byte_llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
     assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
+
+
+def test_rows_of_a_batch_are_counted_and_compared_one_by_one(tokenizer, byte_llama):
+    """One of them ends early: what stands behind its end is padding."""
+    prompts = [PROMPT, PROMPT[:4], PROMPT[2:]]
+    rows = [begun(byte_llama, tokenizer, new_tokens=8).measure("x", [each])[1] for each in prompts]
+    model = copy.deepcopy(byte_llama)
+    model.generation_config.eos_token_id = rows[1][3]
+    model.generation_config.pad_token_id = 0
+    lengths = [row.index(rows[1][3]) + 1 if rows[1][3] in row else 8 for row in rows]
+    methods = [Method("plain"), Method("ours", 8, rs.ReferenceCopy() | rs.TokenRecycling())]
+    bench = Bench(model, tokenizer, lambda: methods, False, 8)
+    bench.begin()
+    entry, _ = bench.measure("three", prompts)
+    for sample in entry["samples"]:
+        assert (sample["tokens"], sample["other_tokens"]) == (sum(lengths), 0)
+    assert entry["samples"][0]["forward_passes"] == sum(lengths)
+    assert entry["samples"][1]["forward_passes"] <= sum(lengths)
 
 
 def test_methods_take_turns_in_another_order_for_each_prompt(tokenizer, monkeypatch):

@@ -50,7 +50,7 @@ def test_another_file_is_refused(tmp_path, content):
 
 def test_results_of_an_earlier_version_are_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"format": 4, "suites": {}}')
-    with pytest.raises(ValueError, match="its format is 4, not 5; measure again"):
+    with pytest.raises(ValueError, match="its format is 4, not 6; measure again"):
         read_results(tmp_path / "a.json")
 
 
