@@ -85,7 +85,8 @@ def test_one_row_equals_plain_decoding(model_type, verifications):
     # What recycles logits finds those of the prompt only in models that are built as it expects.
     few = {**prompts(1), **OPTIONS, "max_new_tokens": 8}
     recycled = model.generate(**few, candidate_generator="auto", max_draft_tokens=8)
-    assert recycled.tolist() == plain.sequences[:, : 20 + 8].tolist()
+    # The last token may be forced to be EOS.
+    assert recycled[:, :-1].tolist() == plain.sequences[:, : 20 + 7].tolist()
     if RECORDED:
         expected = "plain" if model_type in PLAIN else "chain" if model_type in CHAIN else "tree"
         assert verifications[model_type] == expected
