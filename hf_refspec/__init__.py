@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .attachment import attach, detach
 from .hook import install, is_installed, uninstall
 from .version import __version__
 
@@ -74,7 +75,15 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", "install", "is_installed", "uninstall", *_MODULE_OF]
+__all__ = [
+    "__version__",
+    "attach",
+    "detach",
+    "install",
+    "is_installed",
+    "uninstall",
+    *_MODULE_OF,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.generation.utils import GenerationMixin
 
+from .attachment import Attachment, attachment_of
 from .generation.entry_point import loop_of, taken_by
 
 if TYPE_CHECKING:
@@ -58,16 +59,40 @@ def _speculative(generate: Any) -> Any:
         if _wrapper is not generate_speculatively:
             return generate(self, *args, **kwargs)
         _check_configs(self, args, kwargs)
-        if (
-            kwargs.get("candidate_generator") is None
-            and taken_by(kwargs.get("custom_generate")) is None
-        ):
+        custom_generate = kwargs.get("custom_generate")
+        names_none = "candidate_generator" not in kwargs and custom_generate is None
+        attachment = attachment_of(self) if names_none else None
+        ours = (
+            kwargs.get("candidate_generator") is not None or taken_by(custom_generate) is not None
+        )
+        if attachment is None and not ours:
             return generate(self, *args, **_plain(kwargs))
         call = signature.bind(self, *args, **kwargs).arguments
         named = {name: value for name, value in call.items() if name not in ("self", "kwargs")}
-        return generate(self, **_prepared(self, {**named, **call.get("kwargs", {})}))
+        named |= call.get("kwargs", {})
+        if attachment is not None:
+            return _attached(generate, self, named, attachment)
+        return generate(self, **_prepared(self, named))
 
     return generate_speculatively
+
+
+def _attached(
+    generate: Any, model: PreTrainedModel, kwargs: dict[str, Any], attachment: Attachment
+) -> Any:
+    """A call that names no drafter, of a model that has one attached."""
+    from .generation.validation import RefusedCallError
+
+    with attachment.drafter(model) as drafter:
+        try:
+            options = {**attachment.options, **kwargs, "candidate_generator": drafter}
+            output = generate(model, **_prepared(model, options))
+            attachment.count(drafter.stats)
+            return output
+        except RefusedCallError as error:  # before anything was done
+            attachment.log_plain_call(str(error))
+    others = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+    return generate(model, **others)
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,6 +11,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..verification.facts import facts_about
+from .drafter_pool import DrafterPool
 
 
 def default_sources(
@@ -23,8 +23,7 @@ def default_sources(
     return [ReferenceCopy(references, tokenizer), TokenRecycling(top_k)]
 
 
-@contextmanager
-def default_drafter(model: PreTrainedModel) -> Iterator[Drafter]:
+def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
     """The default sources of one call, blended. What they learn of a model is kept at the model;
     calls in several threads learn into one table.
 
@@ -33,22 +32,9 @@ def default_drafter(model: PreTrainedModel) -> Iterator[Drafter]:
     """
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     facts = facts_about(model)
-    pool = facts.get(("default drafters", vocab_size))
+    key = "default drafters", vocab_size
+    pool: DrafterPool | None = facts.get(key)
     if pool is None:
-        pool = facts.setdefault(("default drafters", vocab_size), _Pool(vocab_size))
-    try:
-        drafter = pool.idle.pop()
-    except IndexError:
-        drafter = pool.first.fork()
-    try:
-        yield drafter
-    finally:
-        pool.idle.append(drafter)
-
-
-class _Pool:
-    """Drafters that no call has at present, and one that no call ever has, which is forked."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.first: Drafter = Blend(default_sources(top_k=min(8, vocab_size)))
-        self.idle: list[Drafter] = []
+        sources = default_sources(top_k=min(8, vocab_size))
+        pool = facts.setdefault(key, DrafterPool(Blend(sources)))
+    return pool.drafter()

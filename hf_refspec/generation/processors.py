@@ -30,6 +30,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from .validation import RefusedCallError
+
 _KNOW_ROWS = (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -41,7 +43,7 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
     """A list of logits processors for each row; the given one for a single row.
 
     Raises:
-        ValueError: If one of them cannot be asked about a single row.
+        RefusedCallError: If one of them cannot be asked about a single row.
     """
     if rows == 1:
         return [processors]
@@ -55,7 +57,7 @@ def criteria_of_rows(criteria: StoppingCriteriaList, rows: int) -> list[Stopping
     """A list of stopping criteria for each row; the given one for a single row.
 
     Raises:
-        ValueError: If one of them cannot be asked about a single row.
+        RefusedCallError: If one of them cannot be asked about a single row.
     """
     if rows == 1:
         return [criteria]
@@ -74,7 +76,7 @@ def _of_row(argument: str, asked: Any, row: int) -> Any:
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
     if isinstance(asked, _KNOW_ROWS):
-        raise ValueError(
+        raise RefusedCallError(
             f"`candidate_generator` cannot be combined with a {type(asked).__name__} and several "
             "rows: it knows the rows by their number. Pass one prompt at a time."
         )
@@ -84,7 +86,7 @@ def _of_row(argument: str, asked: Any, row: int) -> Any:
     try:
         return copy.deepcopy(asked)
     except Exception as error:  # whatever its state raises at being copied
-        raise ValueError(
+        raise RefusedCallError(
             f"`{argument}` has a {type(asked).__name__} that cannot be copied ({error!r}), and "
             "with `candidate_generator` each row needs its own. Let it be copied by "
             "`copy.deepcopy`, or pass one prompt at a time."

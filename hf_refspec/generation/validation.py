@@ -13,6 +13,11 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
+
+class RefusedCallError(ValueError):
+    """A call that cannot be lossless with drafts; nothing has been done yet."""
+
+
 VERIFICATIONS = ("auto", "tree", "chain")
 
 
@@ -20,10 +25,10 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with.
 
     Raises:
-        ValueError: If `model` is an encoder-decoder model.
+        RefusedCallError: If `model` is an encoder-decoder model.
     """
     if model.config.is_encoder_decoder:
-        raise ValueError(
+        raise RefusedCallError(
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
             "encoder-decoder model. Leave the argument out for it."
         )
@@ -41,7 +46,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
     """Refuses what `generate` would act on, or drop, before it comes to the decoding loop.
 
     Raises:
-        ValueError: If an argument asks for such a thing; the message names it.
+        RefusedCallError: If an argument asks for such a thing; the message names it.
     """
     refusals = [
         (
@@ -67,7 +72,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
     ]
     for refused, message in refusals:
         if refused:
-            raise ValueError(message)
+            raise RefusedCallError(message)
 
 
 def check_options(
@@ -121,7 +126,7 @@ def check_request(
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them.
 
     Raises:
-        ValueError: If an argument asks for such a thing; the message names it.
+        RefusedCallError: If an argument asks for such a thing; the message names it.
     """
     config = generation_config
     # First what the user's own words were: beams are a batch by now.
@@ -163,7 +168,7 @@ def check_request(
     ]
     for refused, why in refusals:
         if refused:
-            raise ValueError(f"`{caller}` cannot be combined with {why}.")
+            raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
 
 
 def check_batch(
@@ -172,8 +177,8 @@ def check_batch(
     """Refuses what cannot be lossless with several rows, see [`check_request`].
 
     Raises:
-        ValueError: If there are several and an argument asks for such a thing; the message names
-            it.
+        RefusedCallError: If there are several and an argument asks for such a thing; the message
+            names it.
     """
     if len(input_ids) == 1:
         return
@@ -191,7 +196,7 @@ def check_batch(
     ]
     for refused, why in refusals:
         if refused:
-            raise ValueError(
+            raise RefusedCallError(
                 f"`candidate_generator` and `input_ids` with {len(input_ids)} rows cannot be "
                 f"combined with {why}. Pass one prompt at a time, or leave it out."
             )

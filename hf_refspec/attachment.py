@@ -1,0 +1,155 @@
+"""Drafters for calls of `generate` that name none: [`attach`] and [`detach`]."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from transformers.generation.utils import GenerationMixin
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+    from transformers.generation.candidate_generator import CandidateGenerator
+
+    from .drafting.drafter import Drafter
+    from .drafting.stats import SpeculationStats
+
+logger = logging.getLogger("hf_refspec")
+
+# What is attached to each model, and to all models of the process; the last one counts.
+_attached: WeakKeyDictionary[nn.Module, list[Attachment]] = WeakKeyDictionary()
+_attached_to_all: list[Attachment] = []
+
+
+class Attachment:
+    """What [`attach`] returns. As a context manager it is detached at the end of the body.
+
+    Attributes:
+        options (`dict`): `max_draft_tokens` and `verification`.
+        stats (`SpeculationStats`): Of all calls together.
+    """
+
+    def __init__(self, drafter: CandidateGenerator | str, **options: Any) -> None:
+        from .drafting.candidates import CandidateChain
+        from .drafting.drafter import Drafter
+        from .drafting.stats import SpeculationStats
+        from .generation.drafter_pool import DrafterPool
+        from .generation.validation import check_options
+
+        check_options(drafter, **options)
+        self.options = options
+        self.stats = SpeculationStats()
+        self._drafter = drafter
+        self._pool: DrafterPool | None = None
+        if not isinstance(drafter, str):
+            own = drafter if isinstance(drafter, Drafter) else CandidateChain(drafter)
+            self._pool = DrafterPool(own)
+        self._lock = threading.Lock()
+        self._logged: set[str] = set()
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"Attachment({self._drafter!r}{options})"
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for stack in (*_attached.values(), _attached_to_all):
+            if self in stack:
+                stack.remove(self)
+
+    def drafter(self, model: PreTrainedModel) -> AbstractContextManager[Drafter]:
+        """A drafter that no other call has, for one call."""
+        from .generation.default_drafter import default_drafter
+
+        return default_drafter(model) if self._pool is None else self._pool.drafter()
+
+    def count(self, stats: SpeculationStats) -> None:
+        """Adds the counts of a call that is over."""
+        with self._lock:
+            self.stats += stats
+
+    def log_plain_call(self, why: str) -> None:
+        """Logs that a call runs without the drafter, once for each reason."""
+        if why not in self._logged:
+            self._logged.add(why)
+            logger.warning("generate() runs plainly, without the attached drafter: %s", why)
+
+
+def attach(
+    model: nn.Module | None = None,
+    drafter: CandidateGenerator | Literal["auto"] = "auto",
+    *,
+    max_draft_tokens: int | Literal["auto"] = "auto",
+    verification: str = "auto",
+) -> Attachment:
+    """Has every later `generate` of a model use a drafter, whoever calls it: a pipeline, an
+    evaluation, an agent.
+
+    The text stays the same. A call that cannot be speculated (beam search, an encoder-decoder
+    model) runs plainly, which is logged once; one with `candidate_generator=` or `custom_generate=`
+    goes its own way, `candidate_generator=None` plainly. Nothing is saved with the model, and
+    copies of it have nothing attached.
+
+        with rs.attach(model):
+            pipeline("text-generation", model=model, tokenizer=tokenizer)("Hello")
+
+    Args:
+        model (`nn.Module`, *optional*): The target model, or what wraps it (as PEFT does). By
+            default all models of the process; one that has a drafter of its own keeps it.
+        drafter ([`Drafter`], `CandidateGenerator` or `"auto"`, *optional*, defaults to `"auto"`):
+            As `candidate_generator` of `generate`. Calls in several threads get forks of it.
+        max_draft_tokens, verification: As of `generate`.
+
+    Returns:
+        [`Attachment`]: A context manager, with the `stats` of all calls. Without `with` it lasts
+        until [`detach`].
+
+    Raises:
+        TypeError: If an option has the wrong type, or `model` has no `generate`.
+        ValueError: If an option has a value that it cannot have.
+    """
+    stacks = _stacks(model)
+    options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
+    attachment = Attachment(drafter, **options)
+    for stack in stacks:
+        stack.append(attachment)
+    return attachment
+
+
+def detach(model: nn.Module | None = None) -> None:
+    """Takes off what was attached last to a model, or to all models; nothing if nothing is.
+
+    Args:
+        model (`nn.Module`, *optional*): As [`attach`] took it.
+
+    Raises:
+        TypeError: If `model` has no `generate`.
+    """
+    for stack in _stacks(model):
+        if stack:
+            stack.pop()
+
+
+def attachment_of(model: PreTrainedModel) -> Attachment | None:
+    """What a call of this model's `generate` drafts with, if it names nothing itself."""
+    stack = _attached.get(model) or _attached_to_all
+    return stack[-1] if stack else None
+
+
+def _stacks(model: nn.Module | None) -> list[list[Attachment]]:
+    """Of all models, or of each model with a `generate` of transformers inside of a module."""
+    if model is None:
+        return [_attached_to_all]
+    modules = model.modules() if hasattr(model, "modules") else ()
+    generating = [module for module in modules if isinstance(module, GenerationMixin)]
+    if not generating:
+        raise TypeError(
+            f"model must be a transformers model with generate(), but is a {type(model).__name__}"
+        )
+    return [_attached.setdefault(module, []) for module in generating]

@@ -1,0 +1,186 @@
+"""A drafter that is attached serves every `generate` that names none, and changes no text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import threading
+
+import pytest
+import torch
+from calls import PROMPT, Call
+from transformers import T5Config, T5ForConditionalGeneration, pipeline
+
+import hf_refspec as rs
+
+OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_attached(llama):
+    yield
+    for _ in range(3):
+        rs.detach(llama)
+        rs.detach()
+
+
+@pytest.fixture
+def plain(llama) -> torch.Tensor:
+    return llama.generate(PROMPT, **OPTIONS)
+
+
+@pytest.mark.parametrize("drafter", ["auto", rs.ReferenceCopy()], ids=["auto", "a drafter"])
+def test_every_call_is_drafted_until_it_is_detached(llama, plain, drafter):
+    attachment = rs.attach(llama, drafter, max_draft_tokens=8)
+    for calls in (1, 2):
+        assert torch.equal(llama.generate(PROMPT, **OPTIONS), plain)
+        assert attachment.stats.tokens == calls * 24
+    assert attachment.stats.drafted > 0
+    rs.detach(llama)
+    llama.generate(PROMPT, **OPTIONS)
+    assert attachment.stats.tokens == 48
+
+
+def test_the_body_of_a_context_manager_ends_it_and_what_was_before_goes_on(llama, plain):
+    first = rs.attach(llama)
+    with rs.attach(llama, rs.ReferenceCopy()) as second:
+        assert torch.equal(llama.generate(PROMPT, **OPTIONS), plain)
+        assert (first.stats.tokens, second.stats.tokens) == (0, 24)
+    llama.generate(PROMPT, **OPTIONS)
+    assert (first.stats.tokens, second.stats.tokens) == (24, 24)
+
+
+def test_all_models_are_drafted_but_those_that_have_a_drafter_of_their_own(llama, byte_llama):
+    with rs.attach() as everywhere, rs.attach(llama) as own:
+        for model in (llama, byte_llama):
+            model.generate(PROMPT, **OPTIONS)
+    assert (everywhere.stats.tokens, own.stats.tokens) == (24, 24)
+
+
+def test_batches_and_samples_are_those_of_plain_decoding(llama):
+    call = Call(llama, 3)
+    sampling = {"do_sample": True, "max_new_tokens": 20}
+    torch.manual_seed(3)
+    sampled = llama.generate(PROMPT, **sampling)
+    with rs.attach(llama, max_draft_tokens=8) as attachment:
+        assert torch.equal(call.generate(), call.plain)
+        torch.manual_seed(3)
+        assert torch.equal(llama.generate(PROMPT, **sampling), sampled)
+    assert attachment.stats.accepted > 0
+
+
+def test_a_call_that_names_a_drafter_or_none_goes_its_own_way(llama, plain):
+    drafter = rs.ReferenceCopy()
+    with rs.attach(llama) as attachment:
+        for given in (drafter, None):
+            ids = llama.generate(PROMPT, candidate_generator=given, **OPTIONS)
+            assert torch.equal(ids, plain)
+        assert attachment.stats.tokens == 0 and drafter.stats.tokens == 24
+        llama.generate(PROMPT, max_draft_tokens=0, **OPTIONS)
+        assert (attachment.stats.tokens, attachment.stats.drafted) == (24, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"output_hidden_states": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog, options):
+    model = copy.deepcopy(llama)  # what records hidden states is never taken off again
+    expected = model.generate(PROMPT, **OPTIONS, **options)
+    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach(model) as attachment:
+        for _ in range(2):
+            assert torch.equal(model.generate(PROMPT, **OPTIONS, **options), expected)
+    [record] = caplog.records
+    assert "runs plainly, without the attached drafter" in record.message
+    assert next(iter(options)) in record.message
+    assert attachment.stats.tokens == 0
+
+
+def test_an_encoder_decoder_model_runs_plainly():
+    config = T5Config(
+        vocab_size=60,
+        d_model=16,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    expected = model.generate(PROMPT, max_new_tokens=5, do_sample=False)
+    with rs.attach():
+        assert torch.equal(model.generate(PROMPT, max_new_tokens=5, do_sample=False), expected)
+
+
+def test_what_is_wrong_with_a_call_is_said_as_without_a_drafter(llama):
+    with rs.attach(llama), pytest.raises(ValueError, match="model_kwargs"):
+        llama.generate(PROMPT, no_such_option=1, **OPTIONS)
+
+
+def test_calls_in_several_threads_have_drafters_of_their_own(llama, plain):
+    same = []
+
+    def call():
+        same.append(torch.equal(llama.generate(PROMPT, **OPTIONS), plain))
+
+    with rs.attach(llama, rs.ReferenceCopy() | rs.TokenRecycling()) as attachment:
+        threads = [threading.Thread(target=call) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert same == [True] * 6
+    assert attachment.stats.tokens == 6 * 24
+
+
+def test_copies_and_saved_files_of_a_model_know_nothing_of_it(llama, tmp_path):
+    llama.save_pretrained(tmp_path / "before")
+    with rs.attach(llama) as attachment:
+        llama.generate(PROMPT, **OPTIONS)
+        copy.deepcopy(llama).generate(PROMPT, **OPTIONS)
+        llama.save_pretrained(tmp_path / "after")
+    assert attachment.stats.tokens == 24
+    for name in ("config.json", "generation_config.json"):
+        before, after = (json.loads((tmp_path / f / name).read_text()) for f in ("before", "after"))
+        assert before == after
+
+
+def test_a_module_around_the_model_will_do(llama):
+    wrapped = torch.nn.ModuleDict({"inner": llama})
+    with rs.attach(wrapped) as attachment:
+        llama.generate(PROMPT, **OPTIONS)
+    assert attachment.stats.tokens == 24
+
+
+def test_a_pipeline_is_drafted(byte_llama, tokenizer):
+    generator = pipeline("text-generation", model=byte_llama, tokenizer=tokenizer, device="cpu")
+    texts = ["abc abc abc", "the cat the cat"]
+    options = {"max_new_tokens": 16, "do_sample": False}
+    expected = [generator(text, **options) for text in texts]
+    with rs.attach(byte_llama) as attachment:
+        assert [generator(text, **options) for text in texts] == expected
+    assert attachment.stats.tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": torch.nn.Linear(1, 1)}, TypeError, "model must be a transformers model"),
+        ({"model": "gpt2"}, TypeError, "is a str"),
+        ({"drafter": rs.ReferenceCopy}, TypeError, "pass an instance, not the class"),
+        ({"max_draft_tokens": -1}, ValueError, "`max_draft_tokens` must be 0"),
+        ({"verification": "x"}, ValueError, "`verification` must be one of"),
+    ],
+)
+def test_bad_arguments_are_refused_and_nothing_is_attached(llama, arguments, error, message):
+    with pytest.raises(error, match=message):
+        rs.attach(**arguments)
+    llama.generate(PROMPT, **OPTIONS)
+    assert rs.attachment._attached_to_all == []
+
+
+def test_it_says_what_it_is(llama):
+    with rs.attach(llama, max_draft_tokens=8) as attachment:
+        assert repr(attachment) == "Attachment('auto', max_draft_tokens=8, verification='auto')"
