@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from transformers.generation.utils import GenerationMixin
-
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
@@ -146,6 +144,8 @@ def _stacks(model: nn.Module | None) -> list[list[Attachment]]:
     """Of all models, or of each model with a `generate` of transformers inside of a module."""
     if model is None:
         return [_attached_to_all]
+    from transformers import GenerationMixin
+
     modules = model.modules() if hasattr(model, "modules") else ()
     generating = [module for module in modules if isinstance(module, GenerationMixin)]
     if not generating:

@@ -1,6 +1,7 @@
 """`candidate_generator=` on transformers' `generate`.
 
-[`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once. A call without
+[`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once, at the latest
+when transformers imports it. A call without
 `candidate_generator` goes straight through. A call with it takes the official entry point,
 `custom_generate=<callable>`, which does all the usual preparation and then hands over to
 [`speculate`]. Decoding loops of other files are known by the mark of [`entry_point`].
@@ -10,16 +11,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from transformers.generation.utils import GenerationMixin
 
 from .attachment import Attachment, attachment_of
 from .generation.entry_point import loop_of, taken_by
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
     from transformers import PreTrainedModel
 
+# Where transformers has `generate`: it takes seconds to import, and whoever imports this package
+# for something else need not wait for it.
+_MODULE = "transformers.generation.utils"
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
@@ -29,9 +37,12 @@ _wrapper: Any = None
 def install() -> None:
     """Makes every model's `generate` take `candidate_generator`, `max_draft_tokens` and
     `verification`, see [`speculate`]. A second call changes nothing."""
-    global _wrapper
-    if not is_installed():
-        _wrapper = GenerationMixin.generate = _speculative(GenerationMixin.generate)
+    if is_installed():
+        return
+    if _MODULE in sys.modules:
+        _wrap(sys.modules[_MODULE])
+    else:
+        sys.meta_path.insert(0, _WAITING)
 
 
 def uninstall() -> None:
@@ -41,14 +52,48 @@ def uninstall() -> None:
     every call on as it is.
     """
     global _wrapper
-    if GenerationMixin.generate is _wrapper:
-        GenerationMixin.generate = _wrapper.__wrapped__
+    if _WAITING in sys.meta_path:
+        sys.meta_path.remove(_WAITING)
+    if _wrapper is not None:
+        mixin = sys.modules[_MODULE].GenerationMixin
+        if mixin.generate is _wrapper:
+            mixin.generate = _wrapper.__wrapped__
     _wrapper = None
 
 
 def is_installed() -> bool:
-    """Whether `generate` takes `candidate_generator`."""
-    return _wrapper is not None
+    """Whether `generate` takes `candidate_generator`, or will as soon as transformers has it."""
+    return _wrapper is not None or _WAITING in sys.meta_path
+
+
+class _Waiting(MetaPathFinder):
+    """Wraps `generate` when transformers' module that has it is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = _followed(spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+
+_WAITING = _Waiting()
+
+
+def _followed(exec_module: Any) -> Any:
+    def exec_and_wrap(module: ModuleType) -> None:
+        exec_module(module)
+        _wrap(module)
+
+    return exec_and_wrap
+
+
+def _wrap(module: ModuleType) -> None:
+    global _wrapper
+    mixin = module.GenerationMixin
+    _wrapper = mixin.generate = _speculative(mixin.generate)
 
 
 def _speculative(generate: Any) -> Any:

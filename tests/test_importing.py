@@ -20,6 +20,25 @@ def test_loads_neither_compiled_kernels_nor_retrieval():
     assert run.stdout.strip() == "[]", run.stderr
 
 
+LATER = """
+import sys, hf_refspec
+assert hf_refspec.is_installed() and "transformers" not in sys.modules
+{between}
+from transformers import GenerationMixin
+wrapped = GenerationMixin.generate.__code__.co_name == "generate_speculatively"
+print(wrapped, hf_refspec.is_installed())
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"), [("", "True True"), ("hf_refspec.uninstall()", "False False")]
+)
+def test_generate_is_wrapped_when_transformers_is_imported(between, expected):
+    code = LATER.format(between=between)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == expected, run.stderr
+
+
 @pytest.mark.parametrize("name", rs.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(rs, name) is not None
