@@ -33,11 +33,13 @@ class Attachment:
 
     def __init__(self, drafter: CandidateGenerator | str, **options: Any) -> None:
         from .drafting.candidates import CandidateChain
+        from .drafting.datastore_drafts import with_drafts
         from .drafting.drafter import Drafter
         from .drafting.stats import SpeculationStats
         from .generation.drafter_pool import DrafterPool
         from .generation.validation import check_options
 
+        drafter = with_drafts(drafter)
         check_options(drafter, **options)
         self.options = options
         self.stats = SpeculationStats()

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from ..index.draft_tree import merge_trees
+from ..store.datastore import Datastore
 from .calibration import Calibration
+from .datastore_drafts import with_drafts
 from .drafter import Drafter
 from .stats import SourceStats
 from .tree import DraftTree
@@ -22,16 +24,17 @@ class Blend(Drafter):
     `a | b | c` is the same as `Blend([a, b, c])`.
 
     Args:
-        drafters (sequence of [`Drafter`]): The sources. Blends among them are taken apart.
+        drafters (sequence of [`Drafter`] or [`Datastore`]): The sources. Blends among them are
+            taken apart, and a datastore is taken as `DatastoreDrafts(store)`.
 
     Raises:
         TypeError: if something else is among them.
         ValueError: if there is none, or one is there twice.
     """
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter | Datastore]) -> None:
         self.drafters: list[Drafter] = []
-        for drafter in drafters:
+        for drafter in map(with_drafts, drafters):
             if not isinstance(drafter, Drafter):
                 raise TypeError(f"drafters must be drafters of hf_refspec, but has {drafter!r}")
             self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
@@ -39,9 +42,12 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
-        self.top_k = max(drafter.top_k for drafter in self.drafters)
+        self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.drafters))
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
@@ -85,7 +91,7 @@ class Blend(Drafter):
 
     def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
         for drafter in self.drafters:
-            if drafter.top_k > 0:
+            if drafter.observed_top_k > 0:
                 drafter.observe_top_k(verified, tokens, probs)
 
     def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -130,3 +130,8 @@ class DatastoreDrafts(Drafter):
         # beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         self._context = context[foreign[-1] + 1 :] if len(foreign) else context
+
+
+def with_drafts(source: Any) -> Any:
+    """A datastore as what drafts from it, and anything else as it is."""
+    return DatastoreDrafts(source) if isinstance(source, Datastore) else source

@@ -41,7 +41,7 @@ class Drafter(CandidateGenerator):
         calibration ([`Calibration`]): What became of its estimates so far.
         sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
             it is greedy.
-        top_k (`int`): How many of the target's best next tokens at every verified node
+        observed_top_k (`int`): How many of the target's best next tokens at every verified node
             `observe_top_k` is to be told; 0 if none.
         prompt_fraction (`float`): What `observe_prompt` may cost at most, beside the prefill.
     """
@@ -49,7 +49,7 @@ class Drafter(CandidateGenerator):
     assisted_draft_tokens: int = 10
     decides_length: bool = False
     sampling: Sampling | None = None
-    top_k: int = 0
+    observed_top_k: int = 0
     prompt_fraction: float = 0.0
     stats: SpeculationStats
     calibration: Calibration
@@ -116,13 +116,13 @@ class Drafter(CandidateGenerator):
 
     def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
         """Is told, before `observe`, what the target model found best at every node; only where
-        `top_k` is not 0.
+        `observed_top_k` is not 0.
 
         Args:
             verified ([`DraftTree`]): The tree of the forward pass, T nodes.
             tokens (`np.ndarray`, int32 of shape `(1 + T, k)`): The best next tokens after the text
                 so far and after each node of `verified`, accepted or not, the best first. k is at
-                least `top_k`, if the vocabulary has as many.
+                least `observed_top_k`, if the vocabulary has as many.
             probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
         """
 
@@ -137,9 +137,23 @@ class Drafter(CandidateGenerator):
             probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
         """
 
-    def __or__(self, other: Drafter) -> Drafter:
-        """`a | b` drafts from both, see [`Blend`]."""
-        return self._blended([self, other]) if isinstance(other, Drafter) else NotImplemented
+    def __or__(self, other: Any) -> Drafter:
+        """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
+        return self._blended([self, other])
+
+    def __ror__(self, other: Any) -> Drafter:
+        return self._blended([other, self])
+
+    def __repr__(self) -> str:
+        """As it could have been made; arguments that are large or defaults are left out."""
+        arguments = inspect.signature(type(self).__init__).parameters.values()
+        given = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in arguments
+            if isinstance(getattr(self, each.name, None), (bool, int, float, str))
+            and getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def end(self) -> None:
         """The call is over, also by an exception (one from `begin` too)."""

@@ -132,7 +132,7 @@ class TokenRecycling(Drafter):
         if mode == "published":
             top_k, context = _PUBLISHED["top_k"], _PUBLISHED["context"]
         self.mode = mode
-        self.top_k = top_k
+        self.top_k = self.observed_top_k = top_k
         self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
         self._table = NextTokens(top_k, context, max_contexts)
         self._about = _About()

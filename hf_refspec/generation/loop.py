@@ -138,7 +138,7 @@ class Loop:
     ) -> None:
         """Tells the drafters what the target expects inside the prompts, which are one token
         longer by now."""
-        k = max(drafter.top_k for drafter in drafters)
+        k = max(drafter.observed_top_k for drafter in drafters)
         top = prompt_top_tokens(self.verifier.model, states, logits, k, fraction)
         if top is None:
             return
@@ -164,7 +164,7 @@ class Loop:
             path, tokens = paths[i], new_tokens[i]
             if path is not None and tokens is not None:
                 nodes = 1 + len(draft)
-                if top is not None and drafter.top_k > 0:
+                if top is not None and drafter.observed_top_k > 0:
                     drafter.observe_top_k(draft, top.tokens[i, :nodes], top.probs[i, :nodes])
                 drafter.observe(tokens, draft, logits[i, :nodes])
                 counts.append((len(draft), len(path)))
@@ -173,7 +173,7 @@ class Loop:
 
 def _top_tokens(drafters: Sequence[Drafter], logits: torch.Tensor) -> TopTokens | None:
     """What drafters want to know of the logits, if any of them wants to."""
-    k = max(drafter.top_k for drafter in drafters)
+    k = max(drafter.observed_top_k for drafter in drafters)
     return top_tokens(logits, k) if k > 0 else None
 
 

@@ -22,6 +22,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..drafting.candidates import CandidateChain
+from ..drafting.datastore_drafts import with_drafts
 from ..drafting.drafter import Drafter
 from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
@@ -63,8 +64,9 @@ def speculate(
     arguments but these:
 
     Args:
-        candidate_generator ([`Drafter`], `CandidateGenerator` or `"auto"`, *optional*, defaults to
-            `"auto"`): What drafts; a transformers `CandidateGenerator` is verified as a chain.
+        candidate_generator ([`Drafter`], [`Datastore`], `CandidateGenerator` or `"auto"`,
+            *optional*, defaults to `"auto"`): What drafts; a datastore is taken as
+            `DatastoreDrafts(store)`, a transformers `CandidateGenerator` is verified as a chain.
             `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is kept at the
             model from call to call.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
@@ -84,7 +86,7 @@ def speculate(
         ValueError: If an argument asks for what cannot be lossless, see the README's limits.
         RuntimeError: If another call is using this drafter.
     """
-    given: Any = "auto" if candidate_generator is None else candidate_generator
+    given: Any = "auto" if candidate_generator is None else with_drafts(candidate_generator)
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)

@@ -160,12 +160,13 @@ def test_sources_may_come_from_a_generator():
 
 @pytest.mark.parametrize("other", [None, 5, "drafter", ReferenceCopy])
 def test_what_does_not_draft_is_refused(other):
-    with pytest.raises(TypeError, match="drafters must be drafters of hf_refspec, but has"):
-        Blend([Source(), other])
-    with pytest.raises(TypeError, match="unsupported operand"):
-        Source() | other
-    with pytest.raises(TypeError, match="unsupported operand"):
-        other | Source()
+    for blended in (
+        lambda: Blend([Source(), other]),
+        lambda: Source() | other,
+        lambda: other | Source(),
+    ):
+        with pytest.raises(TypeError, match="drafters must be drafters of hf_refspec, but has"):
+            blended()
 
 
 def test_no_source_is_refused():

@@ -384,3 +384,13 @@ def test_a_store_for_a_larger_vocabulary_is_refused_before_any_forward_pass(
         )
     hook.remove()
     assert not passes
+
+
+def test_a_datastore_is_taken_as_what_drafts_from_it(llama, store):
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    prompt = torch.tensor([[1, 2, 3]])
+    plain = llama.generate(prompt, **options)
+    for given in (store, ReferenceCopy() | store, store | ReferenceCopy()):
+        assert torch.equal(llama.generate(prompt, candidate_generator=given, **options), plain)
+    sources = [type(each) for each in (store | ReferenceCopy()).drafters]
+    assert sources == [DatastoreDrafts, ReferenceCopy]

@@ -247,3 +247,23 @@ def test_get_candidates_begins_anew_after_a_session():
 def test_get_candidates_takes_one_row_only():
     with pytest.raises(ValueError, match="input_ids must have one row, but has 2"):
         Recorder().get_candidates(torch.tensor([[1], [2]]))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "expected"),
+    [
+        (rs.ReferenceCopy(references=[[1, 2]]), "ReferenceCopy()"),
+        (
+            rs.ReferenceCopy(mode="llma", copy_length=18),
+            "ReferenceCopy(copy_length=18, mode='llma')",
+        ),
+        (rs.TokenRecycling(top_k=4), "TokenRecycling(top_k=4)"),
+        (
+            rs.ReferenceCopy() | rs.RetrievalCache(top_k=0),
+            "ReferenceCopy() | RetrievalCache(top_k=0)",
+        ),
+        (Recorder(), "Recorder()"),
+    ],
+)
+def test_it_says_how_it_was_made(drafter, expected):
+    assert repr(drafter) == expected

@@ -104,7 +104,7 @@ class TestInACall:
         told, nodes = [], []
 
         class Listening(rs.Drafter):
-            top_k, prompt_fraction = 4, ALL
+            observed_top_k, prompt_fraction = 4, ALL
 
             def fork(self):
                 return Listening()
