@@ -23,6 +23,7 @@ RECYCLING = "Token Recycling's algorithm"
 DEFAULT = "ReferenceCopy | TokenRecycling"  # what candidate_generator="auto" is
 BLEND = "blend"
 BUDGETS = ("auto", 8, 16, 64)
+DEFAULTS = "defaults", 64  # of token recycling, beside its other settings
 # Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
 BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
 
@@ -130,13 +131,14 @@ def recycling_settings() -> dict[str, dict[str, Method]]:
     drafters: dict[str, dict[Any, TokenRecycling]] = {
         "context": {n: TokenRecycling(context=n) for n in (1, 2)},
         "top_k": {k: TokenRecycling(top_k=k) for k in (1, 2, 4, 16)},
-        "max_contexts": {most: TokenRecycling(max_contexts=most) for most in sizes},
+        "max_contexts": {size: TokenRecycling(max_contexts=size) for size in sizes},
         "prompt's logits": {"without": without},
     }
-    nodes = {str(n): method("defaults", n, TokenRecycling()) for n in (4, 8, 16, 32, 64)}
+    name, most = DEFAULTS
+    nodes = {str(n): method(name, n, TokenRecycling()) for n in (4, 8, 16, 32, most)}
     return {"nodes": nodes} | {
         option: {
-            str(value): method(f"{option} {value}", 64, recycling)
+            str(value): method(f"{option} {value}", most, recycling)
             for value, recycling in values.items()
         }
         for option, values in drafters.items()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .methods import recycling_settings
+from .methods import DEFAULTS, recycling_settings
 from .summary import Key, Summary
 
 
@@ -67,13 +67,15 @@ def plot_speed_ups(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
 
 
 def plot_settings(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
-    """Draws the MAT of each setting of token recycling, a panel for each option."""
+    """Draws the MAT of each setting of token recycling, a panel for each option; that of the
+    defaults is a dotted line."""
     settings = recycling_settings()
     with new_plot(path, len(settings)) as panels:
         for axes, (option, methods) in zip(panels, settings.items(), strict=True):
             for suite, summaries in suites.items():
                 mats = [summaries[method.name, method.nodes].mat for method in methods.values()]
-                axes.plot(list(methods), mats, marker="o", label=suite)
+                [line] = axes.plot(list(methods), mats, marker="o", label=suite)
+                axes.axhline(summaries[DEFAULTS].mat, linestyle=":", color=line.get_color())
             axes.set(xlabel=option)
         panels[0].set(ylabel="MAT")
 
