@@ -61,6 +61,8 @@ def fetch(
     if Path(repo_or_path).exists():
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
+    if "/" not in repo_id:  # the Hub would be asked again and again, for what is a mistyped folder
+        raise _neither(repo_id)
     options |= {"repo_type": "dataset", "local_files_only": local_files_only, **_LIBRARY}
     wanted = CONFIG
     try:
@@ -80,6 +82,13 @@ def fetch(
     return folder
 
 
+def _neither(name: str) -> OSError:
+    return OSError(
+        f"{name!r} is neither a folder nor the name of a dataset repo on the Hub "
+        f'("organisation/name"); check the path'
+    )
+
+
 def _fetch_error(
     error: Exception,
     kind: type[FolderConfig],
@@ -96,10 +105,7 @@ def _fetch_error(
         case DatastoreError():
             return DatastoreError(f"{place} cannot be used: {error}")
         case HFValidationError():
-            return OSError(
-                f"{repo_id!r} is neither a folder nor the name of a dataset repo on the Hub "
-                f'("organisation/name"); check the path'
-            )
+            return _neither(repo_id)
         case GatedRepoError():
             return OSError(
                 f"access to {place} is granted on request; ask for it at "
@@ -123,10 +129,10 @@ def _fetch_error(
                 f"is downloaded"
             )
         case LocalEntryNotFoundError():
-            return OSError(
-                f"{place} is not in the cache, or not all of it, and the Hub cannot be reached "
-                f"({_one_line(error.__cause__ or error)}); check the connection and try again"
-            )
+            return _out_of_reach(place, error.__cause__ or error)
+        # Where one of its threads cannot connect, huggingface_hub closes the client of all (2.4).
+        case RuntimeError() if "client has been closed" in str(error):
+            return _out_of_reach(place, error)
         case EntryNotFoundError() if wanted == CONFIG:
             return DatastoreError(f"{place} is not a {kind.NOUN}: it has no {CONFIG}")
         case EntryNotFoundError():
@@ -139,6 +145,13 @@ def _fetch_error(
     return OSError(
         f"{place} was not downloaded completely ({_one_line(error)}); try again, files that are "
         f"complete are not downloaded twice"
+    )
+
+
+def _out_of_reach(place: str, error: BaseException) -> OSError:
+    return OSError(
+        f"{place} is not in the cache, or not all of it, and the Hub cannot be reached "
+        f"({_one_line(error)}); check the connection and try again"
     )
 
 

@@ -320,7 +320,7 @@ def test_unknown_repo(hub):
         fetch("no/store", token=TOKEN)
 
 
-@pytest.mark.parametrize("path", ["stores/of/mine", "./store", "/no/such/folder", "a b"])
+@pytest.mark.parametrize("path", ["stroe", "stores/of/mine", "./store", "/no/such/folder", "a b"])
 def test_neither_a_folder_nor_a_name(hub, path):
     with pytest.raises(OSError, match=r"is neither a folder nor the name of a dataset repo"):
         fetch(path)
@@ -406,6 +406,17 @@ def test_hub_out_of_reach(hub, store, monkeypatch, no_waiting):
         fetch(REPO)
     with pytest.raises(OSError, match=r"not pushed to 'owner/store'"):
         push(store, REPO, token=TOKEN)
+
+
+def test_a_client_that_another_thread_has_closed_means_out_of_reach(hub, store, monkeypatch):
+    push(store, REPO, token=TOKEN)
+
+    def closed(*args, **kwargs):
+        raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    monkeypatch.setattr("hf_refspec.store.hub.snapshot_download", closed)
+    with pytest.raises(OSError, match=r"dataset repo 'owner/store'.*cannot be reached"):
+        fetch(REPO)
 
 
 # Connections that drop
