@@ -39,7 +39,11 @@ def new_plot(path: Path, panels: int = 1) -> Iterator[Any]:
         yield drawn[0]
         for axes in drawn[0]:
             axes.grid(alpha=0.3)
-        drawn[0][0].legend()
+        if panels == 1:
+            drawn[0][0].legend()
+        else:  # above all of them: a panel is narrow
+            labelled = drawn[0][0].get_legend_handles_labels()
+            figure.legend(*labelled, loc="lower center", bbox_to_anchor=(0.5, 0.95), ncols=4)
         figure.savefig(path, dpi=150, bbox_inches="tight")
     finally:
         pyplot.close(figure)
