@@ -126,16 +126,17 @@ def _attached(
     generate: Any, model: PreTrainedModel, kwargs: dict[str, Any], attachment: Attachment
 ) -> Any:
     """A call that names no drafter, of a model that has one attached."""
-    from .generation.validation import RefusedCallError
+    from .generation.validation import RefusedCallError, check_model
 
-    with attachment.drafter(model) as drafter:
-        try:
+    try:
+        check_model(model, "candidate_generator")
+        with attachment.drafter(model) as drafter:
             options = {**attachment.options, **kwargs, "candidate_generator": drafter}
             output = generate(model, **_prepared(model, options))
             attachment.count(drafter.stats)
             return output
-        except RefusedCallError as error:  # before anything was done
-            attachment.log_plain_call(str(error))
+    except RefusedCallError as error:  # before anything was done
+        attachment.log_plain_call(str(error))
     others = {name: value for name, value in kwargs.items() if name not in OPTIONS}
     return generate(model, **others)
 
