@@ -13,7 +13,6 @@ import functools
 import inspect
 import sys
 from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .attachment import Attachment, attachment_of
@@ -72,9 +71,11 @@ class _Waiting(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
+            # The loader itself stays, which `inspect` asks for the source.
             spec.loader.exec_module = _followed(spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
@@ -85,7 +86,9 @@ _WAITING = _Waiting()
 def _followed(exec_module: Any) -> Any:
     def exec_and_wrap(module: ModuleType) -> None:
         exec_module(module)
-        _wrap(module)
+        if _WAITING in sys.meta_path:  # not uninstalled since
+            sys.meta_path.remove(_WAITING)
+            _wrap(module)
 
     return exec_and_wrap
 

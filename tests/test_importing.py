@@ -31,7 +31,12 @@ print(wrapped, hf_refspec.is_installed())
 
 
 @pytest.mark.parametrize(
-    ("between", "expected"), [("", "True True"), ("hf_refspec.uninstall()", "False False")]
+    ("between", "expected"),
+    [
+        ("", "True True"),
+        ("hf_refspec.uninstall()", "False False"),
+        ("import importlib.util as u; u.find_spec('transformers.generation.utils')", "True True"),
+    ],
 )
 def test_generate_is_wrapped_when_transformers_is_imported(between, expected):
     code = LATER.format(between=between)
