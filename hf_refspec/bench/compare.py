@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import isnan
 from pathlib import Path
 
-from .report import FEW, FIGURES, names, table
+from .report import FEW, FIGURES, listed, names, table
 from .results import read_results
 from .summary import Entry, Spread, Summary, by_setting, summaries
 
@@ -43,7 +43,7 @@ def compare(paths: list[str]) -> str:
     if not suites:
         raise ValueError("the two results have no prompt in common; measure the same suite twice")
     rows = [
-        [name, one[kind].get(name), other[kind].get(name)]
+        [name, *(listed(run[kind].get(name, "")) for run in (one, other))]
         for kind in ("machine", "versions", "settings")
         for name in {**one[kind], **other[kind]}
         if one[kind].get(name) != other[kind].get(name)
@@ -88,8 +88,9 @@ def _changes(before: list[Entry], after: list[Entry]) -> str:
 def _change(name: str, one: float, other: float, by_prompt: list[float]) -> str:
     """A cell: two figures of a method, and the change of the one to the other."""
     spread = Spread.of(by_prompt)
-    change = f"{spread:+.1%}" if name == "of decoding" else f"{other / one - 1:+.1%}"
     digits = 1 if name == "seconds" else 2
-    text = f"{one:.{digits}f} → {other:.{digits}f}, {change}"
+    text = f"{one:.{digits}f} → {other:.{digits}f}, {other / one - 1:+.1%}"
+    if name == "of decoding" and by_prompt:
+        text += f" [{spread.low:+.1%}, {spread.high:+.1%}]"
     clear = len(by_prompt) >= FEW and (spread.low > 0 or spread.high < 0)
     return f"**{text}**" if clear else text

@@ -40,6 +40,7 @@ def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path
         for axes in grid[len(panels) :]:
             axes.axis("off")
         grid[0].set_yticks(range(len(keys)), labels)
+        grid[0].locator_params(axis="x", min_n_ticks=3)
         grid[0].xaxis.set_major_formatter("{x:g}x")
         grid[0].set(xlim=(0, None), ylim=(len(keys) - 0.4, -0.6))
         figure.supxlabel(f"{title}: median and quartiles over the prompts", fontsize=9)

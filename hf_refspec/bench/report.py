@@ -92,7 +92,7 @@ def report(results: dict[str, Any]) -> str:
     pictures = [f"![{chart.title}]({chart.file})\n" for chart in charts(results)]
     about = (results["machine"], results["versions"], results["settings"])
     lines = [
-        "- " + ", ".join(f"{name} {_listed(value)}" for name, value in part.items())
+        "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
         for part in about
     ]
     suites = results["suites"]
@@ -193,7 +193,8 @@ def best_bold(
     ]
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """A setting as it was given: the items of a list one after the other."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
