@@ -11,9 +11,9 @@ from .results import read_results
 from .summary import Entry, Spread, Summary, by_setting, summaries
 
 EXPLAINED = (
-    "Figures are of the prompts that both have measured. A change is bold if the quartiles of the "
-    "changes prompt by prompt, which decoding has in brackets, are both gains or both losses, of "
-    f"at least {FEW} prompts: any other may be chance."
+    "Figures are of the prompts that both have measured. In brackets are the quartiles of the "
+    "changes prompt by prompt. A change is bold where both of its quartiles are gains or both are "
+    f"losses, over at least {FEW} prompts; any other may be chance."
 )
 COMPARED: dict[str, Callable[[Summary], float]] = {**FIGURES, "seconds": lambda s: s.seconds}
 
