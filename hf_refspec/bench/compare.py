@@ -79,7 +79,11 @@ def _changes(before: list[Entry], after: list[Entry]) -> str:
     for name, figure in COMPARED.items():
         columns[name] = []
         for key in methods:
-            changes = [figure(other[key]) / figure(one[key]) - 1 for one, other in by_prompt]
+            changes = [
+                figure(other[key]) / figure(one[key]) - 1
+                for one, other in by_prompt
+                if key in one and key in other
+            ]
             changes = [change for change in changes if not isnan(change)]
             columns[name].append(_change(name, figure(old[key]), figure(new[key]), changes))
     return table(list(columns), zip(*columns.values(), strict=True))
@@ -87,10 +91,12 @@ def _changes(before: list[Entry], after: list[Entry]) -> str:
 
 def _change(name: str, one: float, other: float, by_prompt: list[float]) -> str:
     """A cell: two figures of a method, and the change of the one to the other."""
+    if not by_prompt:
+        return "-"  # answers of one token have no decoding
     spread = Spread.of(by_prompt)
     digits = 1 if name == "seconds" else 2
     text = f"{one:.{digits}f} → {other:.{digits}f}, {other / one - 1:+.1%}"
-    if name == "of decoding" and by_prompt:
+    if name == "of decoding":
         text += f" [{spread.low:+.1%}, {spread.high:+.1%}]"
     clear = len(by_prompt) >= FEW and (spread.low > 0 or spread.high < 0)
     return f"**{text}**" if clear else text

@@ -101,7 +101,7 @@ def plot_settings(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
     """Draws the MAT of each setting of token recycling, a panel for each option, a line for each
     suite; that of the defaults is a dotted line."""
     settings = recycling_settings()
-    widths = [max(len(methods), 3) for methods in settings.values()]
+    widths = [max(len(methods), 3.6) for methods in settings.values()]
     with new_figure(path, 3) as figure:
         panels = figure.subplots(1, len(settings), sharey=True, width_ratios=widths)
         for axes, (option, methods) in zip(panels, settings.items(), strict=True):

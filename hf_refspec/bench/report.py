@@ -80,9 +80,9 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 def write_report(results: dict[str, Any], folder: Path) -> str:
     """Writes report.md and its charts; returns its text."""
     text = report(results)
+    (folder / "report.md").write_text(text, encoding="utf-8")
     for chart in charts(results):
         chart.draw(folder / chart.file)
-    (folder / "report.md").write_text(text, encoding="utf-8")
     return text
 
 

@@ -62,6 +62,19 @@ def test_a_change_of_some_prompts_up_and_some_down_is_not_bold(compared):
     assert "[-16.7%, +25.0%]" in text and "**" not in text
 
 
+def test_a_method_that_some_prompts_lack_is_compared_on_the_others(compared):
+    one = rag(5.0, "ab")
+    one["suites"]["rag, float32"]["entries"][1]["samples"] = [sample("plain", 11, 11, 1.0, 10.0)]
+    _, text = compared(one, one)
+    assert "| ours | 8 | 2.20 → 2.20, +0.0% |" in text
+
+
+def test_answers_of_one_token_have_no_decoding(compared):
+    short = results(rag=[entry("a", [sample("plain", 1, 1, 1.0, 0.0)])])
+    _, text = compared(short, short)
+    assert "| plain | 8 | 1.00 → 1.00, +0.0% | 1.00 → 1.00, +0.0% | - | 1.0 → 1.0, +0.0% |" in text
+
+
 @pytest.mark.parametrize("other", [rag(4.0, "c"), rag(4.0, "ab", text="y"), results()])
 def test_nothing_in_common_is_refused(compared, other):
     status, text = compared(rag(5.0, "ab"), other)
