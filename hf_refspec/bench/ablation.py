@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..store.datastore import Datastore
 from ..store.folder import new_folder
-from .plots import new_plot
+from .plots import plot_sizes
 from .replay import replay, stand_in_model
 from .suites import RecordedAnswer
 
@@ -60,12 +60,11 @@ def ablate(
             points.append({"form": form, "size": size, "mat": mat})
             print(f"{form:12} {size / 1e6:8.2f} {mat:6.3f}", flush=True)
         (out / "ablation.json").write_text(json.dumps(points, indent=1) + "\n")
-        with new_plot(out / "ablation.png") as (axes,):
-            for form, marker in ((FULL_REST, "s"), (FULL_MIXED, "o"), (COMPACT, "^")):
-                chosen = [point for point in points if point["form"] == form]
-                sizes = [point["size"] / 1e6 for point in chosen]
-                axes.plot(sizes, [point["mat"] for point in chosen], marker=marker, label=form)
-            axes.set(xscale="log", xlabel="size of the datastore (MB)", ylabel="MAT")
+        forms = {
+            form: [(each["size"] / 1e6, each["mat"]) for each in points if each["form"] == form]
+            for form in (FULL_REST, FULL_MIXED, COMPACT)
+        }
+        plot_sizes(forms, out / "ablation.png")
 
 
 def _drafters(

@@ -1,22 +1,25 @@
-"""The Markdown report of a run, and the comparison of two."""
+"""The Markdown report of a run, with its charts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from .results import read_results
-from .summary import Entry, Key, Summary, summaries
+from .charts import charts
+from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
 
+FEW, ENOUGH = 10, 20  # prompts, for quartiles and for overlapping ones
 EXPLAINED = (
     "Each prompt was decoded by all methods, in mixed order. Seconds are of all calls together; a "
     "speed-up is the ratio of their tokens per second to the first method's; of decoding, the "
     "median over the prompts with the quartiles in brackets. MAT is new tokens per forward pass, "
     "over all prompts. Texts equal are those with the ids of the first method; where a text was "
     "forced, those that the model would have chosen by itself. Regret is how much longer a "
-    "token took with the automatic draft budget than with the best fixed one."
+    "token took with the automatic draft budget than with the best fixed one. The best of a column "
+    "is bold."
 )
 MARGINS_EXPLAINED = (
     "Where a text first differs, its margin is the distance of two logits of plain decoding, those "
@@ -51,6 +54,12 @@ def _widest(summary: Summary) -> str:
     return f"{max(summary.margins):g}" if summary.margins else ""
 
 
+# The larger the better: the best is bold.
+FIGURES: dict[str, Callable[[Summary], float]] = {
+    "MAT": lambda summary: summary.mat,
+    "speed-up": lambda summary: summary.speed_up,
+    "of decoding": lambda summary: summary.decoding_speed_up.median,
+}
 # A column that is empty for all methods is left out.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "MAT": lambda summary: f"{summary.mat:.2f}",
@@ -68,25 +77,58 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 }
 
 
+def write_report(results: dict[str, Any], folder: Path) -> str:
+    """Writes report.md and its charts; returns its text."""
+    text = report(results)
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    for chart in charts(results):
+        chart.draw(folder / chart.file)
+    return text
+
+
 def report(results: dict[str, Any]) -> str:
-    """A run as Markdown: the machine, versions and settings, then the tables of each suite."""
+    """A run as Markdown: its charts, the machine, versions and settings, then the tables of each
+    suite."""
+    pictures = [f"![{chart.title}]({chart.file})\n" for chart in charts(results)]
     about = (results["machine"], results["versions"], results["settings"])
     lines = [
-        "- " + ", ".join(f"{name} {_listed(value)}" for name, value in part.items())
+        "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
         for part in about
     ]
     suites = results["suites"]
     parts = [*_all_together(suites), *(_suite(name, suite) for name, suite in suites.items())]
-    return "\n".join(["# hf-refspec bench\n", *lines, "", EXPLAINED, "", *parts])
+    return "\n".join(["# hf-refspec bench\n", *pictures, *lines, "", EXPLAINED, "", *parts])
+
+
+def warnings(results: dict[str, Any]) -> list[str]:
+    """A line for each suite with few prompts."""
+    texts = {name: few_prompts(suite["entries"]) for name, suite in results["suites"].items()}
+    return [f"{name}: {text}" for name, text in texts.items() if text]
+
+
+def few_prompts(entries: list[Entry]) -> str:
+    """What to do if there are so few prompts that chance may decide between the methods, else "".
+
+    Below ten, a quartile is a matter of two or three prompts. Below twenty, it counts if those of
+    the best two methods overlap; with more prompts that says that the two are alike.
+    """
+    reason = ""
+    for of_setting in by_setting(entries).values():
+        methods = summaries(of_setting)
+        prompts = len(of_setting)
+        best = [each.decoding_speed_up for each in methods.values() if each.equal is not None]
+        best = sorted((each for each in best if not isnan(each.median)), key=lambda s: -s.median)
+        alike = len(best) > 1 and best[0].low <= best[1].high
+        if prompts < FEW:
+            reason = f"few prompts ({prompts}): medians and quartiles may be chance"
+        elif prompts < ENOUGH and alike:
+            reason = f"few prompts ({prompts}): the quartiles of the best two methods overlap"
+    return reason and f"{reason}; measure more, with a higher --limit or without it"
 
 
 def _all_together(suites: dict[str, Any]) -> Iterator[str]:
     """What the suites without retrieval come to, if there are several; for each type of numbers."""
-    by_dtype: dict[str, dict[str, list[Entry]]] = {}
-    for suite in suites.values():
-        if suite["entries"] and "setting" not in suite["entries"][0]:
-            by_dtype.setdefault(suite["dtype"], {})[suite["suite"]] = suite["entries"]
-    for dtype, of_suite in by_dtype.items():
+    for dtype, of_suite in suites_by_dtype(suites).items():
         if len(of_suite) > 1:
             all_entries = [entry for entries in of_suite.values() for entry in entries]
             tables = methods_table(summaries(all_entries)), _parts_table(of_suite)
@@ -95,10 +137,12 @@ def _all_together(suites: dict[str, Any]) -> Iterator[str]:
 
 def _suite(name: str, suite: dict[str, Any]) -> str:
     parts = [f"## {name}", _counted(suite)]
-    by_setting = _by_setting(suite["entries"])
-    if any(by_setting):
+    if warning := few_prompts(suite["entries"]):
+        parts.append(f"> [!WARNING]\n> {warning[0].upper()}{warning[1:]}.")
+    settings = by_setting(suite["entries"])
+    if any(settings):
         parts.append(RETRIEVAL_EXPLAINED)
-    for setting, entries in by_setting.items():
+    for setting, entries in settings.items():
         if setting:
             parts.append(f"### {setting}, {entries[0]['size']:,} to search")
         parts.append(methods_table(summaries(entries)))
@@ -117,31 +161,49 @@ def _counted(suite: dict[str, Any]) -> str:
     return text + "."
 
 
-def _by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """The entries of each retriever; of a suite without retrieval all of them under `""`."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.get("setting", ""), []).append(entry)
-    return groups
-
-
 def methods_table(methods: dict[Key, Summary]) -> str:
     """A row for each method."""
-    rows = [
-        [*_named(*key), *(text(summary) for text in COLUMNS.values()), _regret(methods, *key)]
-        for key, summary in methods.items()
+    columns = {
+        **names(methods),
+        **{name: [text(each) for each in methods.values()] for name, text in COLUMNS.items()},
+        "regret": [_regret(methods, *key) for key in methods],
+    }
+    for name, figure in FIGURES.items():
+        columns[name] = best_bold(columns[name], methods, figure)
+    columns = {name: texts for name, texts in columns.items() if any(texts)}
+    return table(list(columns), zip(*columns.values(), strict=True))
+
+
+def best_bold(
+    texts: list[str], methods: dict[Key, Summary], figure: Callable[[Summary], float]
+) -> list[str]:
+    """The texts of a column, bold where a figure is the largest, as it is printed.
+
+    Methods without retrieval do not compete with those that retrieve.
+    """
+    competing = {
+        i: round(figure(method), 2)
+        for i, method in enumerate(methods.values())
+        if method.equal is not None and not isnan(figure(method))
+    }
+    best = max(competing.values()) if len(competing) > 1 else None
+    return [
+        f"**{text}**" if best is not None and competing.get(i) == best else text
+        for i, text in enumerate(texts)
     ]
-    columns = ["method", "nodes", *COLUMNS, "regret"]
-    used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    return table([columns[i] for i in used], ([row[i] for i in used] for row in rows))
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """A setting as it was given: the items of a list one after the other."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _named(name: str, nodes: int | str) -> list[str]:
-    return [name.replace("|", "\\|"), str(nodes or "")]
+def names(methods: Collection[Key]) -> dict[str, list[str]]:
+    """The first two columns."""
+    return {
+        "method": [name.replace("|", "\\|") for name, _ in methods],
+        "nodes": [str(nodes or "") for _, nodes in methods],
+    }
 
 
 def _regret(methods: dict[Key, Summary], name: str, nodes: int | str) -> str:
@@ -164,12 +226,16 @@ def _by_category(entries: list[Entry]) -> dict[str, list[Entry]]:
 
 def _parts_table(parts: dict[str, list[Entry]]) -> str:
     """MAT and speed-up of each method in each suite or category."""
-    summed = [summaries(entries) for entries in parts.values()]
-    rows = (
-        [*_named(*key), *(f"{of[key].mat:.2f}, {of[key].speed_up:.2f}x" for of in summed)]
-        for key in summed[0]
-    )
-    return table(["method", "nodes", *parts], rows)
+    columns: dict[str, list[str]] = {}
+    for part, entries in parts.items():
+        methods = summaries(entries)
+        columns = columns or names(methods)
+        mats = [f"{each.mat:.2f}" for each in methods.values()]
+        speed_ups = [f"{each.speed_up:.2f}x" for each in methods.values()]
+        mats = best_bold(mats, methods, FIGURES["MAT"])
+        speed_ups = best_bold(speed_ups, methods, FIGURES["speed-up"])
+        columns[part] = [", ".join(pair) for pair in zip(mats, speed_ups, strict=True)]
+    return table(list(columns), zip(*columns.values(), strict=True))
 
 
 def _margins_table(entries: list[Entry]) -> str:
@@ -187,69 +253,3 @@ def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def compare(paths: list[str]) -> str:
-    """Compares two runs, as Markdown, on the prompts that both have measured.
-
-    Args:
-        paths (`list[str]`): Two results.json, or the folders that they are in.
-
-    Raises:
-        FileNotFoundError, ValueError: If they are not two results with a prompt in common.
-    """
-    if len(paths) != 2:
-        raise ValueError(
-            f"compare takes two results, but got {len(paths)}: hf-refspec bench compare A B"
-        )
-    one, other = (read_results(Path(path)) for path in paths)
-    suites = [
-        part
-        for name in one["suites"]
-        if name in other["suites"]
-        for part in _compare_suite(
-            name, one["suites"][name]["entries"], other["suites"][name]["entries"]
-        )
-    ]
-    if not suites:
-        raise ValueError("the two results have no prompt in common; measure the same suite twice")
-    rows = [
-        [name, one[kind].get(name), other[kind].get(name)]
-        for kind in ("machine", "versions", "settings")
-        for name in {**one[kind], **other[kind]}
-        if one[kind].get(name) != other[kind].get(name)
-    ]
-    return "\n".join([table(["", "A", "B"], rows), *suites] if rows else suites)
-
-
-def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[str]:
-    """A table for each retriever, or one for a suite without retrieval."""
-    columns = ["method", "nodes", "MAT", "seconds", "speed-up", "of decoding"]
-    others = _by_setting(other)
-    for setting, entries in _by_setting(one).items():
-        # The same name with another text does not count: the data file may be another one.
-        before, after = (
-            {(entry["name"], entry["text"]): entry for entry in some}
-            for some in (entries, others.get(setting, []))
-        )
-        both = [key for key in before if key in after]
-        if both:
-            old, new = (summaries([some[key] for key in both]) for some in (before, after))
-            rows = [[*_named(*key), *_changes(old[key], new[key])] for key in old if key in new]
-            about = f", {setting}" if setting else ""
-            yield f"## {name}{about}, {len(both)} prompts\n\n{table(columns, rows)}"
-
-
-def _changes(old: Summary, new: Summary) -> list[str]:
-    """With the quartiles of decoding: a change that lies within them may be chance."""
-
-    def change(one: float, other: float, digits: int) -> str:
-        return f"{one:.{digits}f} → {other:.{digits}f}, {other / one - 1:+.1%}"
-
-    before, after = old.decoding_speed_up, new.decoding_speed_up
-    return [
-        change(old.mat, new.mat, 2),
-        change(old.seconds, new.seconds, 1),
-        change(old.speed_up, new.speed_up, 2),
-        f"{before:.2f} → {after:.2f}, {after.median / before.median - 1:+.1%}",
-    ]

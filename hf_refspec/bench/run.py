@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,10 @@ from .decisions import DecisionLog
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import BUDGETS, LOOK_UP, PLAIN, Method, decoding_methods, recycling_settings
 from .models import random_model
-from .plots import check_plotting, plot_settings, plot_speed_ups
 from .registry import RETRIEVING, SUITES, Job
-from .report import report
+from .report import warnings, write_report
 from .results import new_results, write_results
-from .summary import summaries
+from .style import check_plotting
 
 DECODING = tuple(name for name in SUITES if name not in RETRIEVING)
 # The suites that read an option: elsewhere it would have no effect.
@@ -85,7 +85,9 @@ def run(args: Namespace) -> int:
         status, message = 130, f"Stopped; {args.out} has what was measured."
     except IdsDifferError as error:
         status, message = 1, f"Stopped: {error}."
-    _report(results, args)
+    print(write_report(results, args.out))
+    for warning in warnings(results):
+        print(f"warning: {warning}", file=sys.stderr)
     if status == 0 and not any(suite["entries"] for suite in results["suites"].values()):
         status, message = 1, "Nothing was measured: no question fits into the model's context."
     if message:
@@ -239,22 +241,3 @@ def _measure(
             suite["skipped"].append(str(error))
         suite["done"] += 1
         write_results(results, folder)
-
-
-def _report(results: dict[str, Any], args: Namespace) -> None:
-    """Prints the report, and writes it with its plot."""
-    text = report(results)
-    print(text)
-    suites = {
-        name: summaries(suite["entries"])
-        for name, suite in results["suites"].items()
-        if suite["suite"] in DECODING and suite["entries"]
-    }
-    if suites:
-        if args.ablate:
-            plot_settings(suites, args.out / "settings.png")
-            text += "\n![MAT with each setting](settings.png)\n"
-        else:
-            plot_speed_ups(suites, args.out / "speed_ups.png")
-            text += "\n![speed-up of each method](speed_ups.png)\n"
-    (args.out / "report.md").write_text(text, encoding="utf-8")

@@ -81,6 +81,23 @@ def summaries(entries: list[Entry]) -> dict[Key, Summary]:
     return {key: _summary(of_method) for key, of_method in pairs.items()}
 
 
+def by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each retriever; of a suite without retrieval all of them under `""`."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.get("setting", ""), []).append(entry)
+    return groups
+
+
+def suites_by_dtype(suites: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
+    """The entries of each suite without retrieval, for each type of numbers."""
+    by_dtype: dict[str, dict[str, list[Entry]]] = {}
+    for suite in suites.values():
+        if suite["entries"] and "setting" not in suite["entries"][0]:
+            by_dtype.setdefault(suite["dtype"], {})[suite["suite"]] = suite["entries"]
+    return by_dtype
+
+
 def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
     """Of a method's samples, each paired with the first method's sample of the same prompt."""
     samples = [sample for _, sample in pairs]

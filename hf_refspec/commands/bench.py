@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from ..bench.ablation import ablate
+from ..bench.compare import compare
 from ..bench.models import SIZES
 from ..bench.registry import SUITES
-from ..bench.report import compare
 from ..bench.run import run
 from ..bench.suites import humaneval
 from ..demo.default_model import HUB_ID

@@ -57,9 +57,11 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     assert results["machine"]["cores"] >= 1 and results["versions"]["torch"] == torch.__version__
 
     report = Path("out/report.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out.strip() in report
+    printed, told = capsys.readouterr()
+    assert printed.strip() in report
     for suite in suites:
         assert f"## {suite}, float32\n" in report
+        assert f"warning: {suite}, float32: few prompts (" in told
     assert "## All suites, float32\n" in report
     assert "| method | nodes | math | translation |" in report
     assert "](speed_ups.png)" in report

@@ -1,15 +1,12 @@
-"""Reports have a table for each suite and retriever; two runs are compared on common prompts."""
+"""Reports have a table for each suite and retriever, the best bold, and warn of few prompts."""
 
 from __future__ import annotations
 
-import pytest
 from bench_samples import entry, results, retrieval_sample, sample
 
-from hf_refspec.bench.methods import BASELINE, OURS, PUBLISHED
-from hf_refspec.bench.report import methods_table, report
-from hf_refspec.bench.results import write_results
+from hf_refspec.bench.methods import BASELINE, OURS
+from hf_refspec.bench.report import few_prompts, methods_table, report, warnings, write_report
 from hf_refspec.bench.summary import summaries
-from hf_refspec.cli import main
 
 
 def test_columns_that_are_empty_are_left_out():
@@ -46,7 +43,7 @@ def test_each_retriever_has_a_table():
     [baseline] = [line for line in text.splitlines() if line.startswith(f"| {BASELINE} | ")]
     [ours] = [line for line in text.splitlines() if line.startswith(f"| {OURS} | ")]
     assert "|  |  | 9 | 75% | 2 of 2 |" in baseline
-    assert "| 4.00 [4.00, 4.00] | 0.833 | 3.00 | 3 | 0% | 2 of 2 |" in ours
+    assert "| **4.00 [4.00, 4.00]** | 0.833 | 3.00 | 3 | 0% | 2 of 2 |" in ours
 
 
 def test_several_suites_are_summed_up_for_each_type_of_numbers():
@@ -62,8 +59,8 @@ def test_several_suites_are_summed_up_for_each_type_of_numbers():
     float32, bfloat16 = text.partition("## All suites, bfloat16\n")[::2]
     assert "## All suites, float32\n" in float32
     assert "| plain | 8 | 1.00 | 40.0 | 1.00 | 1.00 [1.00, 1.00] | 4 of 4 |" in float32
-    assert "| ours | 8 | 2.20 | 20.0 | 2.00 | 2.25 [2.25, 2.25] | 4 of 4 |" in float32
-    assert "| ours | 8 | 2.20, 5.00x | 2.20, 5.00x |" in bfloat16
+    assert "| ours | 8 | **2.20** | 20.0 | **2.00** | **2.25 [2.25, 2.25]** | 4 of 4 |" in float32
+    assert "| ours | 8 | **2.20**, **5.00x** | **2.20**, **5.00x** |" in bfloat16
 
 
 def test_each_text_that_differs_is_listed_with_its_margin():
@@ -85,67 +82,67 @@ def test_each_text_that_differs_is_listed_with_its_margin():
     assert "margin" not in report(results(rag=entries[1:]))
 
 
-# --- compare
+def cells(table: str, column: str) -> list[str]:
+    head, _, *rows = ([cell.strip() for cell in line.split(" | ")] for line in table.splitlines())
+    return [row[head.index(column)] for row in rows]
 
 
-def rag(seconds: float, names: str, text: str = "x") -> dict:
-    samples = [sample("plain", 11, 11, 1.0, 10.0), sample("ours", 11, 5, 1.0, seconds)]
-    return results(rag=[entry(name, samples, text) for name in names])
+def test_all_that_are_best_as_printed_are_bold_and_what_cannot_be_compared_is_not():
+    samples = [
+        sample("plain", 11, 11, 1.0, 9.0),
+        sample("ours", 11, 5, 1.0, 4.0, nodes=8),
+        sample("ours", 11, 5, 1.0, 4.001, nodes=16),
+        sample("without retrieval", 11, 2, 0.1, 0.1, other_tokens=None),
+        sample("of one token", 1, 1, 1.0, 0.0),
+    ]
+    table = methods_table(summaries([entry("a", samples)]))
+    assert cells(table, "MAT") == ["1.00", "**2.20**", "**2.20**", "5.50", "1.00"]
+    assert cells(table, "speed-up") == ["1.00", "**2.00**", "**2.00**", "50.00", "0.91"]
+    assert cells(table, "of decoding")[1:3] == 2 * ["**2.25 [2.25, 2.25]**"]
+    assert cells(table, "of decoding")[4] == "-"
+    assert cells(table, "seconds") == ["10.0", "5.0", "5.0", "0.2", "1.0"]
 
 
-@pytest.fixture
-def compared(tmp_path, capsys):
-    """Compares two results from the command line; returns the exit status and what is printed."""
-
-    def run(one: dict, other: dict) -> tuple[int, str]:
-        for name, written in (("a", one), ("b", other)):
-            (tmp_path / name).mkdir()
-            write_results(written, tmp_path / name)
-        paths = [str(tmp_path / "a"), str(tmp_path / "b" / "results.json")]
-        status = main(["bench", "compare", *paths])
-        return status, "".join(capsys.readouterr())
-
-    return run
-
-
-def test_compares_the_prompts_that_both_have_measured(compared):
-    one, other = rag(5.0, "ab"), rag(4.0, "bc")
-    other["settings"]["model"] = "8B"
-    status, text = compared(one, other)
-    assert status == 0
-    assert "| model | tiny | 8B |" in text
-    assert "torch" not in text
-    assert "## rag, float32, 1 prompts" in text
-    totals = "6.0 → 5.0, -16.7% | 1.83 → 2.20, +20.0%"
-    decoding = "2.00 [2.00, 2.00] → 2.50 [2.50, 2.50], +25.0%"
-    assert f"| ours | 8 | 2.20 → 2.20, +0.0% | {totals} | {decoding} |" in text
+def prompts(count: int, *decoding: list[float]) -> list[dict]:
+    """Prompts of plain decoding, and of a method for each list of seconds, which take turns."""
+    return [
+        entry(
+            str(i),
+            [
+                sample("plain", 11, 11, 1.0, 10.0),
+                *(
+                    sample(f"method {j}", 11, 5, 1.0, seconds[i % len(seconds)])
+                    for j, seconds in enumerate(decoding)
+                ),
+            ],
+        )
+        for i in range(count)
+    ]
 
 
-@pytest.mark.parametrize("other", [rag(4.0, "c"), rag(4.0, "ab", text="y"), results()])
-def test_nothing_in_common_is_refused(compared, other):
-    status, text = compared(rag(5.0, "ab"), other)
-    assert status == 2 and "no prompt in common" in text
+def test_few_prompts_are_warned_of():
+    apart, overlapping = ([2.0], [4.0]), ([2.0, 4.0], [2.1, 3.8])
+    assert few_prompts(prompts(9, *apart)).startswith("few prompts (9): medians and quartiles may")
+    assert few_prompts(prompts(10, *apart)) == ""
+    text = few_prompts(prompts(19, *overlapping))
+    assert text.startswith("few prompts (19): the quartiles of the best two methods overlap")
+    assert "a higher --limit" in text
+    assert few_prompts(prompts(20, *overlapping)) == ""  # the two are alike
+    assert few_prompts([]) == ""
 
 
-def test_two_results_are_needed(tmp_path, capsys):
-    write_results(rag(5.0, "a"), tmp_path)
-    assert main(["bench", "compare", str(tmp_path)]) == 2
-    assert "takes two results, but got 1" in capsys.readouterr().err
-    assert main(["bench", "compare", str(tmp_path), str(tmp_path / "c.json")]) == 2
-    assert "c.json is missing: name a results.json, or its folder" in capsys.readouterr().err
+def test_the_warning_stands_in_the_suite_s_part():
+    some = results(rag=prompts(2, [2.0]), humaneval=prompts(30, [2.0]))
+    text = report(some)
+    rag, humaneval = text.partition("## humaneval, float32\n")[::2]
+    assert "> [!WARNING]\n> Few prompts (2): " in rag and "WARNING" not in humaneval
+    [line] = warnings(some)
+    assert line.startswith("rag, float32: few prompts (2): ")
 
 
-def test_retrieval_is_compared_by_retriever_and_method(compared):
-    def ralm(seconds: dict[str, float]) -> dict:
-        samples = [retrieval_sample(method, taken) for method, taken in seconds.items()]
-        both = [entry("a", samples, setting=name, size=9) for name in ("flat", "bm25")]
-        return results(ralm=both)
-
-    one, other = ralm({BASELINE: 8.0, OURS: 4.0, PUBLISHED: 5.0}), ralm({BASELINE: 8.0, OURS: 2.0})
-    _, text = compared(one, other)
-    flat, bm25 = text.partition("## ralm, float32, bm25, 1 prompts")[::2]
-    assert "## ralm, float32, flat, 1 prompts" in flat
-    for part in (flat, bm25):
-        assert f"| {OURS} | " in part
-        assert "| 2.00 [2.00, 2.00] → 4.00 [4.00, 4.00], +100.0% |" in part
-    assert PUBLISHED not in text  # measured once only
+def test_the_charts_stand_at_the_top_and_beside_it(tmp_path):
+    text = write_report(results(rag=prompts(2, [2.0])), tmp_path)
+    assert text.splitlines()[2] == "![Speed-up in decoding over plain generate](speed_ups.png)"
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == text
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "speed_ups.png"}
+    assert "](" not in report(results())

@@ -1,0 +1,102 @@
+"""The comparison of two runs, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import isnan
+from pathlib import Path
+
+from .report import FEW, FIGURES, listed, names, table
+from .results import read_results
+from .summary import Entry, Spread, Summary, by_setting, summaries
+
+EXPLAINED = (
+    "Figures are of the prompts that both have measured. In brackets are the quartiles of the "
+    "changes prompt by prompt. A change is bold where both of its quartiles are gains or both are "
+    f"losses, over at least {FEW} prompts; any other may be chance."
+)
+COMPARED: dict[str, Callable[[Summary], float]] = {**FIGURES, "seconds": lambda s: s.seconds}
+
+
+def compare(paths: list[str]) -> str:
+    """Compares two runs, as Markdown, on the prompts that both have measured.
+
+    Args:
+        paths (`list[str]`): Two results.json, or the folders that they are in.
+
+    Raises:
+        FileNotFoundError, ValueError: If they are not two results with a prompt in common.
+    """
+    if len(paths) != 2:
+        raise ValueError(
+            f"compare takes two results, but got {len(paths)}: hf-refspec bench compare A B"
+        )
+    one, other = (read_results(Path(path)) for path in paths)
+    suites = [
+        part
+        for name in one["suites"]
+        if name in other["suites"]
+        for part in _compare_suite(
+            name, one["suites"][name]["entries"], other["suites"][name]["entries"]
+        )
+    ]
+    if not suites:
+        raise ValueError("the two results have no prompt in common; measure the same suite twice")
+    rows = [
+        [name, *(listed(run[kind].get(name, "")) for run in (one, other))]
+        for kind in ("machine", "versions", "settings")
+        for name in {**one[kind], **other[kind]}
+        if one[kind].get(name) != other[kind].get(name)
+    ]
+    differing = [table(["", "A", "B"], rows)] if rows else []
+    return "\n".join([*differing, f"{EXPLAINED}\n", *suites])
+
+
+def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[str]:
+    """A table for each retriever, or one for a suite without retrieval."""
+    others = by_setting(other)
+    for setting, entries in by_setting(one).items():
+        # The same name with another text does not count: the data file may be another one.
+        before, after = (
+            {(entry["name"], entry["text"]): entry for entry in some}
+            for some in (entries, others.get(setting, []))
+        )
+        common = [key for key in before if key in after]
+        if common:
+            about = f", {setting}" if setting else ""
+            changes = _changes([before[key] for key in common], [after[key] for key in common])
+            yield f"## {name}{about}, {len(common)} prompts\n\n{changes}"
+
+
+def _changes(before: list[Entry], after: list[Entry]) -> str:
+    """The table of each method's changes on the same prompts."""
+    old, new = summaries(before), summaries(after)
+    methods = [key for key in old if key in new]
+    by_prompt = [
+        (summaries([one]), summaries([other])) for one, other in zip(before, after, strict=True)
+    ]
+    columns = names(methods)
+    for name, figure in COMPARED.items():
+        columns[name] = []
+        for key in methods:
+            changes = [
+                figure(other[key]) / figure(one[key]) - 1
+                for one, other in by_prompt
+                if key in one and key in other
+            ]
+            changes = [change for change in changes if not isnan(change)]
+            columns[name].append(_change(name, figure(old[key]), figure(new[key]), changes))
+    return table(list(columns), zip(*columns.values(), strict=True))
+
+
+def _change(name: str, one: float, other: float, by_prompt: list[float]) -> str:
+    """A cell: two figures of a method, and the change of the one to the other."""
+    if not by_prompt:
+        return "-"  # answers of one token have no decoding
+    spread = Spread.of(by_prompt)
+    digits = 1 if name == "seconds" else 2
+    text = f"{one:.{digits}f} → {other:.{digits}f}, {other / one - 1:+.1%}"
+    if name == "of decoding":
+        text += f" [{spread.low:+.1%}, {spread.high:+.1%}]"
+    clear = len(by_prompt) >= FEW and (spread.low > 0 or spread.high < 0)
+    return f"**{text}**" if clear else text
