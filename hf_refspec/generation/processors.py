@@ -47,9 +47,7 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
     """
     if rows == 1:
         return [processors]
-    return [
-        LogitsProcessorList([_of_row(each, row) for each in processors]) for row in range(rows)
-    ]
+    return [LogitsProcessorList([_of_row(each, row) for each in processors]) for row in range(rows)]
 
 
 def _of_row(asked: Any, row: int) -> Any:

@@ -137,6 +137,7 @@ def test_processors_that_keep_state_have_one_for_each_row(call):
     drafted = call.generate(
         logits_processor=LogitsProcessorList([given_processor]),
         candidate_generator=drafter,
+        max_draft_tokens=8,
     )
     assert drafted.tolist() == plain.tolist()
     assert given_processor.calls == 0
