@@ -10,18 +10,17 @@ import torch
 SCHEMA = {
     "type": "object",
     "properties": {
-        "built": {"type": "integer", "maximum": 2100},
         "adult_price": {"type": "integer", "maximum": 99},
         "child_price": {"type": "integer", "maximum": 99},
     },
-    "required": ["built", "adult_price", "child_price"],
+    "required": ["adult_price", "child_price"],
     "additionalProperties": False,
 }
 SAMPLING = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8},
 }
-MAX_NEW_TOKENS = 48
+MAX_NEW_TOKENS = 32
 
 
 def checked(text: str) -> str:
@@ -72,19 +71,18 @@ def test_xgrammar(
     drafted_as_plain(generated)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-def test_outlines(trained_model, messages, outlines_generator, drafted_as_plain, sampling):
+def test_outlines(messages, outlines_generator, drafted_as_plain):
     [message] = messages[1]
 
     def generated() -> str:
         torch.manual_seed(0)
-        options = {"max_new_tokens": MAX_NEW_TOKENS, **SAMPLING[sampling]}
+        options = {"max_new_tokens": MAX_NEW_TOKENS, **SAMPLING["sampled"]}
         return checked(outlines_generator(message["content"], **options))
 
     drafted_as_plain(generated)
 
 
-def test_several_rows_of_outlines(trained_model, messages, outlines_generator, drafted_as_plain):
+def test_several_rows_of_outlines(messages, outlines_generator, drafted_as_plain):
     texts = [message["content"] for [message] in messages[1:]]
 
     def generated() -> list[str]:

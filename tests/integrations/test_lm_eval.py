@@ -34,7 +34,7 @@ def tasks(tmp_path):
         "task": "museum",
         "output_type": "generate_until",
         "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": ["\n", "."], "max_gen_toks": 12, "do_sample": False},
+        "generation_kwargs": {"until": ["\n", "."], "max_gen_toks": 8, "do_sample": False},
         "filter_list": [
             {"name": "word", "filter": [{"function": "regex", "regex_pattern": "([a-z]+)"}]}
         ],

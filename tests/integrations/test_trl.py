@@ -47,6 +47,7 @@ def trained(byte_llama, tokenizer, tmp_path):
                 num_generations=2,
                 max_completion_length=24,
                 learning_rate=0.01,
+                beta=0.0,
                 weight_decay=5.0,  # rollouts that are equal have no advantage over each other
                 seed=0,
                 use_cpu=True,
@@ -63,7 +64,6 @@ def trained(byte_llama, tokenizer, tmp_path):
             with rs.attach(training.model, max_draft_tokens=8) as attachment:
                 trainer.train()
             assert attachment.stats.accepted > 0
-            assert attachment.stats.mat > 1.1
         else:
             trainer.train()
         return training
@@ -85,7 +85,7 @@ def test_rollouts_and_what_is_learned_from_them_are_the_same(
 
 
 def test_nothing_of_the_weights_before_a_step_changes_a_text_after_it(trained, tokenizer):
-    model = trained("GRPO", True).model  # sampled
+    model = trained("GRPO", True, gradient_checkpointing=False).model  # sampled
     inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")
     options = {**inputs, "max_new_tokens": 24, "do_sample": False}
     with rs.attach(model, max_draft_tokens=8) as attachment:
