@@ -2,9 +2,9 @@
 
 Plain decoding asks them after every token about all rows at once, which are equally long then. Rows
 with drafts are not. Those of transformers look at each row by itself, and a row asks them of itself
-as soon as it has a token. Any other may count its calls, or say something of all rows together (that
-of lm-eval stops when each row has had its stop string): it is asked about all rows at once, in order
-of their length, when all have come so far, and what a row had beyond a stop is dropped.
+as soon as it has a token. Any other may count its calls, or speak of all rows together (lm-eval's
+stops when each row has had its stop string): it is asked about all rows at once, one length after
+another, when all have come so far, and what a row had beyond a stop is dropped.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def _of_row(asked: Any, row: int) -> Any:
         return copy.deepcopy(asked, modules)
     except Exception as error:  # whatever its state raises at being copied
         raise RefusedCallError(
-            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), and "
-            "with `candidate_generator` each row needs its own. Let it be copied by "
+            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), "
+            "and with `candidate_generator` each row needs its own. Let it be copied by "
             "`copy.deepcopy`, or pass one prompt at a time."
         ) from error
 

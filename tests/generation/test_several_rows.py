@@ -118,10 +118,11 @@ def test_criteria_are_asked_about_all_rows_at_once_as_in_plain_decoding(call, cr
 
 
 class Alternating(LogitsProcessor):
-    """Keeps state: forbids even tokens at every second call."""
+    """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
 
     def __init__(self):
         self.calls = 0
+        self.library = torch
 
     def __call__(self, input_ids, scores):
         self.calls += 1

@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+import hf_refspec as rs
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -69,6 +71,24 @@ def test_xgrammar(
         return checked(trained_tokenizer.decode(new_ids, skip_special_tokens=True))
 
     drafted_as_plain(generated)
+
+
+def test_several_rows_of_xgrammar_run_plainly(
+    trained_model, trained_tokenizer, prompts, xgrammar_processor, caplog
+):
+    """A compiled grammar cannot be copied, so that rows cannot have processors of their own."""
+    inputs = trained_tokenizer(prompts[:2], return_tensors="pt", padding=True)
+
+    def generated() -> list[list[int]]:
+        options = {"max_new_tokens": 4, "do_sample": False}
+        processors = [xgrammar_processor()]
+        return trained_model.generate(**inputs, logits_processor=processors, **options).tolist()
+
+    expected = generated()
+    with rs.attach(trained_model) as attachment:
+        assert generated() == expected
+    assert attachment.stats.tokens == 0
+    assert "cannot be copied" in caplog.text
 
 
 def test_outlines(messages, outlines_generator, drafted_as_plain):
