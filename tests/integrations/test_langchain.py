@@ -18,9 +18,13 @@ def llm(request, trained_model, trained_tokenizer):
     """`langchain_huggingface` wants another huggingface-hub than constraints.txt has (below 2)."""
     package = pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     generator = pipeline(
-        "text-generation", model=trained_model, tokenizer=trained_tokenizer, device="cpu"
+        "text-generation",
+        model=trained_model,
+        tokenizer=trained_tokenizer,
+        device="cpu",
+        **OPTIONS,
     )
-    return package.HuggingFacePipeline(pipeline=generator, pipeline_kwargs=OPTIONS, batch_size=2)
+    return package.HuggingFacePipeline(pipeline=generator, batch_size=2)
 
 
 def test_invoke_and_batch(llm, prompts, drafted_as_plain):
