@@ -22,6 +22,7 @@ from ..verification.reach import Reach
 from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget
+from .criteria import BatchCriteria, longest_row
 from .prompt_logits import collected_states, prompt_top_tokens
 from .row import Row
 
@@ -46,12 +47,20 @@ class Loop:
     chains: bool
     clock: Callable[[], float] = perf_counter
 
-    def run(self, rows: list[Row], drafters: list[Drafter], pads: bool, keeps_cache: bool) -> None:
+    def run(
+        self,
+        rows: list[Row],
+        drafters: list[Drafter],
+        criteria: BatchCriteria,
+        pads: bool,
+        keeps_cache: bool,
+    ) -> None:
         """Decodes until all rows have ended.
 
         Args:
             rows (`list[Row]`): R rows.
             drafters (`list[Drafter]`): One for each.
+            criteria ([`BatchCriteria`]): Those that no row asks of itself.
             pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
                 long as the longest.
             keeps_cache (`bool`): Whether rows that have ended must stay in the cache.
@@ -59,6 +68,7 @@ class Loop:
         all_rows = rows
         self.prefill(rows, drafters)
         while True:
+            criteria.ask(all_rows)
             longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
                 kept = [i for i, row in enumerate(rows) if _may_go_on(row, pads)]
@@ -203,8 +213,3 @@ def _accepted(
 def _may_go_on(row: Row, pads: bool) -> bool:
     """Whether a row may need more tokens, now or when others have become longer."""
     return not row.finished or not (pads or len(row) == row.max_length)
-
-
-def longest_row(rows: list[Row]) -> int:
-    """How long the output will at least be: plain decoding ends where the last row is stopped."""
-    return max(row.stopped_at or len(row) for row in rows)

@@ -1,4 +1,4 @@
-"""Logits processors and stopping criteria of a batch, taken apart for its rows.
+"""Logits processors of a batch, taken apart for its rows.
 
 Plain decoding asks them about all rows at once, which are equally long then. Rows with drafts are
 not, so that each is asked about alone, as a batch of one: `(1, length)` ids with the row's own
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from transformers import (
     LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
@@ -47,28 +47,11 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
     """
     if rows == 1:
         return [processors]
-    return [
-        LogitsProcessorList([_of_row("logits_processor", each, row) for each in processors])
-        for row in range(rows)
-    ]
+    return [LogitsProcessorList([_of_row(each, row) for each in processors]) for row in range(rows)]
 
 
-def criteria_of_rows(criteria: StoppingCriteriaList, rows: int) -> list[StoppingCriteriaList]:
-    """A list of stopping criteria for each row; the given one for a single row.
-
-    Raises:
-        RefusedCallError: If one of them cannot be asked about a single row.
-    """
-    if rows == 1:
-        return [criteria]
-    return [
-        StoppingCriteriaList([_of_row("stopping_criteria", each, row) for each in criteria])
-        for row in range(rows)
-    ]
-
-
-def _of_row(argument: str, asked: Any, row: int) -> Any:
-    """The logits processor or stopping criterion `asked`, for one row."""
+def _of_row(asked: Any, row: int) -> Any:
+    """The logits processor `asked`, for one row."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
         of_row = functools.partial(_allowed_tokens, asked._prefix_allowed_tokens_fn, row)
         return PrefixConstrainedLogitsProcessor(of_row, num_beams=1)
@@ -83,12 +66,14 @@ def _of_row(argument: str, asked: Any, row: int) -> Any:
     stateless = type(asked).__module__.startswith("transformers.generation.")
     if stateless and not isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
         return asked
+    # Modules, which cannot be copied, are shared; those of outlines hold torch.
+    modules = {id(module): module for module in list(sys.modules.values())}
     try:
-        return copy.deepcopy(asked)
+        return copy.deepcopy(asked, modules)
     except Exception as error:  # whatever its state raises at being copied
         raise RefusedCallError(
-            f"`{argument}` has a {type(asked).__name__} that cannot be copied ({error!r}), and "
-            "with `candidate_generator` each row needs its own. Let it be copied by "
+            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), "
+            "and with `candidate_generator` each row needs its own. Let it be copied by "
             "`copy.deepcopy`, or pass one prompt at a time."
         ) from error
 

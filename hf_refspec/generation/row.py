@@ -165,6 +165,11 @@ class Row:
             self._streamer.put(torch.tensor([token]))
         return stopped
 
+    def stop_at(self, length: int) -> None:
+        """Ends it at this length, if it has not been ended before: a criterion has been asked late,
+        and it may be longer by now."""
+        self.stopped_at = min(length, self.stopped_at or length)
+
     def mark(self) -> RowMark:
         """The present, to go [`~Row.roll_back`] to."""
         state = _random_numbers(self._ids.device).get_rng_state() if self.do_sample else None

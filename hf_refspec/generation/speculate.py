@@ -29,10 +29,11 @@ from ..drafting.tree import DraftTree
 from ..verification.probe import select_verifier
 from ..verification.reach import Reach
 from .budget import make_budget
+from .criteria import BatchCriteria, criteria_of_rows, longest_row, own_length, padded
 from .default_drafter import default_drafter
 from .entry_point import entry_point
-from .loop import Loop, longest_row
-from .processors import criteria_of_rows, processors_of_rows
+from .loop import Loop
+from .processors import processors_of_rows
 from .row import Row
 from .validation import check_batch, check_model, check_options, check_request
 
@@ -122,7 +123,8 @@ class _Call:
 
     def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
         """See [`speculate`]."""
-        rows = self._rows()
+        of_rows, of_batch = criteria_of_rows(self.stopping_criteria, len(self.input_ids))
+        rows = self._rows(of_rows)
         vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
         sampling = Sampling.of(self.generation_config)
         with drafter.sessions(self._prompts(), vocab_size, sampling) as drafters:
@@ -145,22 +147,31 @@ class _Call:
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
             )
-            output = self._run(loop, rows, drafters)
+            output = self._run(loop, rows, drafters, of_batch)
         if self.streamer is not None:
             self.streamer.end()
         return output
 
-    def _run(self, loop: Loop, rows: list[Row], drafters: list[Drafter]) -> Output:
+    def _run(
+        self,
+        loop: Loop,
+        rows: list[Row],
+        drafters: list[Drafter],
+        of_batch: StoppingCriteriaList,
+    ) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
         # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
         # Otherwise (stop strings alone) it goes on until all have ended.
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
+        pad_token = self.generation_config._pad_token_tensor
+        pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
+        criteria = BatchCriteria(of_batch, self.input_ids.shape[1], pads, pad_id)
         try:
-            loop.run(rows, drafters, pads, keeps_cache)
-            ids = self._padded(rows)
+            loop.run(rows, drafters, criteria, pads, keeps_cache)
+            ids = padded(rows, longest_row(rows), pads, pad_id)
             if keeps_cache:
-                verifier.finish(ids)
+                verifier.finish(ids, [own_length(row, pads) for row in rows])
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise
@@ -212,15 +223,14 @@ class _Call:
             return row[: ends[0] + 1]
         return row[: np.flatnonzero(row != int(pad)).max(initial=-1) + 1]  # another criterion
 
-    def _rows(self) -> list[Row]:
+    def _rows(self, criteria: StoppingCriteriaList) -> list[Row]:
         count = len(self.input_ids)
         processors = processors_of_rows(self.logits_processor, count)
-        criteria = criteria_of_rows(self.stopping_criteria, count)
         return [
             Row(
                 self.input_ids[i : i + 1],
                 processors[i],
-                criteria[i],
+                criteria,
                 self.generation_config,
                 self.streamer,
             )
@@ -236,15 +246,3 @@ class _Call:
         # The mask also describes what a given cache holds and the ids lack.
         kept = mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
         return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]
-
-    def _padded(self, rows: list[Row]) -> torch.Tensor:
-        """All texts, `(R, length)`: shorter ones padded, what lies past the end of the last
-        dropped."""
-        length, pad_token = longest_row(rows), self.generation_config._pad_token_tensor
-        if len(rows) == 1:
-            return rows[0].ids[:, :length]
-        pad_id = 0 if pad_token is None else int(pad_token)
-        ids = self.input_ids.new_full((len(rows), length), pad_id)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = row.ids[0, :length]
-        return ids

@@ -106,7 +106,8 @@ def select_verifier(
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
         plain = not drafts and rows == 1 and not _is_padded(model_kwargs)
-        finding = Finding(True) if plain else probe(kind, model, rows, model_kwargs)
+        untried = plain and not _drops_cache(model)
+        finding = Finding(True) if untried else probe(kind, model, rows, model_kwargs)
         if finding.exact:
             return kind(model, generation_config, model_kwargs), ""
         findings.append(f"{kind.name}: {finding}")
@@ -139,6 +140,8 @@ def probe(
     """
     if _is_random(model):
         return Finding(False, failure="dropout is at work, no two passes agree")
+    if _drops_cache(model):
+        return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
     device, dtype = model.device.type, model.dtype
     attention = getattr(model.config, "_attn_implementation", None)
     padded = rows > 1 or _is_padded(model_kwargs)
@@ -170,6 +173,13 @@ def _is_random(model: PreTrainedModel) -> bool:
     dropouts = (module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
     config = model.config.get_text_config(decoder=True)
     return any(p > 0 for p in dropouts) or getattr(config, "attention_dropout", 0.0) > 0
+
+
+def _drops_cache(model: PreTrainedModel) -> bool:
+    """Whether gradient checkpointing is at work: layers then run without the cache."""
+    return model.training and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    )
 
 
 def _found(

@@ -184,12 +184,13 @@ class Verifier:
         self.cached = [length]
         return True
 
-    def finish(self, ids: torch.Tensor) -> None:
+    def finish(self, ids: torch.Tensor, own: Sequence[int]) -> None:
         """Leaves the cache as plain decoding would: with all of the returned ids `(R, length)` but
-        the last column. It takes one more pass where some of them are not cached."""
+        the last column, of which so many of each row are its own and not padding. It takes one more
+        pass where some of them are not cached."""
         rows = [FixedTokens(row[None, :-1]) for row in ids]
         length = ids.shape[1] - 1
-        self.cached = [min(cached, length) for cached in self.cached]
+        self.cached = [min(n, end, length) for n, end in zip(self.cached, own, strict=True)]
         waits = [cached == length for cached in self.cached]
         if not all(waits):
             self.forward(rows, [DraftTree.empty()] * len(rows))

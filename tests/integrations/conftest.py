@@ -1,0 +1,101 @@
+"""The default model under other people's code, plainly and with a drafter attached."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+import hf_refspec as rs
+from hf_refspec.demo.default_model import load
+
+DOCUMENT = (
+    "The Harbour Museum was built in 1894 as a customs house. It is open every day from ten in the "
+    "morning to six in the evening. Tickets cost 9 euros for adults and 4 euros for children."
+)
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    return load(device="cpu")
+
+
+@pytest.fixture(scope="session")
+def trained_tokenizer(loaded):
+    tokenizer = loaded[1]
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def trained_model(loaded, trained_tokenizer):
+    """Probed, so that its forward passes are those of the calls."""
+    model = loaded[0]
+    for texts in (["A row."], ["A longer row.", "A row."]):
+        inputs = trained_tokenizer(texts, return_tensors="pt", padding=True)
+        model.generate(**inputs, max_new_tokens=2, candidate_generator="auto")
+    return model
+
+
+@pytest.fixture(scope="session")
+def messages() -> list[list[dict[str, str]]]:
+    """Three chats about a document, in whose answers much of it is said again."""
+    questions = (
+        "When is the museum open? Quote the text.",
+        "What do tickets cost? Quote the text.",
+        "Repeat the first sentence of the text.",
+    )
+    return [[{"role": "user", "content": f"{DOCUMENT}\n\n{question}"}] for question in questions]
+
+
+@pytest.fixture(scope="session")
+def prompts(trained_tokenizer, messages) -> list[str]:
+    """The same as texts."""
+    options = {"tokenize": False, "add_generation_prompt": True}
+    return [trained_tokenizer.apply_chat_template(chat, **options) for chat in messages]
+
+
+@contextmanager
+def counted_passes(model: PreTrainedModel) -> Iterator[list[Any]]:
+    """One entry for each forward pass of a model, seen at the model."""
+    passes: list[Any] = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+@pytest.fixture
+def drafted_as_plain(trained_model):
+    """Calls something that generates with the model plainly and then with a drafter attached, which
+    must return the same from fewer forward passes. It returns that."""
+
+    def called_twice(call: Callable[[], Any]) -> Any:
+        with counted_passes(trained_model) as plainly:
+            expected = finished(call)
+        # The number of nodes is fixed: how many pay depends on the machine.
+        with (
+            rs.attach(trained_model, max_draft_tokens=8) as attachment,
+            counted_passes(trained_model) as drafted,
+        ):
+            assert finished(call) == expected
+        assert attachment.stats.accepted > 0
+        assert attachment.stats.forward_passes <= len(drafted) < len(plainly)
+        return expected
+
+    return called_twice
+
+
+def finished(call: Callable[[], Any]) -> Any:
+    """What it returns, once its threads have ended: a stream ends before `generate` returns."""
+    before = threading.enumerate()
+    returned = call()
+    for thread in threading.enumerate():
+        if thread not in before and not thread.daemon:
+            thread.join()
+    return returned

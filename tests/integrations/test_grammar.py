@@ -1,0 +1,112 @@
+"""Grammars of xgrammar and outlines, which keep state and see each prefix once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import hf_refspec as rs
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "adult_price": {"type": "integer", "maximum": 99},
+        "child_price": {"type": "integer", "maximum": 99},
+    },
+    "required": ["adult_price", "child_price"],
+    "additionalProperties": False,
+}
+SAMPLING = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.8},
+}
+MAX_NEW_TOKENS = 32
+
+
+def checked(text: str) -> str:
+    """A text that is JSON of the schema."""
+    assert json.loads(text).keys() == SCHEMA["properties"].keys()
+    return text
+
+
+@pytest.fixture(scope="module")
+def xgrammar_processor(trained_model, trained_tokenizer):
+    """Makes a processor for one call."""
+    xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed (see setup.cfg)")
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    vocab_size = trained_model.config.vocab_size
+    info = xgrammar.TokenizerInfo.from_huggingface(trained_tokenizer, vocab_size=vocab_size)
+    compiler = xgrammar.GrammarCompiler(info)
+    grammar = compiler.compile_json_schema(json.dumps(SCHEMA), any_whitespace=False)
+    return lambda: LogitsProcessor(grammar)
+
+
+@pytest.fixture(scope="module")
+def outlines_generator(trained_model, trained_tokenizer):
+    outlines = pytest.importorskip("outlines", reason="the extra `integrations` is not installed")
+    from outlines.types import JsonSchema
+
+    wrapped = outlines.from_transformers(trained_model, trained_tokenizer)
+    return outlines.Generator(wrapped, JsonSchema(json.dumps(SCHEMA)))
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_xgrammar(
+    trained_model, trained_tokenizer, prompts, xgrammar_processor, drafted_as_plain, sampling
+):
+    inputs = trained_tokenizer(prompts[1], return_tensors="pt")
+
+    def generated() -> str:
+        torch.manual_seed(0)
+        ids = trained_model.generate(
+            **inputs,
+            max_new_tokens=MAX_NEW_TOKENS,
+            logits_processor=[xgrammar_processor()],
+            **SAMPLING[sampling],
+        )
+        new_ids = ids[0, inputs.input_ids.shape[1] :]
+        return checked(trained_tokenizer.decode(new_ids, skip_special_tokens=True))
+
+    drafted_as_plain(generated)
+
+
+def test_several_rows_of_xgrammar_run_plainly(
+    trained_model, trained_tokenizer, prompts, xgrammar_processor, caplog
+):
+    """A compiled grammar cannot be copied, so that rows cannot have processors of their own."""
+    inputs = trained_tokenizer(prompts[:2], return_tensors="pt", padding=True)
+
+    def generated() -> list[list[int]]:
+        options = {"max_new_tokens": 4, "do_sample": False}
+        processors = [xgrammar_processor()]
+        return trained_model.generate(**inputs, logits_processor=processors, **options).tolist()
+
+    expected = generated()
+    with rs.attach(trained_model) as attachment:
+        assert generated() == expected
+    assert attachment.stats.tokens == 0
+    assert "cannot be copied" in caplog.text
+
+
+def test_outlines(messages, outlines_generator, drafted_as_plain):
+    [message] = messages[1]
+
+    def generated() -> str:
+        torch.manual_seed(0)
+        options = {"max_new_tokens": MAX_NEW_TOKENS, **SAMPLING["sampled"]}
+        return checked(outlines_generator(message["content"], **options))
+
+    drafted_as_plain(generated)
+
+
+def test_several_rows_of_outlines(messages, outlines_generator, drafted_as_plain):
+    texts = [message["content"] for [message] in messages[1:]]
+
+    def generated() -> list[str]:
+        options = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
+        return [checked(text) for text in outlines_generator.batch(texts, **options)]
+
+    drafted_as_plain(generated)

@@ -1,0 +1,70 @@
+"""lm-eval's HFLM: a generation task and a likelihood task over a local file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="the extra `integrations` is not installed")
+
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+
+ANSWERS = ["harbour", "museum", "ticket"]
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """Tasks are made anew for each evaluation: one keeps its requests."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"answer": answer}) + "\n" for answer in ANSWERS))
+    common = {
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {"test": str(path)},
+            "cache_dir": str(tmp_path / "cache"),
+        },
+        "test_split": "test",
+        "doc_to_text": " ".join(["{{answer}}"] * 5),
+    }
+    generation = {
+        **common,
+        "task": "museum",
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n", "."], "max_gen_toks": 8, "do_sample": False},
+        "filter_list": [
+            {"name": "word", "filter": [{"function": "regex", "regex_pattern": "([a-z]+)"}]}
+        ],
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    likelihood = {
+        **common,
+        "task": "museum_choices",
+        "output_type": "multiple_choice",
+        "doc_to_choice": ANSWERS,
+        "doc_to_target": f"{{{{{ANSWERS}.index(answer)}}}}",
+        "metric_list": [{"metric": "acc"}],
+    }
+    return lambda: {
+        config["task"]: ConfigurableTask(config=dict(config)) for config in (generation, likelihood)
+    }
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_scores_are_the_same(trained_model, trained_tokenizer, tasks, drafted_as_plain, batch_size):
+    evaluated = HFLM(pretrained=trained_model, tokenizer=trained_tokenizer, batch_size=batch_size)
+
+    def evaluation():
+        found = evaluate(evaluated, tasks(), bootstrap_iters=0, log_samples=True)
+        said = {
+            name: [sample["resps"] for sample in samples]
+            for name, samples in found["samples"].items()
+        }
+        return found["results"], said
+
+    results, _ = drafted_as_plain(evaluation)
+    assert results["museum"]["exact_match,word"] > 0.5
+    assert results["museum_choices"]["acc,none"] > 0.5

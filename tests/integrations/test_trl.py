@@ -1,0 +1,99 @@
+"""Rollouts of TRL's trainers: batches of left-padded prompts, between which the weights change."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+pytest.importorskip("trl", reason="the extra `integrations` is not installed")
+
+import trl
+from datasets import Dataset
+
+import hf_refspec as rs
+
+PROMPTS = ["abc abc abc", "the cat and the cat", "one two one two one", "x"]
+
+
+@dataclass
+class Training:
+    """A trained copy of a model, and the completions that it was rewarded for."""
+
+    model: PreTrainedModel
+    completions: list[str] = field(default_factory=list)
+
+    def reward(self, completions: list[str], **_) -> list[float]:
+        self.completions += completions
+        return [float(len(set(text))) for text in completions]
+
+
+@pytest.fixture
+def trained(byte_llama, tokenizer, tmp_path):
+    """Trains a copy of a random model of bytes for two steps."""
+
+    def train(method: str, drafted: bool, **options) -> Training:
+        training = Training(copy.deepcopy(byte_llama))
+        trainer = getattr(trl, f"{method}Trainer")(
+            model=training.model,
+            reward_funcs=training.reward,
+            args=getattr(trl, f"{method}Config")(
+                output_dir=str(tmp_path),
+                max_steps=2,
+                per_device_train_batch_size=4,
+                num_generations=2,
+                max_completion_length=24,
+                learning_rate=0.01,
+                beta=0.0,
+                weight_decay=5.0,  # rollouts that are equal have no advantage over each other
+                seed=0,
+                use_cpu=True,
+                bf16=False,
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+                **options,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+            processing_class=copy.deepcopy(tokenizer),
+        )
+        if drafted:
+            with rs.attach(training.model, max_draft_tokens=8) as attachment:
+                trainer.train()
+            assert attachment.stats.accepted > 0
+        else:
+            trainer.train()
+        return training
+
+    return train
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [True, False])
+@pytest.mark.parametrize("method", ["GRPO", "RLOO"])
+def test_rollouts_and_what_is_learned_from_them_are_the_same(
+    trained, byte_llama, method, gradient_checkpointing
+):
+    options = {"top_k": 1, "gradient_checkpointing": gradient_checkpointing}
+    plain, drafted = (trained(method, drafted, **options) for drafted in (False, True))
+    assert drafted.completions == plain.completions
+    for name, weights in drafted.model.state_dict().items():
+        assert torch.equal(weights, plain.model.state_dict()[name])
+    assert not torch.equal(drafted.model.lm_head.weight, byte_llama.lm_head.weight)
+
+
+def test_nothing_of_the_weights_before_a_step_changes_a_text_after_it(trained, tokenizer):
+    model = trained("GRPO", True, gradient_checkpointing=False).model  # sampled
+    inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")
+    options = {**inputs, "max_new_tokens": 24, "do_sample": False}
+    with rs.attach(model, max_draft_tokens=8) as attachment:
+        before = model.generate(**options)
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.mul_(-1)
+        after = model.generate(**options)
+    assert attachment.stats.accepted > 0
+    assert not torch.equal(before, after)
+    assert torch.equal(after, model.generate(**options))
