@@ -1,4 +1,4 @@
-"""`hf-refspec knn`: kNN datastores are built, and measured on text that they were not built from."""
+"""`hf-refspec knn`: kNN datastores are built, and measured on texts they were not built from."""
 
 from __future__ import annotations
 
