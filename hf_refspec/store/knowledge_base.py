@@ -284,7 +284,7 @@ def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray
     """Which document each passage is from, ascending, and the names of all documents, if they have
     any."""
     assert config.sources_file is not None
-    expected = {
+    expected: dict[str, tuple[np.dtype, int | None]] = {
         "documents": (np.dtype(np.int64), config.passages),
         "names": (np.dtype(np.uint8), None),
     }

@@ -344,11 +344,11 @@ class TestTuned:
         assert perplexity(byte_llama, tokenizer, HELD_OUT, tuned, lambda_=0) == pytest.approx(alone)
 
     def test_the_text_is_the_same_with_every_speculation(self, byte_llama, inputs, tuned):
-        options = {"k": None, "lambda_": None, "temperature": None}
+        options = {"k": None, "lambda_": None, "temperature": None, "max_new_tokens": 20}
         for do_sample in (False, True):
             options["do_sample"] = do_sample
             plain = generate(byte_llama, inputs, tuned, speculation=None, **options)
-            for speculation in SPECULATIONS:
+            for speculation in ("", "psa"):
                 ids = generate(byte_llama, inputs, tuned, speculation=speculation, **options)
                 assert torch.equal(ids, plain), speculation
 

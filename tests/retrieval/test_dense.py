@@ -251,7 +251,8 @@ def test_an_encoder_can_be_named(tmp_path, tokenizer):
     from sentence_transformers import SentenceTransformer
 
     torch.manual_seed(0)
-    bert = BertModel(BertConfig(259, 16, 1, 2, 24, max_position_embeddings=64))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertModel(BertConfig(vocab_size=259, intermediate_size=24, **sizes))
     bert.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     words = modules.Transformer(str(tmp_path / "bert"), max_seq_length=32)
