@@ -20,9 +20,10 @@ LEAST_TOKENS = 64
 _MOST_RANGES = 12
 # Temperatures, in relation to the median distance of all neighbours.
 _TEMPERATURES = 2.0 ** np.arange(-9, 3)
-# So many tokens, for each that is read, are taken to have no neighbour with the right token: other
-# texts are further from the datastore than the held-out one is.
-_UNLIKE = 0.1
+# For each token of the farthest range, so many more are taken to have no neighbour that is right,
+# and the nearer a range the fewer: it is there that the tokens of other texts are, which the
+# held-out one does not tell about.
+_UNLIKE = 0.5
 _BISECTIONS = 40
 
 _SIZE = Range(1e-30, 1e30)
@@ -90,6 +91,7 @@ def choose(scores: np.ndarray, right: np.ndarray, log_lm: np.ndarray) -> Interpo
     nearest = np.maximum(-scores[:, 0].astype(np.float64), 0)
     distances = _edges(nearest)
     ranges = np.searchsorted(distances, nearest)
+    unlikes = np.linspace(0, _UNLIKE, len(distances) + 2)[1:].tolist()
     relative = scores - scores[:, :1]
     scale = float(-np.median(scores)) or 1.0
     lm = np.exp(np.maximum(log_lm, -700))  # above zero
@@ -97,7 +99,7 @@ def choose(scores: np.ndarray, right: np.ndarray, log_lm: np.ndarray) -> Interpo
     for candidate in (scale * _TEMPERATURES).tolist():
         weights = np.exp(relative / np.float32(candidate))
         knn = (weights * right).sum(axis=1) / weights.sum(axis=1)
-        each = [_best_lambda((knn / lm)[ranges == i]) for i in range(len(distances) + 1)]
+        each = [_best_lambda((knn / lm)[ranges == i], unlike) for i, unlike in enumerate(unlikes)]
         # A lower lambda than the best is not worse than none either.
         lambdas = np.minimum.accumulate(each)
         mean = float(np.log((1 - lambdas[ranges]) * lm + lambdas[ranges] * knn).mean())
@@ -121,13 +123,14 @@ def _edges(nearest: np.ndarray) -> np.ndarray:
     return np.unique(quantiles[quantiles < nearest.max()])
 
 
-def _best_lambda(ratios: np.ndarray) -> float:
+def _best_lambda(ratios: np.ndarray, unlike: float) -> float:
     """The lambda with the greatest likelihood, of tokens that the neighbours find so many times as
-    probable as the model does."""
+    probable as the model does, and for each of them `unlike` tokens that they do not find at all.
+    """
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         slope = ((ratios - 1) / (1 - middle + middle * ratios)).sum()
-        slope -= _UNLIKE * len(ratios) / (1 - middle)
+        slope -= unlike * len(ratios) / (1 - middle)
         low, high = (middle, high) if slope > 0 else (low, middle)
     return low

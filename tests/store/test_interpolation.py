@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.store.interpolation import _UNLIKE, LEAST_TOKENS, _best_lambda, choose
+from hf_refspec.store.interpolation import LEAST_TOKENS, _best_lambda, choose
 
 
 def neighbours(count: int, k: int, seed: int, near_are_right: bool = True):
@@ -49,13 +49,13 @@ def test_no_choice_is_worse_than_the_model_alone(seed, count, k, near_are_right)
     assert chosen.perplexity_alone == pytest.approx(math.exp(-log_lm.mean()))
 
 
-@given(st.lists(st.floats(0, 1000), min_size=1, max_size=30))
-def test_the_best_lambda_has_the_greatest_likelihood(ratios):
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=30), st.floats(0, 1))
+def test_the_best_lambda_has_the_greatest_likelihood(ratios, unlike):
     ratios = np.array(ratios)
 
     def likelihood(lambda_: float) -> float:
         of_tokens = np.log(1 - lambda_ + lambda_ * ratios).sum()
-        return float(of_tokens + _UNLIKE * len(ratios) * math.log(1 - lambda_))
+        return float(of_tokens + unlike * len(ratios) * math.log(1 - lambda_))
 
-    best = likelihood(_best_lambda(ratios))
+    best = likelihood(min(_best_lambda(ratios, unlike), 1 - 1e-9))
     assert all(likelihood(each) <= best + 1e-6 for each in np.linspace(0, 0.99, 34))
