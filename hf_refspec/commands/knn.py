@@ -23,6 +23,7 @@ from .text_files import text_files
 # What is held out of the texts: a tenth, and no more than is worth the time.
 _HELD_OUT = 0.1
 _MOST_CHARACTERS = 40_000
+_LONGEST_LINE = 1000
 # The fraction of tokens with an entry at distance zero that no text has by chance.
 _KNOWN = 0.1
 
@@ -69,6 +70,11 @@ def _build(args: Namespace) -> int:
         remedy = "give more text, or --held-out FILE"
     else:
         held_out = _read_files(args.held_out, args.pattern, tokenizer)
+        if not set(texts).isdisjoint(held_out):
+            raise ValueError(
+                "--held-out has a text that the datastore is built from as well: lambda would be "
+                "chosen on what is known already; give others"
+            )
         remedy = "give --held-out more text"
     found = sum(max(len(tokenizer(text, verbose=False)["input_ids"]) - 1, 0) for text in held_out)
     if found < LEAST_TOKENS:
@@ -150,7 +156,7 @@ def _hold_out(texts: list[str]) -> tuple[list[str], list[str]]:
     if left > least:
         longest = max(range(len(kept)), key=lambda i: len(kept[i]))
         end = len(kept[longest]) - left
-        cut = kept[longest].rfind("\n", 0, end) + 1 or end
+        cut = kept[longest].rfind("\n", max(end - _LONGEST_LINE, 0), end) + 1 or end
         held_out.append(kept[longest][cut:])
         kept[longest] = kept[longest][:cut]
     return kept, held_out

@@ -13,8 +13,8 @@ from ..store.build.hidden_states import Layer, read_predictions
 from ..store.knn_datastore import KnnDatastore
 from .mixture import Mixture
 
-# A distance is taken for zero below this fraction of the query's length: a text that is read again
-# in other windows has the same hidden states but for rounding.
+# Below this fraction of the query's squared length, a squared distance is taken for zero: a text
+# that is read again has the same hidden states but for rounding.
 _ROUNDING = 1e-3
 
 

@@ -219,8 +219,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is none that it can be, or the
-                model's hidden states are not finite.
+            ValueError: If the corpus has no text, an argument is none that it can be, the model's
+                hidden states are not finite, or `held_out` has fewer than 64 tokens.
             FileExistsError: If there is something at `path`.
         """
         if key_dtype not in get_args(KeyDtype):

@@ -132,6 +132,11 @@ def test_of_one_text_its_end_is_held_out():
     assert 0.09 < len(held_out) / len(text) < 0.11
 
 
+def test_a_text_without_lines_is_cut_all_the_same():
+    (kept,), (held_out,) = _hold_out(["\n" + "x" * 9999])
+    assert (len(kept), len(held_out)) == (9000, 1000)
+
+
 def test_no_more_is_held_out_than_is_worth_the_time():
     kept, held_out = _hold_out(["x" * 1000] * 2000)
     assert len(held_out) == 40
@@ -156,6 +161,10 @@ REFUSED = {
     "too little held-out text": (
         ["build", "{texts}", "--held-out", "{short.txt}", "--out", "{new}"],
         "give --held-out more text",
+    ),
+    "held-out text that is known": (
+        ["build", "{texts}", "--held-out", "{texts}/3.txt", "--out", "{new}"],
+        "--held-out has a text that the datastore is built from as well",
     ),
     "a missing datastore": (["perplexity", "{missing}", "{texts}"], "{missing}"),
     "a folder that is no datastore": (["perplexity", "{empty}", "{texts}"], "not a kNN datastore"),
