@@ -26,7 +26,7 @@ _TEMPERATURES = 2.0 ** np.arange(-9, 3)
 _UNLIKE = 0.5
 _BISECTIONS = 40
 
-_SIZE = Range(1e-30, 1e30)
+_PERPLEXITY = Range(0, 1e305)
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Interpolation:
     """
 
     k: Annotated[int, Range(1, 2**31 - 1)]
-    temperature: Annotated[float, _SIZE]
-    distances: Annotated[list[Annotated[float, Range(0, 1e30)]], AtMost(_MOST_RANGES - 1)]
+    temperature: Annotated[float, Range(1e-45, 1e45)]
+    distances: Annotated[list[Annotated[float, Range(0, 1e45)]], AtMost(_MOST_RANGES - 1)]
     lambdas: Annotated[list[Annotated[float, Range(0, 1)]], AtMost(_MOST_RANGES)]
     tokens: Annotated[int, Range(1, 2**31 - 1)]
-    perplexity_alone: Annotated[float, Range(1, 1e300)]
-    perplexity: Annotated[float, Range(1, 1e300)]
+    perplexity_alone: Annotated[float, _PERPLEXITY]
+    perplexity: Annotated[float, _PERPLEXITY]
 
     def check(self) -> None:
         """Checks what no single field tells.
