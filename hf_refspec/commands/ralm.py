@@ -20,6 +20,7 @@ from ..retrieval.retriever import Retriever
 from ..store.build.text_encoder import load_encoder
 from ..store.knowledge_base import KnowledgeBase
 from . import ralm_answers
+from .answering import quieten_transformers
 from .arguments import add_source, load_dataset, positive
 from .text_files import text_files
 
@@ -44,13 +45,20 @@ def add_ralm(parser: ArgumentParser) -> None:
         "--speculation",
         default="psa",
         metavar="LETTERS",
-        help="p: prefetching, s: stride scheduler, a: asynchronous verification",
+        help="p: prefetching, s: stride scheduler, a: asynchronous verification; none: wait for "
+        "every search",
+    )
+    add(
+        "--compare",
+        action="store_true",
+        help="generate twice each way as well, speculating and waiting, and compare ids and speed",
     )
     add("--copy", action="store_true", help="draft tokens from the passages as well")
 
 
 def _ralm(args: Namespace) -> int:
     """Prints answers and how they came about; returns 1 if speculation has changed one."""
+    quieten_transformers()
     _check(args)
     questions = _questions(args)
     tokenizer = load_tokenizer(args.model)
@@ -71,15 +79,15 @@ def _ralm(args: Namespace) -> int:
             "max_new_tokens": args.max_new_tokens,
         }
         drafter = ReferenceCopy() if args.copy else None
-        speculating = {"speculation": args.speculation, "drafter": drafter}
-        answers = ralm_answers.Answers(model, base, generating, speculating)
+        speculating = {"speculation": _speculation(args), "drafter": drafter}
+        answers = ralm_answers.Answers(model, base, generating, speculating, args.compare)
         for question in questions:
             answers.print_question(question)
             answers.ask(question)
         if not questions:
             answers.converse()
         answers.print_summary()
-    return 0 if all(comparison.identical for comparison in answers.comparisons) else 1
+    return 0 if answers.identical else 1
 
 
 def _check(args: Namespace) -> None:
@@ -111,7 +119,17 @@ def _check(args: Namespace) -> None:
         raise ValueError(
             f"--encoder {args.encoder} is of no use to --retriever bm25; choose dense or hnsw"
         )
-    Speculation.parse(args.speculation)
+    if args.compare and args.speculation == "none":
+        raise ValueError(
+            "--compare compares speculation with waiting for every search, which is what "
+            "--speculation none does; leave one of them out"
+        )
+    Speculation.parse(_speculation(args))
+
+
+def _speculation(args: Namespace) -> str | None:
+    """What --speculation says, as `iterative_ralm` takes it."""
+    return None if args.speculation == "none" else args.speculation
 
 
 def _questions(args: Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""Answers questions with and without speculative retrieval, and prints how they came about."""
+"""Answers questions, and prints how the answers came about."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ INDENT = " " * 12
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `generate`: all ids, how long it took, and what was retrieved."""
+    """One call of `generate`: all ids, how many are new, how long it took, what was retrieved."""
 
     ids: list[int]
+    new_tokens: int
     seconds: float
     stats: RetrievalStats
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The calls for one prompt: the baseline, waiting for every search, and speculative ones."""
+    """The calls for one prompt: the answer that was shown, the baseline, which waits for every
+    search, and speculative ones."""
 
-    prompt_length: int
+    answer: Call
     baseline: list[Call]
     speculated: list[Call]
 
@@ -49,7 +51,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         expected = self.baseline[0].ids
-        others = [call.ids for call in self.baseline + self.speculated if call.ids != expected]
+        calls = [self.answer, *self.baseline, *self.speculated]
+        others = [call.ids for call in calls if call.ids != expected]
         return verdict(expected, others[0] if others else expected)
 
 
@@ -60,7 +63,8 @@ class Answers:
         model (`PreTrainedModel`): The model; its own settings say whether it samples.
         base ([`KnowledgeBase`]): The passages.
         generating (`dict`): The keyword arguments of every `generate`.
-        speculating (`dict`): Further ones with speculative retrieval.
+        speculating (`dict`): Further ones that say what is speculated.
+        compare (`bool`): Whether every answer is compared with the one that waits for each search.
     """
 
     def __init__(
@@ -69,14 +73,22 @@ class Answers:
         base: KnowledgeBase,
         generating: dict[str, Any],
         speculating: dict[str, Any],
+        compare: bool,
     ) -> None:
-        self.comparisons: list[Comparison] = []
+        self._answers: list[Call] = []
+        self._comparisons: list[Comparison] = []
         self._model = model
         self._base = base
         self._tokenizer = base.tokenizer
         self._generating = generating
         self._speculating = speculating
+        self._compare = compare
         self._console = Terminal(soft_wrap=True)
+
+    @property
+    def identical(self) -> bool:
+        """Whether all answers that were compared are the same."""
+        return all(comparison.identical for comparison in self._comparisons)
 
     def converse(self) -> None:
         """Answers typed questions until the end of the input."""
@@ -105,27 +117,34 @@ class Answers:
         """
         inputs = self._prompt(question)
         try:
-            # The first call warms up, and its answer is streamed.
             streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
-            self._call(inputs, True, streamer)
-            comparison = Comparison(inputs["input_ids"].shape[1], [], [])
+            answer = self._call(inputs, True, streamer)
+            self._answers.append(answer)
+            self._print_passages(answer.stats)
+            if self._speculating["speculation"] is not None:
+                self._print_guesses(answer.stats)
+            if not self._compare:
+                self._print_row("speed", _speed([answer]))
+                return
+            comparison = Comparison(answer, [], [])  # the answer has warmed up
             for _ in range(ROUNDS):  # in turn, so that other processes disturb both alike
                 comparison.baseline.append(self._call(inputs, False))
                 comparison.speculated.append(self._call(inputs, True))
         except RetrievalError as error:
             raise ValueError(str(error)) from error
-        self.comparisons.append(comparison)
-        self._print_passages(comparison.speculated[-1].stats)
-        self._print_guesses(comparison.speculated[-1].stats)
-        self._print_speed([comparison], comparison.verdict)
+        self._comparisons.append(comparison)
+        self._print_comparison([comparison], comparison.verdict)
 
     def print_summary(self) -> None:
         """Prints the speed of all answers together, and whether there was anything to gain."""
-        if len(self.comparisons) > 1:
-            print(f"\nAll {len(self.comparisons)} answers together:")
-            same = sum(comparison.identical for comparison in self.comparisons)
-            self._print_speed(self.comparisons, f"ids identical in {same}")
-        baseline = [call for comparison in self.comparisons for call in comparison.baseline]
+        if len(self._answers) > 1:
+            print(f"\nAll {len(self._answers)} answers together:")
+            if self._compare:
+                same = sum(comparison.identical for comparison in self._comparisons)
+                self._print_comparison(self._comparisons, f"ids identical in {same}")
+            else:
+                self._print_row("speed", _speed(self._answers))
+        baseline = [call for comparison in self._comparisons for call in comparison.baseline]
         if baseline and _fraction_waiting(baseline) < LITTLE_WAITING:
             print(
                 "\nSearches are so fast here that there is little to gain: speculative retrieval "
@@ -155,7 +174,8 @@ class Answers:
             **inputs, **self._generating, **how, retrieval_stats=stats, streamer=streamer
         )
         ids = output[0].tolist()
-        return Call(ids, perf_counter() - began, stats)
+        new_tokens = len(ids) - inputs["input_ids"].shape[1]
+        return Call(ids, new_tokens, perf_counter() - began, stats)
 
     def _print_passages(self, stats: RetrievalStats) -> None:
         """Prints each passage once, in the order of first use."""
@@ -163,7 +183,9 @@ class Answers:
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
             steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
-            self._print_row(label, f"{passage_id}, {_step_ranges(steps)} of {stats.steps}")
+            source = self._base.source(passage_id)
+            name = str(passage_id) if source is None else f"{passage_id}, {_printable(source)}"
+            self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
             for line in _excerpt(self._base.text(passage_id), width):
                 self._console.print(INDENT + line, style="dim", markup=False)
             label = ""
@@ -180,30 +202,27 @@ class Answers:
             "guesses", line.append(f"  {right} right ({RIGHT}), {wrong} wrong ({WRONG})")
         )
 
-    def _print_speed(self, comparisons: list[Comparison], verdict: str) -> None:
+    def _print_comparison(self, comparisons: list[Comparison], verdict: str) -> None:
         baseline = [call for comparison in comparisons for call in comparison.baseline]
         speculated = [call for comparison in comparisons for call in comparison.speculated]
-        tokens = sum(
-            len(call.ids) - comparison.prompt_length
-            for comparison in comparisons
-            for call in comparison.baseline
-        )
+        self._print_row("speed", f"baseline    {_speed(baseline, ROUNDS)}")
+        self._print_row("", f"speculated  {_speed(speculated, ROUNDS)}")
         slow, fast = (sum(call.seconds for call in calls) for calls in (baseline, speculated))
-        self._print_row(
-            "speed", f"baseline    {tokens / slow:6.1f} tokens/s: {_time_lost(baseline)}"
-        )
-        self._print_row("", f"speculated  {tokens / fast:6.1f} tokens/s: {_time_lost(speculated)}")
         self._print_row("", f"{slow / fast:.2f}x, {verdict}")
 
     def _print_row(self, label: str, text: str | Text) -> None:
         self._console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
 
 
-def _time_lost(calls: list[Call]) -> str:
-    """How much of the time retrieval took."""
-    searches = sum(call.stats.searches for call in calls) // ROUNDS
-    queries = sum(call.stats.query_seconds for call in calls) / sum(c.seconds for c in calls)
+def _speed(calls: list[Call], rounds: int = 1) -> str:
+    """How fast some calls were, and how much of the time retrieval took; each prompt had `rounds`
+    calls."""
+    tokens = sum(call.new_tokens for call in calls)
+    seconds = sum(call.seconds for call in calls)
+    searches = sum(call.stats.searches for call in calls) // rounds
+    queries = sum(call.stats.query_seconds for call in calls) / seconds
     return (
+        f"{tokens // rounds} tokens, {tokens / seconds:.1f} tokens/s: "
         f"{100 * _fraction_waiting(calls):.0f} % waiting for {searches} searches, "
         f"{100 * queries:.0f} % making queries"
     )
@@ -225,6 +244,10 @@ def _step_ranges(steps: list[int]) -> str:
 
 def _excerpt(text: str, width: int) -> list[str]:
     """The first lines of a passage, without control characters."""
-    words = " ".join(text.split())
-    printable = "".join(c if c.isprintable() else "�" for c in words)
-    return textwrap.wrap(printable, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")
+    words = _printable(" ".join(text.split()))
+    return textwrap.wrap(words, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")
+
+
+def _printable(text: str) -> str:
+    """A text that moves no cursor."""
+    return "".join(c if c.isprintable() else "�" for c in text)

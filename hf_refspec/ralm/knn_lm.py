@@ -37,7 +37,7 @@ from ..verification.plain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
-from .mixture import DEFAULT_K, DEFAULT_LAMBDA, Mixture
+from .mixture import Mixture
 from .options import Speculation
 from .stats import RetrievalStats, check_stats
 
@@ -58,9 +58,9 @@ def knn_lm(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     knn_datastore: KnnDatastore | None = None,
-    k: int = DEFAULT_K,
-    lambda_: float = DEFAULT_LAMBDA,
-    temperature: float = 1.0,
+    k: int | None = None,
+    lambda_: float | None = None,
+    temperature: float | None = None,
     speculation: str | Speculation | None = "psa",
     retrieval_stats: RetrievalStats | None = None,
     streamer: BaseStreamer | None = None,
@@ -76,10 +76,14 @@ def knn_lm(
 
     Args:
         knn_datastore ([`KnnDatastore`]): Built with this model.
-        k (`int`, *optional*, defaults to 1024): How many neighbours are looked up.
-        lambda_ (`float`, *optional*, defaults to 0.25): How much the neighbours count, 0 to 1.
-        temperature (`float`, *optional*, defaults to 1.0): Of `p_knn`: squared distances are
-            divided by it. The temperature of sampling can be set in a `generation_config`.
+        k (`int`, *optional*): How many neighbours are looked up. By default, as the two below, what
+            was chosen on held-out text (see [`KnnDatastore.tune`]); where nothing was, 1024, or all
+            if there are fewer.
+        lambda_ (`float`, *optional*): How much the neighbours count, 0 to 1, near or far. What was
+            chosen falls with the distance of the nearest; where nothing was, 0.25.
+        temperature (`float`, *optional*): Of `p_knn`: squared distances are divided by it; where
+            nothing was chosen, 1.0. The temperature of sampling can be set in a
+            `generation_config`.
         speculation (`str` or [`Speculation`], *optional*, defaults to `"psa"`): See
             [`Speculation.parse`]; `None` looks up before every token.
         retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was looked up and how

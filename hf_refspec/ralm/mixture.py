@@ -4,16 +4,19 @@ mixed with what followed the nearest contexts."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..index.retrieved import Retrieved
-from ..store.knn_datastore import KnnDatastore
+from ..store.build.hidden_states import Predictions
+from ..store.knn_datastore import DEFAULT_K, KnnDatastore
 
-DEFAULT_K = 1024
 DEFAULT_LAMBDA = 0.25
+DEFAULT_TEMPERATURE = 1.0
 
 
 class Mixture:
@@ -21,21 +24,32 @@ class Mixture:
 
     Args:
         datastore ([`KnnDatastore`]): Where neighbours are looked up.
-        k (`int`): How many.
-        lambda_ (`float`): How much they count.
-        temperature (`float`): Squared distances are divided by it.
+        k (`int`, *optional*): How many.
+        lambda_ (`float`, *optional*): How much they count.
+        temperature (`float`, *optional*): Squared distances are divided by it. What is not given is
+            what was chosen on held-out text (see [`KnnDatastore.tune`]), or else 1024 (or all where
+            there are fewer), 0.25 and 1.0.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If it has a value that it cannot have.
     """
 
-    def __init__(self, datastore: Any, k: int, lambda_: float, temperature: float) -> None:
+    def __init__(
+        self, datastore: Any, k: int | None, lambda_: float | None, temperature: float | None
+    ) -> None:
         if not isinstance(datastore, KnnDatastore):
             raise TypeError(
                 f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
                 "KnnDatastore.build(model, tokenizer, corpus, path)"
             )
+        chosen = datastore.config.interpolation
+        if k is None:
+            k = min(DEFAULT_K, len(datastore)) if chosen is None else chosen.k
+        if temperature is None:
+            temperature = DEFAULT_TEMPERATURE if chosen is None else chosen.temperature
+        by_distance = chosen if lambda_ is None else None
+        lambda_ = DEFAULT_LAMBDA if lambda_ is None else lambda_
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
             raise TypeError(f"k must be an int, but is {k!r}")
         if not 1 <= k <= len(datastore):
@@ -48,9 +62,25 @@ class Mixture:
             raise ValueError(f"temperature must be above 0 and finite, but is {temperature}")
         self.datastore = datastore
         self.k = int(k)
-        self._temperature = float(temperature)
-        self._log_knn = math.log(lambda_) if lambda_ > 0 else -math.inf
-        self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
+        self.temperature = float(temperature)
+        self._lambda = float(lambda_)
+        self._by_distance = by_distance
+
+    def __str__(self) -> str:
+        if self._by_distance is not None:
+            chosen = replace(self._by_distance, k=self.k, temperature=self.temperature)
+            return str(chosen)
+        return f"lambda {self._lambda:.2f}, temperature {self.temperature:.3g}, k {self.k:,}"
+
+    def _log_weights(self, found: Retrieved) -> tuple[float, float]:
+        """The logarithms of what neighbours and model count."""
+        lambda_ = self._lambda
+        if self._by_distance is not None:
+            lambda_ = self._by_distance.lambda_at(-float(found.scores[0]))
+        return (
+            math.log(lambda_) if lambda_ > 0 else -math.inf,
+            math.log(1 - lambda_) if lambda_ < 1 else -math.inf,
+        )
 
     def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
         """Log-probabilities of the next token, float32 of shape `(vocab_size,)`.
@@ -59,28 +89,28 @@ class Mixture:
             logits (`torch.Tensor` of shape `(vocab_size,)`): The model's.
             found ([`Retrieved`]): The neighbours of its hidden state.
         """
-        log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
-        tokens, probs = self.datastore.next_tokens(found, self._temperature)
+        of_knn, of_lm = self._log_weights(found)
+        log_probs = torch.log_softmax(logits.float(), dim=-1) + of_lm
+        tokens, probs = self.datastore.next_tokens(found, self.temperature)
         with np.errstate(divide="ignore"):  # of a far neighbour nothing may be left
-            log_knn = (np.log(probs) + self._log_knn).astype(np.float32)
+            log_knn = (np.log(probs) + of_knn).astype(np.float32)
         # Each token once: on a GPU a sum over neighbours would depend on their order.
         places = torch.from_numpy(tokens).to(logits.device)
         mixed = torch.logaddexp(log_probs[places], torch.from_numpy(log_knn).to(logits.device))
         return log_probs.index_copy_(0, places, mixed)
 
-    def log_probs_of(
-        self, targets: np.ndarray, log_lm: np.ndarray, states: np.ndarray
-    ) -> np.ndarray:
+    def log_probs_of(self, read: Predictions, neighbours: Sequence[Retrieved]) -> np.ndarray:
         """Log-probabilities of given tokens, float64 of shape `(n,)`.
 
         Args:
-            targets (`np.ndarray`, int64 of shape `(n,)`): The tokens.
-            log_lm (`np.ndarray`, float64 of shape `(n,)`): What they are by the model alone.
-            states (`np.ndarray`, float32 of shape `(n, dimension)`): The hidden states before them.
+            read ([`Predictions`]): The tokens, and what the model says of them.
+            neighbours (sequence of [`Retrieved`]): Of the hidden state before each.
         """
-        knn = np.zeros(len(targets))
-        for i, found in enumerate(self.datastore.search(list(states), self.k)):
-            tokens, probs = self.datastore.next_tokens(found, self._temperature)
-            knn[i] = probs[tokens == targets[i]].sum()
-        with np.errstate(divide="ignore"):
-            return np.logaddexp(log_lm + self._log_lm, np.log(knn) + self._log_knn)
+        mixed = np.empty(len(read.targets))
+        for i, (target, found) in enumerate(zip(read.targets, neighbours, strict=True)):
+            of_knn, of_lm = self._log_weights(found)
+            tokens, probs = self.datastore.next_tokens(found, self.temperature)
+            with np.errstate(divide="ignore"):
+                log_knn = np.log(probs[tokens == target].sum()) + of_knn
+            mixed[i] = np.logaddexp(read.log_probs[i] + of_lm, log_knn)
+        return mixed

@@ -4,25 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..store.build.hidden_states import Layer, recorded
-from ..store.build.windows import read_windows
+from ..store.build.hidden_states import Layer, read_predictions
 from ..store.knn_datastore import KnnDatastore
-from .mixture import DEFAULT_K, DEFAULT_LAMBDA, Mixture
+from .mixture import Mixture
+
+# Below this fraction of the query's squared length, a squared distance is taken for zero: a text
+# that is read again has the same hidden states but for rounding.
+_ROUNDING = 1e-3
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Reading:
+    """How well a text was predicted.
+
+    Attributes:
+        tokens (`int`): Of the text that were predicted.
+        alone (`float`): The perplexity of the model alone.
+        mixed (`float`, *optional*): That of the kNN-LM, if there is a datastore.
+        known (`int`): The tokens with an entry in the datastore at distance zero: it was built from
+            a text with the same beginning.
+    """
+
+    tokens: int
+    alone: float
+    mixed: float | None
+    known: int
+
+
+def read(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    mixture: Mixture | None,
+) -> Reading:
+    """Reads texts with a model, and with a kNN-LM beside.
+
+    Raises:
+        TypeError: If a text is not a string.
+        ValueError: If there are fewer than two tokens, or the datastore is of another model.
+    """
+    layer: Layer = "last_hidden"
+    if mixture is not None:
+        mixture.datastore.check_tokenizer(tokenizer)
+        mixture.datastore.check_model(model)
+        layer = mixture.datastore.config.layer
+    tokens, known, alone, mixed = 0, 0, 0.0, 0.0
+    for each in read_predictions(model, tokenizer, text, layer):
+        tokens += len(each.targets)
+        alone -= float(each.log_probs.sum())
+        if mixture is not None:
+            found = mixture.datastore.search(list(each.states), mixture.k)
+            mixed -= float(mixture.log_probs_of(each, found).sum())
+            distances = -np.array([neighbours.scores[0] for neighbours in found])
+            known += int((distances <= _ROUNDING * (each.states**2).sum(axis=1)).sum())
+    if tokens == 0:
+        raise ValueError("text must have at least two tokens: there is nothing to predict")
+    with_datastore = None if mixture is None else math.exp(mixed / tokens)
+    return Reading(tokens, math.exp(alone / tokens), with_datastore, known)
+
+
 def perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     text: str | Iterable[str],
     knn_datastore: KnnDatastore | None = None,
-    k: int = DEFAULT_K,
-    lambda_: float = DEFAULT_LAMBDA,
-    temperature: float = 1.0,
+    k: int | None = None,
+    lambda_: float | None = None,
+    temperature: float | None = None,
 ) -> float:
     """The perplexity of a text, or of several together: of the model, or of the kNN-LM.
 
@@ -40,27 +93,8 @@ def perplexity(
         TypeError: If an argument has the wrong type.
         ValueError: If the text has fewer than two tokens, or an argument is none that it can be.
     """
-    mixture = None
-    if knn_datastore is not None:
-        mixture = Mixture(knn_datastore, k, lambda_, temperature)
-        knn_datastore.check_tokenizer(tokenizer)
-        knn_datastore.check_model(model)
-    layer: Layer = "last_hidden" if knn_datastore is None else knn_datastore.config.layer
-    total, count = 0.0, 0
-    with recorded(model, layer) as hidden:
-        for batch, ids in read_windows(model, tokenizer, text):
-            logits = model(ids, use_cache=False).logits
-            for row, window in enumerate(batch):
-                predicted, targets = window.predicted, window.targets
-                log_probs = logits[row, predicted].float().log_softmax(dim=-1)
-                places = torch.from_numpy(targets).to(log_probs.device)[:, None]
-                found = log_probs.gather(1, places)[:, 0].double().numpy(force=True)
-                if mixture is not None:
-                    assert hidden.states is not None
-                    states = hidden.states[row, predicted].float().numpy(force=True)
-                    found = mixture.log_probs_of(targets, found, states)
-                total -= float(found.sum())
-                count += len(targets)
-    if count == 0:
-        raise ValueError("text must have at least two tokens: there is nothing to predict")
-    return math.exp(total / count)
+    if knn_datastore is None:
+        return read(model, tokenizer, text, None).alone
+    found = read(model, tokenizer, text, Mixture(knn_datastore, k, lambda_, temperature)).mixed
+    assert found is not None
+    return found

@@ -24,8 +24,8 @@ class EmbeddingRetriever:
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
-        encoder (callable or `SentenceTransformer`): The one that it was built with, see
-            [`TextEncoder`].
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
+            with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`): Exact or approximate.
 
     Raises:
@@ -104,7 +104,8 @@ class DenseRetriever(EmbeddingRetriever):
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
-        encoder (callable or `SentenceTransformer`): The one that it was built with.
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
+            with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
 
     Raises:

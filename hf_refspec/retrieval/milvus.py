@@ -33,7 +33,8 @@ class MilvusRetriever(EmbeddingRetriever):
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
-        encoder (callable or `SentenceTransformer`): The one that it was built with.
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
+            with, see [`TextEncoder`].
         uri (`str` or `Path`): A file (`"passages.db"`), or an address (`"http://host:19530"`).
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         collection (`str`, *optional*): Its name; by default one for just these embeddings and this

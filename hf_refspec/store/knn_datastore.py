@@ -27,11 +27,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
-from .build.hidden_states import Layer, checked_lengths, probe, read_corpus, recorded
+from .build.hidden_states import (
+    Layer,
+    checked_lengths,
+    probe,
+    read_corpus,
+    read_predictions,
+    recorded,
+)
 from .card import readable_size
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint
 from .folder import FolderConfig, new_folder, only_writer
+from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
 from .schema import Named, Range
 from .stored_folder import StoredFolder
@@ -40,6 +48,9 @@ Index: TypeAlias = Literal["flat", "hnsw"]
 
 # The entries after one that was retrieved which the request cache takes as well (RaLMSpec, 5.3).
 NEIGHBOURS = 10
+DEFAULT_K = 1024
+# Held-out tokens that are read to choose on: each is a search of all entries.
+_HELD_OUT_TOKENS = 8192
 # How far, in relation, the probe may be off: other number formats are, by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
@@ -61,6 +72,7 @@ class KnnConfig(FolderConfig):
         key_dtype (`str`): `"float32"` or `"float16"`.
         file (`FileEntry`): Where the entries are.
         pq_index (`FileEntry`, *optional*): Where their PQ index is, if there is one.
+        interpolation ([`Interpolation`], *optional*): How much neighbours count, if it was chosen.
     """
 
     NOUN = "kNN datastore"
@@ -76,17 +88,33 @@ class KnnConfig(FolderConfig):
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
     pq_index: Annotated[FileEntry, PQ_INDEX] | None = None
+    interpolation: Interpolation | None = None
+
+    def check(self) -> None:
+        if self.interpolation is not None:
+            self.interpolation.check()
+            if self.interpolation.k > self.entries:
+                raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
 
     @classmethod
     def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
         content = super()._newest(content)
         content.setdefault("pq_index", content.pop("sketch", None))
+        content.setdefault("interpolation", None)
         if "model" in content:
             content.setdefault("tokenizer", content["model"])
         return content
 
     def card_texts(self) -> dict[str, str]:
-        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}
+        chosen = self.interpolation
+        return {
+            "pq_size": readable_size(self.pq_index.size) if self.pq_index else "none",
+            "interpolation": "not chosen"
+            if chosen is None
+            else f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
+            f"{chosen.perplexity_alone:.2f} on the {chosen.tokens:,} held-out tokens that this was "
+            "chosen on",
+        }
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -165,6 +193,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
+        held_out: str | Iterable[str] | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
@@ -183,12 +212,15 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): How keys
                 are written; float16 takes half of the disk.
             max_entries (`int`, *optional*): Stops where there are that many.
+            held_out (`str` or iterable of them, *optional*): Texts like those of the corpus, but
+                none of them, on which it is chosen how much the neighbours count, see
+                [`~KnnDatastore.tune`].
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is none that it can be, or the
-                model's hidden states are not finite.
+            ValueError: If the corpus has no text, an argument is none that it can be, the model's
+                hidden states are not finite, or `held_out` has fewer than 64 tokens.
             FileExistsError: If there is something at `path`.
         """
         if key_dtype not in get_args(KeyDtype):
@@ -200,7 +232,60 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
             _write(folder, model, tokenizer, layer, keys.astype(key_dtype, copy=False), values)
+            if held_out is not None:
+                cls(folder).tune(model, tokenizer, held_out)
         return cls(path, index)
+
+    def tune(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        held_out: str | Iterable[str],
+    ) -> Interpolation:
+        """Chooses how much the neighbours count, on texts that the datastore was not built from,
+        and writes it into the folder: [`knn_lm`] and [`perplexity`] take it from there.
+
+        Lambda falls with the distance of the nearest neighbour, so that texts that are unlike those
+        of the datastore are left to the model; lambda 0 is among the choices, so that on the
+        held-out text the kNN-LM is never worse than the model. 8,192 tokens are read at most.
+
+        Args:
+            model (`PreTrainedModel`): The one that it was built with.
+            tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+            held_out (`str` or iterable of them): Texts.
+
+        Returns:
+            [`Interpolation`]: What was chosen.
+
+        Raises:
+            TypeError: If a text is not a string.
+            ValueError: If there are fewer than 64 tokens, or it was built with another model.
+            DatastoreError: If it was built with another tokenizer, or another process is writing
+                into it.
+        """
+        self.check_tokenizer(tokenizer)
+        self.check_model(model)
+        exact = self if self.index == "flat" else KnnDatastore(self.path)
+        scores, right, log_lm, count = [], [], [], 0
+        for each in read_predictions(model, tokenizer, held_out, self.config.layer):
+            found = exact.search(list(each.states), min(DEFAULT_K, len(self)))
+            values = self.values[np.stack([one.ids for one in found])]
+            scores.append(np.stack([one.scores for one in found]))
+            right.append(values == each.targets[:, None])
+            log_lm.append(each.log_probs)
+            count += len(each.targets)
+            if count >= _HELD_OUT_TOKENS:
+                break
+        if count < LEAST_TOKENS:
+            raise ValueError(
+                f"the held-out text has {count} tokens to predict, too few to choose lambda on: "
+                f"give at least {LEAST_TOKENS}"
+            )
+        chosen = choose(np.concatenate(scores), np.concatenate(right), np.concatenate(log_lm))
+        with only_writer(self.path):
+            self.config = replace(self.config, interpolation=chosen)
+            self.config.write(self.path)
+        return chosen
 
     def add_pq_index(self) -> None:
         """Writes a PQ index of the keys into the folder: 32 bytes an entry, for better guesses.

@@ -2,6 +2,9 @@
 
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
                         bounds      int64, where each begins, and the end
+sources.safetensors     documents   int64, which document each passage is from (none in older ones)
+                        names       uint8, the names of the documents in UTF-8, each ended by a
+                                    zero; empty where they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -33,6 +37,7 @@ from .stored_folder import StoredFolder
 _TEXTS_AT_ONCE = 512
 
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
+SOURCES = Named("a file of sources", r"sources\.safetensors")
 EMBEDDINGS = Named("a file of embeddings", r"embeddings\.safetensors")
 _LARGEST = 2**62
 
@@ -48,13 +53,14 @@ class KnowledgeBaseConfig(FolderConfig):
         tokens (`int`): Of all passages together.
         dimension (`int`): Of the embeddings; 0 where there are none.
         passages_file (`FileEntry`): Where the tokens are.
+        sources_file (`FileEntry`, *optional*): Where it says which documents they are from.
         embeddings_file (`FileEntry`, *optional*): Where the embeddings are.
         source (`dict`): How it was built, for people and for the card.
     """
 
     NOUN = "knowledge base"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
-    FILES = (PASSAGES, EMBEDDINGS)
+    FILES = (PASSAGES, SOURCES, EMBEDDINGS)
     TEMPLATE = "knowledge_base.md"
 
     vocab_size: Annotated[int, Range(1, 2**31 - 1)]
@@ -63,12 +69,17 @@ class KnowledgeBaseConfig(FolderConfig):
     tokens: Annotated[int, Range(1, _LARGEST)]
     dimension: Annotated[int, Range(0, 2**31 - 1)]
     passages_file: Annotated[FileEntry, PASSAGES]
+    sources_file: Annotated[FileEntry, SOURCES] | None
     embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
     source: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         if (self.dimension == 0) != (self.embeddings_file is None):
             raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
+
+    @classmethod
+    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
+        return {"sources_file": None, **super()._newest(content)}
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -126,6 +137,10 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         )
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
         self._check_bounds()
+        self._documents: np.ndarray | None = None
+        self._names: list[str] = []
+        if config.sources_file is not None:
+            self._documents, self._names = _read_sources(self.path, config)
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
             shape = (config.passages, config.dimension)
@@ -166,8 +181,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
                 file, a folder, or a list of both; or an iterable of texts.
             tokenizer (`PreTrainedTokenizerBase`): The language model's, a fast one.
-            encoder (callable or `SentenceTransformer`, *optional*): See [`TextEncoder`]; `None` for
-                a knowledge base that only [`SparseRetriever`] searches.
+            encoder (`str`, `Path`, `SentenceTransformer` or callable, *optional*): The folder or
+                Hub id of a sentence-transformers model, or see [`TextEncoder`]; `None` for a
+                knowledge base that only [`SparseRetriever`] searches.
             path (`str` or `os.PathLike`): The folder to make.
             chunk_length (`int`, *optional*, defaults to 256): The most tokens of a passage.
             column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
@@ -180,7 +196,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         Raises:
             FileExistsError: If there is something at `path`.
             ValueError: If there is no token in all documents, one of them is no document, or the
-                encoder returns something other than a finite vector for each text.
+                encoder returns something other than a finite vector for each text, or is none.
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
@@ -223,6 +239,37 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """
         return _decode(self.tokenizer, self.passage(passage_id))
 
+    def source(self, passage_id: int) -> str | None:
+        """Where a passage is from: `"docs/guide.md, line 120"` for a file, which is named as it was
+        when the knowledge base was built; `"document 7, line 1"` for the eighth row of a dataset,
+        or the eighth text.
+
+        The line is left out where the tokenizer does not keep the ends of lines; to find it, the
+        document is decoded up to the passage.
+
+        Returns:
+            `str`, *optional*: `None` for knowledge bases of versions before this was kept.
+
+        Raises:
+            IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
+        """
+        passage = self.text(passage_id)
+        if self._documents is None:
+            return None
+        document = int(self._documents[passage_id])
+        name = self._names[document] if self._names else f"document {document}"
+        if not self._keeps_lines:
+            return name
+        first = int(np.searchsorted(self._documents, document))
+        before = "".join(self.text(i) for i in range(first, passage_id))
+        blank = passage[: len(passage) - len(passage.lstrip())]
+        return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
+
+    @cached_property
+    def _keeps_lines(self) -> bool:
+        ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
+        return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
+
     def _check_bounds(self) -> None:
         lengths = np.diff(self._bounds)
         whole = self._bounds[0] == 0 and self._bounds[-1] == self.config.tokens
@@ -231,6 +278,26 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
                 f"those of passages of 1 to {self.config.chunk_length} tokens"
             )
+
+
+def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray, list[str]]:
+    """Which document each passage is from, ascending, and the names of all documents, if they have
+    any."""
+    assert config.sources_file is not None
+    expected: dict[str, tuple[np.dtype, int | None]] = {
+        "documents": (np.dtype(np.int64), config.passages),
+        "names": (np.dtype(np.uint8), None),
+    }
+    arrays = read_arrays(folder, config.sources_file, expected)
+    documents = arrays["documents"]
+    names = arrays["names"].tobytes().decode("utf-8", errors="replace").split("\0")[:-1]
+    in_order = documents[0] >= 0 and bool((np.diff(documents) >= 0).all())
+    if not in_order or (names and documents[-1] >= len(names)):
+        raise DatastoreError(
+            f"{folder / config.sources_file.name} is damaged: its documents are not those that the "
+            "passages were cut from, in their order"
+        )
+    return documents, names
 
 
 def _write(
@@ -242,9 +309,13 @@ def _write(
     progress: bool,
 ) -> None:
     """Writes all of a knowledge base into a folder."""
-    tokens, bounds = _passages(source, tokenizer, chunk_length, progress)
+    tokens, bounds, documents = _passages(source, tokenizer, chunk_length, progress)
     arrays = {"tokens": tokens, "bounds": bounds}
     passages_file = write_arrays(folder / "passages.safetensors", arrays)
+    names = "".join(f"{file}\0" for file in source.files or ())
+    as_bytes = np.frombuffer(names.encode("utf-8", errors="replace"), np.uint8)
+    sources = {"documents": documents, "names": as_bytes}
+    sources_file = write_arrays(folder / "sources.safetensors", sources)
     dimension, embeddings_file = 0, None
     if encoder is not None:
         rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
@@ -261,6 +332,7 @@ def _write(
         tokens=len(tokens),
         dimension=dimension,
         passages_file=passages_file,
+        sources_file=sources_file,
         embeddings_file=embeddings_file,
         source={
             "corpus": source.name,
@@ -273,24 +345,29 @@ def _write(
 
 def _passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them: all tokens in a row, and where each passage begins."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokenises documents and cuts them: all tokens in a row, where each passage begins, and which
+    document it is from."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
+    passages_of: list[int] = []  # each document
     with tqdm(desc="reading", unit=" documents", total=source.total, disable=not progress) as bar:
         for batch in batches(source.documents):
             separated, in_a_row = encode(backend, batch, dtype, separator=0)
             # Each document that is not empty has a separator after it, which is not wanted here.
             ends = np.cumsum(separated[separated > 0])
             tokens.append(np.delete(in_a_row, ends - 1))
-            for length in separated[separated > 0].tolist():
-                lengths += _even_parts(length - 1, chunk_length)
+            for length in separated.tolist():
+                parts = _even_parts(length - 1, chunk_length) if length else []
+                lengths += parts
+                passages_of.append(len(parts))
             bar.update(len(batch))
     if not lengths:
         raise ValueError("documents has no token in it: there is nothing to retrieve")
-    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64)
+    documents = np.repeat(np.arange(len(passages_of), dtype=np.int64), passages_of)
+    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
 
 
 def _even_parts(length: int, most: int) -> list[int]:

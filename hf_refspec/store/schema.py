@@ -7,8 +7,8 @@ class ShardEntry:
     file: Annotated[FileEntry, Named("a file of tokens", r"tokens-[0-9]{5}\\.safetensors")]
 ```
 
-A field is a `str`, an `int`, a `Literal` of strings, a `dict` that is not looked into, a `list` of
-such, another dataclass, or one of these or `None`.
+A field is a `str`, an `int`, a `float`, a `Literal` of strings, a `dict` that is not looked into,
+a `list` of such, another dataclass, or one of these or `None`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DEEPEST_DICT = 20
 
 @dataclass(frozen=True)
 class Range:
-    """An `int` must be from `low` to `high`."""
+    """A number must be from `low` to `high`."""
 
-    low: int
-    high: int
+    low: float
+    high: float
 
-    def check(self, name: str, value: int) -> None:
+    def check(self, name: str, value: float) -> None:
         if not self.low <= value <= self.high:
             raise ValueError(f"{name} is {short(value)}")
 

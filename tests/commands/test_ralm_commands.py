@@ -81,11 +81,37 @@ def run(*arguments) -> int:
 def test_shows_the_answer_the_passages_the_guesses_and_the_speed(places, ask):
     printed = ask(places["texts"], "--question", QUESTION, *SHORT)
     assert re.search(
+        r"speed +14 tokens, \d+\.\d tokens/s: \d+ % waiting for \d+ searches, \d+ % making", printed
+    )
+    assert "ids identical" not in printed
+
+
+def test_a_passage_is_named_with_its_file_and_line(places, ask, monkeypatch):
+    monkeypatch.chdir(Path(places["texts"]).parent)
+    printed = ask("texts", "--question", QUESTION, *SHORT)
+    found = re.findall(r"(\d+), (texts/\S+), line (\d+): steps? ", printed)
+    assert found
+    for _, name, line in found:
+        assert int(line) <= len(Path(name).read_text(encoding="utf-8").splitlines())
+
+
+def test_without_speculation_it_waits_for_every_search(places, ask):
+    options = [places["texts"], "--question", QUESTION, *SHORT]
+    waiting = ask(*options, "--speculation", "none")
+    assert "guesses" not in waiting
+    assert "waiting for 4 searches" in waiting  # 14 tokens, 4 a step
+    answer = waiting.partition("  passages")[0]
+    assert answer == ask(*options).partition("  passages")[0]
+
+
+def test_compare_shows_the_speed_of_both(places, ask):
+    printed = ask(places["texts"], "--question", QUESTION, "--compare", *SHORT)
+    assert re.search(
         r"^\d+ passages of at most 40 tokens out of texts, searched by bm25\n", printed
     )
     assert f"── {QUESTION}\n" in printed
     passages = re.findall(
-        r"^ +(?:passages +)?(\d+), (steps? [\d, -]+) of 4\n +(\S.*)", printed, re.M
+        r"^ +(?:passages +)?(\d+), .*: (steps? [\d, -]+) of 4\n +(\S.*)", printed, re.M
     )
     assert passages
     steps = re.findall(r"\d+(?:-\d+)?", " ".join(steps for _, steps, _ in passages))
@@ -95,7 +121,9 @@ def test_shows_the_answer_the_passages_the_guesses_and_the_speed(places, ask):
     marks = re.search(r"guesses +(s[+x ]*?)  ", printed).group(1)
     assert (marks.count("+"), marks.count("x")) == (right, wrong)
     assert right + wrong == 3
-    assert re.search(r"speed +baseline +\d+\.\d tokens/s: \d+ % waiting for 4 searches, ", printed)
+    assert re.search(
+        r"speed +baseline +14 tokens, \d+\.\d tokens/s: \d+ % waiting for 4 searches, ", printed
+    )
     assert re.search(r"^ +\d+\.\d\dx, ids identical$", printed, re.M)
     assert "\x1b" not in printed  # not a terminal, and what a passage says is not obeyed
 
@@ -134,7 +162,11 @@ def test_the_generation_stride_is_the_tokens_of_a_step(places, ask):
 def test_several_questions_are_summed_up(places, ask, tmp_path):
     questions = tmp_path / "questions.txt"
     questions.write_text("harbour story\n\nmarket silver\n", encoding="utf-8")
-    printed = ask(places["texts"], "--question", QUESTION, "--question-file", questions, *SHORT)
+    given = ["--question", QUESTION, "--question-file", questions]
+    assert re.search(
+        r"All 3 answers together:\n +speed +42 tokens, ", ask(places["texts"], *given, *SHORT)
+    )
+    printed = ask(places["texts"], *given, "--compare", *SHORT)
     order = [printed.index(f"── {each}\n") for each in (QUESTION, "harbour story", "market silver")]
     assert order == sorted(order)
     assert "All 3 answers together:" in printed
@@ -144,7 +176,7 @@ def test_several_questions_are_summed_up(places, ask, tmp_path):
 
 def test_smollm2_is_the_default(places, capsys):
     assert run(places["texts"], "--question", QUESTION, *SHORT) == 0
-    assert "ids identical" in capsys.readouterr().out
+    assert "guesses" in capsys.readouterr().out
 
 
 def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, capsys, monkeypatch):
@@ -158,7 +190,7 @@ def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, cap
 
     monkeypatch.setattr(ralm_answers, "Answers", Careless)
     options = ["--model", places["model"], places["texts"], "--question", QUESTION, *SHORT]
-    assert run(*options) == 1
+    assert run(*options, "--compare") == 1
     assert "IDS DIFFER from position" in capsys.readouterr().out
 
 
@@ -216,13 +248,13 @@ def test_a_dataset_of_this_machine(places, ask, tmp_path, monkeypatch):
     datasets.Dataset.from_dict(rows).to_json(folder / "train.json")
     printed = ask("--dataset", folder, "--column", "body", "--question", QUESTION, *SHORT)
     assert "searched by bm25" in printed
-    assert "ids identical" in printed
+    assert re.search(r"\d, document [01], line \d+: step", printed)
 
 
 @pytest.mark.parametrize("retriever", ["dense", "hnsw"])
 def test_embeddings_of_an_encoder(places, ask, retriever):
     options = ["--retriever", retriever, "--encoder", places["encoder"], "--question", QUESTION]
-    assert "ids identical" in ask(places["texts"], *options, *SHORT)
+    assert "ids identical" in ask(places["texts"], *options, "--compare", *SHORT)
     assert f"searched by {retriever}" in ask("--knowledge-base", places["dense"], *options)
 
 
@@ -277,6 +309,10 @@ REFUSED = {
     ),
     "a column of files": (["{texts}", "--column", "text", *ASKED], "column='text'"),
     "letters that mean nothing": (["{texts}", "--speculation", "pq", *ASKED], "speculation"),
+    "a comparison of nothing": (
+        ["{texts}", "--speculation", "none", "--compare", *ASKED],
+        "--compare compares speculation with waiting",
+    ),
     "a missing model": (["{texts}", "--model", "{missing}", *ASKED], "{missing}"),
     "a question that is too long": (
         ["{texts}", "--max-new-tokens", "5000", *ASKED],

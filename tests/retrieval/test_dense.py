@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DIMENSION, bag_of_words, some_texts
+from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.retriever import Retriever
@@ -243,6 +244,41 @@ def test_queries_and_passages_are_encoded_as_the_model_has_it(tmp_path, tokenize
     np.testing.assert_array_equal(base.embeddings, bag_of_words(TEXTS))
     (query,) = queries_of(DenseRetriever(base, encoder), ["tree"])
     np.testing.assert_array_equal(query, -bag_of_words(["tree"])[0])
+
+
+def test_an_encoder_can_be_named(tmp_path, tokenizer):
+    modules = pytest.importorskip("sentence_transformers.models")
+    from sentence_transformers import SentenceTransformer
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertModel(BertConfig(vocab_size=259, intermediate_size=24, **sizes))
+    bert.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    words = modules.Transformer(str(tmp_path / "bert"), max_seq_length=32)
+    encoder = SentenceTransformer(modules=[words, modules.Pooling(16)], device="cpu")
+    named = tmp_path / "named"
+    encoder.save(str(named))
+    base = KnowledgeBase.build(TEXTS[:9], tokenizer, named, tmp_path / "base", progress=False)
+    assert base.config.source["encoder"] == "named"
+    np.testing.assert_allclose(base.embeddings, encoder.encode(TEXTS[:9]), atol=1e-5)
+    retriever = DenseRetriever(base, str(named))
+    (query,) = queries_of(retriever, ["tree"])
+    np.testing.assert_allclose(query, encoder.encode("tree"), atol=1e-5)
+
+
+def test_an_encoder_that_is_nowhere_is_refused_before_work_starts(tmp_path, tokenizer):
+    pytest.importorskip("sentence_transformers")
+    missing = tmp_path / "missing"
+    with pytest.raises(ValueError, match=f"the encoder {missing} cannot be loaded"):
+        KnowledgeBase.build(TEXTS, tokenizer, missing, tmp_path / "base", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_sentence_transformers_the_error_names_the_package(base, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ImportError, match=r"encoder org/name .* pip install sentence-transformers"):
+        DenseRetriever(base, "org/name")
 
 
 def test_a_real_sentence_transformer_finds_what_is_meant(tmp_path, tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hub_server import TOKEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DIMENSION, bag_of_words, some_texts
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.store.card import card
@@ -70,12 +72,69 @@ def test_documents_come_from_lists_iterators_datasets_and_files(tmp_path, tokeni
         assert [base.text(i) for i in range(len(base))] == texts
 
 
+def test_a_passage_knows_its_file_as_it_was_named_and_its_line(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "more").mkdir(parents=True)
+    (tmp_path / "docs" / "a.txt").write_text("first\nsecond\n\nfourth\n")
+    (tmp_path / "docs" / "empty.txt").write_text("")
+    (tmp_path / "docs" / "more" / "ü.txt").write_text("other\n", encoding="utf-8")
+    base = build("base", tokenizer, "docs", encoder=None, chunk_length=7)
+    found = {base.text(i): base.source(i) for i in range(len(base))}
+    assert found == {
+        "first\ns": "docs/a.txt, line 1",
+        "econd\n\n": "docs/a.txt, line 2",
+        "fourth\n": "docs/a.txt, line 4",
+        "other\n": "docs/more/ü.txt, line 1",
+    }
+    copied = tmp_path / "copied"
+    base.save_pretrained(copied)
+    assert KnowledgeBase.from_pretrained(copied, tokenizer).source(3) == "docs/more/ü.txt, line 1"
+    with pytest.raises(IndexError, match="no passage 4"):
+        base.source(4)
+
+
+def test_a_passage_of_a_dataset_knows_its_row(tmp_path, tokenizer):
+    rows = Dataset.from_dict({"text": ["one", "", "three\nfour"]})
+    base = build(tmp_path / "base", tokenizer, rows, encoder=None, chunk_length=6)
+    assert [base.source(i) for i in range(len(base))] == [
+        "document 0, line 1",
+        "document 2, line 1",
+        "document 2, line 2",
+    ]
+
+
+def test_there_are_no_lines_where_the_tokenizer_keeps_none(tmp_path):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "tree": 1, "river": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    (tmp_path / "a.txt").write_text("tree\nriver\n")
+    base = build(tmp_path / "base", other, tmp_path / "a.txt", encoder=None, chunk_length=1)
+    assert [base.source(i) for i in range(2)] == [str(tmp_path / "a.txt")] * 2
+
+
+@pytest.mark.parametrize("documents", [[-1, 0], [1, 0], [0, 2]])
+def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("text")
+    base = build(tmp_path / "base", tokenizer, files, encoder=None)
+    arrays = {
+        "documents": np.array(documents, np.int64),
+        "names": np.frombuffer(b"a.txt\0b.txt\0", np.uint8),
+    }
+    entry = write_arrays(base.path / "sources.safetensors", arrays)
+    replace(base.config, sources_file=entry).write(base.path)
+    with pytest.raises(DatastoreError, match=r"sources\.safetensors is damaged"):
+        KnowledgeBase(base.path, tokenizer)
+
+
 def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
     base = build(tmp_path / "base", tokenizer, encoder=None)
     assert base.embeddings is None
     assert sorted(file.name for file in base.path.iterdir()) == [
         "config.json",
         "passages.safetensors",
+        "sources.safetensors",
     ]
     assert "SparseRetriever" in card(base.config, REPO)
 
@@ -149,7 +208,7 @@ def raises(texts):
         (lambda texts: bag_of_words(texts)[:5], ValueError, r"shape \(30, d\).*\(5, 24\)"),
         (lambda texts: bag_of_words(texts)[0], ValueError, r"of shape \(24,\)"),
         (lambda texts: None, ValueError, "NoneType"),
-        ("all-MiniLM-L6-v2", TypeError, "encoder must be a SentenceTransformer or a callable"),
+        (7, TypeError, "encoder must be a SentenceTransformer, the folder or Hub id of one, or a"),
     ],
 )
 def test_an_encoder_that_makes_no_vectors_leaves_nothing(

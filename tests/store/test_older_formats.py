@@ -111,6 +111,7 @@ def test_a_knowledge_base(tmp_path, tokenizer):
     base.verify()
     assert [base.text(i) for i in range(2)] == texts
     assert base.embeddings.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert base.source(0) is None  # they did not say
 
 
 @pytest.mark.parametrize("sketch", ["written", "none", "before there were any"])

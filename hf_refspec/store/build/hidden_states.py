@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -121,6 +122,49 @@ def read_corpus(
     if entries == 0:
         raise ValueError("corpus has no text of two tokens or more: there is nothing to keep")
     return np.concatenate(keys)[:max_entries], np.concatenate(values)[:max_entries]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Some tokens of a text, in their order, and what a model knows before each.
+
+    Attributes:
+        targets (`np.ndarray`, int64 of shape `(n,)`): The tokens.
+        log_probs (`np.ndarray`, float64 of shape `(n,)`): Of these, by the model.
+        states (`np.ndarray`, float32 of shape `(n, dimension)`): The hidden states before them.
+    """
+
+    targets: np.ndarray
+    log_probs: np.ndarray
+    states: np.ndarray
+
+
+@torch.no_grad()
+def read_predictions(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    layer: Layer,
+) -> Iterator[Predictions]:
+    """Runs a model over texts, in windows that overlap: every token once, but for the first of each
+    text, which nothing comes before.
+
+    Raises:
+        TypeError: If a text is not a string.
+        ValueError: If the model does not have the layer.
+    """
+    with recorded(model, layer) as hidden:
+        for batch, ids in read_windows(model, tokenizer, text):
+            logits = model(ids, use_cache=False).logits
+            assert hidden.states is not None
+            for row, window in enumerate(batch):
+                log_probs = logits[row, window.predicted].float().log_softmax(dim=-1)
+                places = torch.from_numpy(window.targets).to(log_probs.device)[:, None]
+                yield Predictions(
+                    window.targets,
+                    log_probs.gather(1, places)[:, 0].double().numpy(force=True),
+                    hidden.states[row, window.predicted].float().numpy(force=True),
+                )
 
 
 def checked_lengths(keys: np.ndarray) -> np.ndarray:

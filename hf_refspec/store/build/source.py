@@ -27,6 +27,8 @@ class Source:
         name (`str`): For people.
         license (`str`, *optional*): If the source names one.
         total (`int`, *optional*): The number of documents, if it is known.
+        files (`list[Path]`, *optional*): Which file each document is, as it was named, if they are
+            files.
         dataset (`DatasetDocuments`, *optional*): What the documents are read from, if others can
             read it too.
     """
@@ -35,6 +37,7 @@ class Source:
     name: str
     license: str | None = None
     total: int | None = None
+    files: list[Path] | None = None
     dataset: DatasetDocuments | None = None
 
 
@@ -67,7 +70,8 @@ def open_source(
         dataset = DatasetDocuments(source, _find_column(source, column), tokenizer)
         total = len(source) if kind == "Dataset" else None
         documents = checked(dataset, vocab_size)
-        return Source(documents, _dataset_name(source), source.info.license or None, total, dataset)
+        name, license = _dataset_name(source), source.info.license or None
+        return Source(documents, name, license, total, dataset=dataset)
     if isinstance(source, str | os.PathLike):
         return _open_files([source], pattern)
     if isinstance(source, list | tuple) and _are_paths(source):
@@ -252,7 +256,7 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    return Source(_read_files(files), name or "unnamed", total=len(files))
+    return Source(_read_files(files), name or "unnamed", total=len(files), files=files)
 
 
 def _read_files(files: list[Path]) -> Iterator[str]:

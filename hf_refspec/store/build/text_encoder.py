@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,27 @@ class TextEncoder:
     `encode_document` and `encode_query` are used.
 
     Args:
-        encoder (callable or `SentenceTransformer`): A callable takes a list of texts and returns an
-            array of shape `(len(texts), d)`, a row for each. How similar two texts are is the inner
-            product of their rows.
+        encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
+            sentence-transformers model, such a model, or a callable that takes a list of texts and
+            returns an array of shape `(len(texts), d)`, a row for each. How similar two texts are
+            is the inner product of their rows.
 
     Attributes:
         name (`str`): For people.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If it is none of these.
+        ImportError: If it names a model, and sentence-transformers is not installed.
+        ValueError: If there is no such model.
     """
 
     def __init__(self, encoder: Any) -> None:
-        if hasattr(encoder, "encode") and not isinstance(encoder, str):
+        name = None
+        if isinstance(encoder, str | os.PathLike):
+            # Where it lies on this machine is of no use to others.
+            name = Path(encoder).resolve().name if os.path.isdir(encoder) else str(encoder)
+            encoder = load_encoder(encoder)
+        if hasattr(encoder, "encode"):
             self._encode_passages = getattr(encoder, "encode_document", encoder.encode)
             self._encode_queries = getattr(encoder, "encode_query", encoder.encode)
             self._options = {"show_progress_bar": False, "convert_to_numpy": True}
@@ -36,10 +46,10 @@ class TextEncoder:
             self._options = {}
         else:
             raise TypeError(
-                "encoder must be a SentenceTransformer or a callable that returns an array of "
-                f"shape (n, d) for a list of n texts, but is {encoder!r}"
+                "encoder must be a SentenceTransformer, the folder or Hub id of one, or a callable "
+                f"that returns an array of shape (n, d) for a list of n texts, but is {encoder!r}"
             )
-        self.name = getattr(encoder, "__name__", type(encoder).__name__)
+        self.name = name or getattr(encoder, "__name__", type(encoder).__name__)
 
     def passages(self, texts: Sequence[str]) -> np.ndarray:
         """The vectors of passages, float32 of shape `(len(texts), d)`.
@@ -86,8 +96,8 @@ class TextEncoder:
         return vectors
 
 
-def load_encoder(name: str) -> Any:
-    """The model that an option `--encoder` names: a folder or a Hub id.
+def load_encoder(name: str | os.PathLike) -> Any:
+    """The sentence-transformers model in a folder, or of a Hub id.
 
     Raises:
         ImportError: If sentence-transformers is not installed.
@@ -97,9 +107,10 @@ def load_encoder(name: str) -> Any:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         raise ImportError(
-            "--encoder needs sentence-transformers: pip install sentence-transformers"
+            f"the encoder {name} needs sentence-transformers: pip install sentence-transformers"
         ) from None
     try:
-        return SentenceTransformer(name)
+        return SentenceTransformer(os.fspath(name))
     except (OSError, ValueError) as error:
-        raise ValueError(f"--encoder {name} cannot be loaded: {error}") from error
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(f"the encoder {name} cannot be loaded: {first_line}") from error
