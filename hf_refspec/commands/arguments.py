@@ -6,6 +6,12 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
+from rich.console import Console
+
+from ..store.names import HubSilentError, ask_hub, is_here
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -37,9 +43,21 @@ def load_dataset(args: Namespace, streaming: bool = False) -> Any:
 
     Raises:
         ImportError: If the library `datasets` is missing.
+        OSError: If there is no such dataset.
     """
     try:
         import datasets
     except ImportError:
         raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
-    return datasets.load_dataset(args.dataset, args.config, split=args.split, streaming=streaming)
+    if not is_here(args.dataset):
+        try:
+            ask_hub(args.dataset, "README.md", "dataset")
+        except HubSilentError:  # as if the user had said so: what was loaded before is in a cache
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    # On a terminal one line for all that is to be waited for; no bars of its own, and none in logs.
+    datasets.disable_progress_bars()
+    disable_progress_bars()
+    with Console(stderr=True).status(f"loading the dataset {args.dataset}"):
+        return datasets.load_dataset(
+            args.dataset, args.config, split=args.split, streaming=streaming
+        )

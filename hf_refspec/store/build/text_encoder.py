@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..names import is_here, is_only_cached
+
 
 class TextEncoder:
     """An encoder of texts: a callable, or a model of the library sentence-transformers.
@@ -91,7 +93,8 @@ def load_encoder(name: str) -> Any:
 
     Raises:
         ImportError: If sentence-transformers is not installed.
-        ValueError: If there is no such model.
+        OSError: If there is no such model, or the Hub that has it does not answer.
+        ValueError: If it cannot be loaded.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -99,7 +102,8 @@ def load_encoder(name: str) -> Any:
         raise ImportError(
             "--encoder needs sentence-transformers: pip install sentence-transformers"
         ) from None
+    cached = not is_here(name) and is_only_cached(name, "model", ["config.json", "modules.json"])
     try:
-        return SentenceTransformer(name)
+        return SentenceTransformer(name, local_files_only=cached)
     except (OSError, ValueError) as error:
         raise ValueError(f"--encoder {name} cannot be loaded: {error}") from error
