@@ -80,7 +80,13 @@ class Datastore(StoredFolder[StoreConfig]):
             self.check_tokenizer(tokenizer)
 
     def __repr__(self) -> str:
-        return f"Datastore({str(self.path)!r}, form={self.form!r}, tokens={self.tokens:,})"
+        entry = self.config.ngrams
+        if self.form == "compact" and entry is not None:
+            held = f"ngrams={sum(entry.ngrams):,}, nodes={entry.nodes:,}"
+        else:
+            held = f"tokens={self.tokens:,}, documents={self.documents:,}"
+        tokenizer = f"tokenizer={self.config.tokenizer!r}"
+        return f"Datastore({str(self.path)!r}, form={self.form!r}, {held}, {tokenizer})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), self.form)  # a copy maps the same files

@@ -90,7 +90,8 @@ class StoreConfig(FolderConfig):
 
     @classmethod
     def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        return {"tokenizer_file": None, **super()._newest(content)}
+        older = {"tokenizer_file": None} if content["format_version"] == 1 else {}
+        return older | super()._newest(content)
 
     def check(self) -> None:
         if not self.shards and self.ngrams is None:

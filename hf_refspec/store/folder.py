@@ -122,11 +122,11 @@ class FolderConfig:
             if key not in content:
                 raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
             found = content[key]
-            readable = (expected, *cls.OLDER.get(key, ()))
+            readable = (*cls.OLDER.get(key, ()), expected)
             if type(found) is not type(expected) or found not in readable:
                 raise DatastoreError(
                     f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {expected!r}; {cls.REMEDY}"
+                    f"only {' or '.join(map(repr, readable))}; {cls.REMEDY}"
                 )
 
 

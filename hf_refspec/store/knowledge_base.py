@@ -138,7 +138,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def __repr__(self) -> str:
         dimension = self.config.dimension or None
-        return f"KnowledgeBase({str(self.path)!r}, passages={len(self):,}, dimension={dimension})"
+        tokenizer = f"tokenizer={self.config.tokenizer!r}"
+        held = f"passages={len(self):,}, dimension={dimension}"
+        return f"KnowledgeBase({str(self.path)!r}, {held}, {tokenizer})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), self.tokenizer)  # a copy maps the same files

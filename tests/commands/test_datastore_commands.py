@@ -306,7 +306,7 @@ REFUSED = {
     ),
     "more of another tokenizer": (
         ["extend", "{store}", "{corpus}", "--tokenizer", "{other}"],
-        "cannot be extended with words",
+        "another tokenizer",
     ),
     "more for a missing store": (
         ["extend", "{missing}", "{corpus}", "--tokenizer", "{tokenizer}"],
@@ -328,10 +328,6 @@ REFUSED = {
     "searching for nothing": (
         ["search", "{store}", "", "--tokenizer", "{tokenizer}"],
         "text has no tokens",
-    ),
-    "searching where the tokenizer's folder is not named": (
-        ["search", "{store}", "the"],
-        "the tokenizer that {store} names, 'bytes', cannot be loaded; give its folder",
     ),
     "searching with another tokenizer": (
         ["search", "{store}", "the", "--tokenizer", "{other}"],

@@ -226,7 +226,7 @@ def test_a_disk_without_room_leaves_nothing(home):
 
 def test_a_home_that_cannot_be_written(home, monkeypatch):
     home.write_text("a file")
-    with pytest.raises(ValueError, match=r"cannot be loaded: .*cannot be written to .*set HF_HOME"):
+    with pytest.raises(OSError, match=r"cannot be written to .*set HF_HOME"):
         module.load_model(device="cpu")
 
 
@@ -262,7 +262,7 @@ def test_a_package_whose_file_is_cut(home, package, size):
 
 @pytest.mark.parametrize("load", [module.load_model, module.load_tokenizer])
 def test_a_name_that_is_nothing_is_named(home, tmp_path, load):
-    with pytest.raises(ValueError, match=r"the (model|tokenizer) .* cannot be loaded"):
+    with pytest.raises(FileNotFoundError, match=r"no-such-folder' does not exist; name a folder"):
         load(str(tmp_path / "no-such-folder"))
 
 
