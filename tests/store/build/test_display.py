@@ -18,7 +18,7 @@ PROGRAM = dedent("""
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    options = {"num_proc": 1, "shard_tokens": 4, "corpus": "c"}
+    options = {"num_proc": 1, "shard_tokens": 4}
     store = Datastore.build(["a b a", "b b a"], tokenizer, sys.argv[1], **options)
     store.extend(iter(["a a b"]), **options)
 """)
