@@ -108,7 +108,7 @@ def evaluate(
     prompts: Mapping[str, list[int]],
     max_new_tokens: int,
 ) -> Evaluation:
-    """Lets a model go on from prompts plainly, with the default drafter, and with the datastore too.
+    """Lets a model go on from prompts plainly, with the default drafter, and with the store too.
 
     Args:
         model (`PreTrainedModel`): The target model.
@@ -138,8 +138,14 @@ def evaluate(
     bench.begin()
     entries, skipped = [], []
     stats = {method.name: SpeculationStats() for method in bench.methods if method.drafter}
-    shown = {"console": Console(stderr=True), "disable": not sys.stderr.isatty()}
-    for name, ids in track(prompts.items(), "measuring", transient=True, **shown):
+    for name, ids in track(
+        prompts.items(),
+        "measuring",
+        len(prompts),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ):
         try:
             entry, _ = bench.measure(name, [ids])
         except ContextTooShortError as error:

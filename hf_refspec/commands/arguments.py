@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def load_dataset(args: Namespace, streaming: bool = False) -> Any:
     # On a terminal one line for all that is to be waited for; no bars of its own, and none in logs.
     datasets.disable_progress_bars()
     disable_progress_bars()
-    with Console(stderr=True).status(f"loading the dataset {args.dataset}"):
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with console.status(f"loading the dataset {args.dataset}"):
         return datasets.load_dataset(
             args.dataset, args.config, split=args.split, streaming=streaming
         )

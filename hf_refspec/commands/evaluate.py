@@ -59,7 +59,8 @@ def _evaluate(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     store = Datastore.from_pretrained(args.store, args.form, tokenizer)
     prompts, origin = _prompts(args, texts, store, tokenizer)
-    held = sum(_is_held(ids, store) for ids in prompts.values())
+    special = set(tokenizer.all_special_ids)
+    held = sum(_is_held([i for i in ids if i not in special], store) for ids in prompts.values())
     model = load_model(args.model, dtype=getattr(torch, args.dtype) if args.dtype else None)
     print(
         f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}, the {store.form} form "
@@ -101,7 +102,7 @@ def _prompts(
     if args.prompts is not None:
         return {name: _asked(text, tokenizer) for name, text in texts.items()}, str(args.prompts)
     if texts:
-        ids = {name: _plain_ids(text[: 1 << 14], tokenizer) for name, text in texts.items()}
+        ids = {name: _plain_ids(text[: 1 << 12], tokenizer) for name, text in texts.items()}
         origin = "beginnings of texts"
     else:
         ids = _held_documents(store, args.limit)
@@ -143,7 +144,7 @@ def _is_held(ids: list[int], store: Datastore) -> bool:
 def _print(evaluation: Evaluation, model: PreTrainedModel) -> None:
     for reason in evaluation.skipped:
         print(f"left out: {reason}", file=sys.stderr)
-    print(f"{'':20}{'MAT':>6}{'tokens/s':>10}{'speed-up':>10}   decoding, of the prompts [quartiles]")
+    print(f"{'':20}{'MAT':>6}{'tokens/s':>10}{'speed-up':>10}   decoding, by prompt [quartiles]")
     for name, label in _LABELS.items():
         each = evaluation.summaries[name]
         rate = each.tokens / each.seconds

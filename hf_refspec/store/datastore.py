@@ -245,7 +245,8 @@ class Datastore(StoredFolder[StoreConfig]):
                 one of an older format the one that its config.json names.
 
         Raises:
-            OSError: If it cannot be loaded.
+            OSError: If it cannot be found or read.
+            ValueError: If what was found is no tokenizer.
             DatastoreError: If it is another one, or damaged.
         """
         stored = self.config.tokenizer_file

@@ -281,7 +281,9 @@ def _passages(
     backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
-    with tqdm(desc="reading", unit=" documents", total=source.total, disable=not progress) as bar:
+    with tqdm(
+        desc="reading", unit=" documents", total=source.total, disable=not progress or None
+    ) as bar:
         for batch in batches(source.documents):
             separated, in_a_row = encode(backend, batch, dtype, separator=0)
             # Each document that is not empty has a separator after it, which is not wanted here.
@@ -315,7 +317,7 @@ def _embedded(
 ) -> Iterator[np.ndarray]:
     """The embeddings of the passages, some at a time."""
     count, dimension = len(bounds) - 1, None
-    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
+    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):
             edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
             texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]

@@ -1,8 +1,8 @@
 """What a name stands for: a folder of this machine, or a repo on the Hub.
 
-Models, tokenizers and stored folders are all named so. What looks like a path and is none is refused
-at once. The Hub is asked once before anything else, and not waited for: huggingface_hub itself tries
-again for half a minute for each file.
+Models, tokenizers and stored folders are all named so. What can only be a path and is none is
+refused at once. The Hub is asked once before anything else, and not waited for: huggingface_hub
+itself tries again for half a minute for each file.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def ask_hub(
     thread.start()
     thread.join(HUB_SECONDS)
     answer = answers[0] if answers else TimeoutError(f"no answer in {HUB_SECONDS:g} seconds")
-    if answer is None or (
-        isinstance(answer, HfHubHTTPError) and answer.response.status_code < 500
-    ):
+    if answer is None or (isinstance(answer, HfHubHTTPError) and answer.response.status_code < 500):
         return answer
     _silent_since[endpoint] = monotonic()
     raise HubSilentError(f"{endpoint} does not answer: {one_line(answer)}")
@@ -141,7 +139,10 @@ def is_only_cached(
     try:
         answer = ask_hub(repo_id, files[-1], repo_type, revision, token)
     except HubSilentError as error:
-        paths = (try_to_load_from_cache(repo_id, f, cache_dir, revision, repo_type) for f in files)
+        cache = None if cache_dir is None else Path(cache_dir)
+        paths = (
+            try_to_load_from_cache(repo_id, file, cache, revision, repo_type) for file in files
+        )
         if any(isinstance(path, str) for path in paths):
             return True
         raise OSError(

@@ -1,7 +1,7 @@
 """The tokenizer that a datastore carries with it, so that nobody has to name it again.
 
-It is the `tokenizer.json` of the library tokenizers, which is data alone: no code is loaded with it,
-and no Hub is asked for it. Chat templates and the names of special tokens are not in it.
+It is the `tokenizer.json` of the library tokenizers, which is data alone: no code is loaded with
+it, and no Hub is asked for it. Chat templates and the names of special tokens are not in it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ def test_the_gain_is_that_of_all_prompts_together():
         ([(1.2, 1.0), (1.3, 1.0), (1.25, 1.0)] * 4, "pays: 1.25x over the default drafter (1.2"),
         ([(1.0, 1.0), (1.0, 1.01), (1.01, 1.0)] * 4, "does not pay here: 1.00x"),
         ([(0.8, 1.0), (0.9, 1.0)] * 5, "does not pay here: 0.85x"),
-        ([(2.0, 1.0), (0.6, 1.0)] * 3, "too few prompts to say: 1.30x over the default drafter, but"),
+        (
+            [(2.0, 1.0), (0.6, 1.0)] * 3,
+            "too few prompts to say: 1.30x over the default drafter",
+        ),
         ([(1.5, 1.0)] * 4, "too few prompts to say: 1.50x over the default drafter, of 4; give"),
     ],
 )

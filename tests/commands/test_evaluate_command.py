@@ -101,7 +101,10 @@ REFUSED = {
     "a missing store": (["{missing}", "{texts}"], "does not exist; name a folder"),
     "missing texts": (["{store}", "{missing}"], "{missing} is neither a file nor a folder"),
     "texts and prompts": (["{store}", "{texts}", "--prompts", "{text}"], "not both"),
-    "missing prompts": (["{store}", "--prompts", "{missing}"], "--prompts {missing} does not exist"),
+    "missing prompts": (
+        ["{store}", "--prompts", "{missing}"],
+        "{missing} does not exist",
+    ),
     "texts that are too short": (["{store}", "{short}"], "no text has the 8 tokens"),
     "nothing to take prompts from": (["{compact}"], "the compact form has no documents"),
     "a form that is not there": (["{store}", "{texts}", "--form", "compact"], "no compact form"),

@@ -291,5 +291,5 @@ def test_a_folder_whose_weights_are_damaged_is_named(converted):
 def test_what_is_no_language_model_is_refused(home, tmp_path, config, kind):
     config.save_pretrained(tmp_path / "other")
     for load in (module.load_model, module.load_config):
-        with pytest.raises(ValueError, match=f"other is no decoder-only language model but a {kind}"):
+        with pytest.raises(ValueError, match=f"is no decoder-only language model but a {kind}"):
             load(str(tmp_path / "other"))

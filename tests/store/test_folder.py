@@ -89,9 +89,7 @@ def test_config_comes_back_as_it_was_written(tmp_path, config):
 
 
 def test_config_lists_its_files():
-    assert [file.name[:6] for file in CONFIG.files()] == [
-        *("tokens", "suffix", "ngrams", "tokeni")
-    ]
+    assert [file.name[:6] for file in CONFIG.files()] == [*("tokens", "suffix", "ngrams", "tokeni")]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,8 @@ def test_a_file_is_named_only_once(tmp_path):
 def test_another_format_version_says_what_to_do(tmp_path, version):
     content = content_of(CONFIG, tmp_path)
     message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
-    assert "has format_version" in message and "reads only 1 or 2; install the hf_refspec" in message
+    assert "has format_version" in message
+    assert "reads only 1 or 2; install the hf_refspec" in message
 
 
 @pytest.mark.parametrize(
