@@ -50,16 +50,26 @@ def load_dataset(args: Namespace, streaming: bool = False) -> Any:
         import datasets
     except ImportError:
         raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
+    silent = None
     if not is_here(args.dataset):
         try:
             ask_hub(args.dataset, "README.md", "dataset")
-        except HubSilentError:  # as if the user had said so: what was loaded before is in a cache
+        except HubSilentError as error:  # as if the user had said so: it may be in a cache
+            silent = error
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     # On a terminal one line for all that is to be waited for; no bars of its own, and none in logs.
     datasets.disable_progress_bars()
     disable_progress_bars()
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
-    with console.status(f"loading the dataset {args.dataset}"):
-        return datasets.load_dataset(
-            args.dataset, args.config, split=args.split, streaming=streaming
-        )
+    try:
+        with console.status(f"loading the dataset {args.dataset}"):
+            return datasets.load_dataset(
+                args.dataset, args.config, split=args.split, streaming=streaming
+            )
+    except OSError as error:
+        if silent is None:
+            raise
+        raise OSError(
+            f"{args.dataset!r} is no folder here and no dataset in the cache, and the Hub cannot "
+            f"be reached: {silent}"
+        ) from error

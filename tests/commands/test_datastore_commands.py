@@ -329,6 +329,11 @@ REFUSED = {
     "no source": (BUILD, "give one of: files or folders"),
     "two kinds of source": ([*BUILD, "{corpus}", "--preset", "python-stdlib"], "give one of"),
     "a dataset and files": ([*BUILD, "{corpus}", "--dataset", "{corpus}"], "give one of"),
+    "a dataset that is nowhere": (
+        [*BUILD, "--dataset", "org/none"],
+        "'org/none' is no folder here and no dataset in the cache, and the Hub cannot be reached",
+    ),
+    "a dataset of a missing folder": ([*BUILD, "--dataset", "{missing}"], "does not exist"),
     "a missing file": ([*BUILD, "{missing}.txt"], "{missing}.txt"),
     "a folder without such files": ([*BUILD, "{corpus}", "--pattern", "*.rs"], "'*.rs'"),
     "a column of files": ([*BUILD, "{corpus}", "--column", "text"], "column='text'"),
