@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ SHARD = ShardEntry(
 )
 NGRAMS = NgramsEntry([5, 4], 30, 7, FileEntry("ngrams-0123456789ab.safetensors", 300, "c" * 64))
 SOURCE = {"corpus": "x", "n": [1, {"y": None}]}
-CONFIG = StoreConfig("f" * 32, "org/é", 300, SOURCE, [SHARD], NGRAMS)
+TOKENIZER = FileEntry("tokenizer.json", 400, "d" * 64)
+CONFIG = StoreConfig("f" * 32, "org/é", 300, SOURCE, [SHARD], NGRAMS, TOKENIZER)
 UINT16 = {"tokens": (np.dtype(np.uint16), 4)}
 
 
@@ -39,3 +41,10 @@ def four_tokens(folder: Path) -> FileEntry:
 
 def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
     return [lambda: read_arrays(folder, entry, UINT16), lambda: check_file(folder, entry)]
+
+
+def as_format_1(folder: Path, **changes: Any) -> None:
+    """Turns a datastore into one of format 1, which carries no tokenizer."""
+    content = json.loads((folder / "config.json").read_text())
+    (folder / content.pop("tokenizer_file")["name"]).unlink()
+    (folder / "config.json").write_text(json.dumps({**content, "format_version": 1, **changes}))

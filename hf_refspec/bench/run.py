@@ -233,7 +233,7 @@ def _measure(
     """Measures one question after another; results.json has each as soon as it is done."""
     suite = results["suites"][name]
     bench.begin()
-    for job in tqdm(jobs, desc=name, unit="question"):
+    for job in tqdm(jobs, desc=name, unit="question", disable=None):
         try:
             for entry in job(bench):
                 suite["entries"].append(entry)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
+from rich.console import Console
+
+from ..store.names import HubSilentError, ask_hub, is_here
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -37,9 +44,32 @@ def load_dataset(args: Namespace, streaming: bool = False) -> Any:
 
     Raises:
         ImportError: If the library `datasets` is missing.
+        OSError: If there is no such dataset.
     """
     try:
         import datasets
     except ImportError:
         raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
-    return datasets.load_dataset(args.dataset, args.config, split=args.split, streaming=streaming)
+    silent = None
+    if not is_here(args.dataset):
+        try:
+            ask_hub(args.dataset, "README.md", "dataset")
+        except HubSilentError as error:  # as if the user had said so: it may be in a cache
+            silent = error
+            constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    # On a terminal one line for all that is to be waited for; no bars of its own, and none in logs.
+    datasets.disable_progress_bars()
+    disable_progress_bars()
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    try:
+        with console.status(f"loading the dataset {args.dataset}"):
+            return datasets.load_dataset(
+                args.dataset, args.config, split=args.split, streaming=streaming
+            )
+    except OSError as error:
+        if silent is None:
+            raise
+        raise OSError(
+            f"{args.dataset!r} is no folder here and no dataset in the cache, and the Hub cannot "
+            f"be reached: {silent}"
+        ) from error

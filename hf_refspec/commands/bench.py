@@ -62,7 +62,7 @@ def add_ablate(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of a datastore with its full form")
     add("--data", type=Path, required=True, help="HumanEval.jsonl.gz")
-    add("--tokenizer", help="default: the one that the datastore names")
+    add("--tokenizer", help="default: the one that the datastore carries or names")
     add("--max-draft-tokens", type=positive, default=64, metavar="N")
     add("--limit", type=positive, metavar="N", help="only the first N problems")
     add("--out", type=Path, required=True, help="a new folder for table and plot")

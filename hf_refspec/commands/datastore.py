@@ -1,4 +1,5 @@
-"""The commands that write or describe datastores: `build`, `extend`, `compact` and `info`."""
+"""The commands that write or describe datastores: `build`, `extend`, `retokenize`, `compact` and
+`info`."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
 from .arguments import add_source, load_dataset, positive
 
+_TOKENIZER = "a folder or a Hub id; by default the one that the datastore carries or names"
+
 
 def add_build(parser: ArgumentParser) -> None:
     """Adds the arguments of `hf-refspec build`."""
     parser.set_defaults(run=_build)
     add = parser.add_argument
     _add_corpus(parser)
+    add("--tokenizer", required=True, help="a folder or a Hub id")
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
     add("--license", help="of the corpus, for the card")
@@ -43,12 +47,33 @@ def add_extend(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_extend)
     parser.add_argument("store", help="the folder of the datastore")
     _add_corpus(parser)
+    parser.add_argument("--tokenizer", help=_TOKENIZER)
 
 
 def _extend(args: Namespace) -> int:
-    documents, _, _ = _documents(args)
     store = Datastore(args.store)
-    _print_info(store.extend(documents, load_tokenizer(args.tokenizer), **_shared_options(args)))
+    tokenizer = store.load_tokenizer(args.tokenizer)
+    documents, _, _ = _documents(args)
+    _print_info(store.extend(documents, tokenizer, **_shared_options(args)))
+    return 0
+
+
+def add_retokenize(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec retokenize`."""
+    parser.set_defaults(run=_retokenize)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id, of a datastore with its full form")
+    add("--tokenizer", required=True, help="the other model's, a folder or a Hub id")
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--old-tokenizer", metavar="TOKENIZER", help=_TOKENIZER)
+    add("--num-proc", type=positive, metavar="N")
+
+
+def _retokenize(args: Namespace) -> int:
+    store = Datastore.from_pretrained(args.store, form="full")
+    old = store.load_tokenizer(args.old_tokenizer)
+    new = load_tokenizer(args.tokenizer)
+    _print_info(store.retokenize(new, args.out, old, num_proc=args.num_proc))
     return 0
 
 
@@ -96,7 +121,6 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS))
     add("--streaming", action="store_true", help="do not download the dataset first")
-    add("--tokenizer", required=True, help="a folder or a Hub id")
     add("--num-proc", type=positive, metavar="N")
     add("--deduplicate", action="store_true", help="drop repeated documents")
     add("--resume", action="store_true", help="continue a build that was killed")
@@ -127,7 +151,8 @@ def _print_info(store: Datastore) -> None:
     print(store.path)
     print(f"  corpus      {about.get('corpus') or 'not stated'}")
     print(f"  licence     {about.get('license') or 'not stated'}")
-    print(f"  tokenizer   {config.tokenizer}, fingerprint {config.fingerprint}")
+    carried = "carried with it" if config.tokenizer_file else "not carried with it"
+    print(f"  tokenizer   {config.tokenizer}, {carried}, fingerprint {config.fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)

@@ -25,7 +25,7 @@ def add_search(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="a folder or a Hub id")
     add("text", help="the text that the drafts continue")
-    add("--tokenizer", help="default: the one that the datastore names")
+    add("--tokenizer", help="default: the one that the datastore carries or names")
     add("--form", choices=("full", "compact"))
     add("--nodes", type=positive, default=24, metavar="N")
 

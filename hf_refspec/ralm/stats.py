@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass
+@dataclass(repr=False)
 class RetrievalStats:
     """Counts and times of one call that retrieves while it generates.
 
@@ -62,6 +62,13 @@ class RetrievalStats:
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain types that JSON can hold."""
         return {**dataclasses.asdict(self), "steps": self.steps, "gamma": self.gamma}
+
+    def __repr__(self) -> str:
+        """What one wants to know first; `to_dict()` has all figures."""
+        return (
+            f"RetrievalStats(steps={self.steps}, searches={self.searches}, "
+            f"speculated={self.speculated}, verified={self.verified}, gamma={self.gamma:.2f})"
+        )
 
     def __str__(self) -> str:
         line = f"{self.steps} steps, {self.retrievals} queries in {self.searches} searches"

@@ -103,7 +103,7 @@ class MilvusRetriever(EmbeddingRetriever):
             unit=" passages",
             total=total,
             initial=present,
-            disable=not progress or present == total,
+            disable=not progress or present == total or None,
         ) as bar:
             for begin in range(present, total, _ROWS_AT_ONCE):
                 some = self._embeddings[begin : begin + _ROWS_AT_ONCE]

@@ -55,7 +55,9 @@ def compact_form(
         for order in range(max_ngram)
         for rank in range(len(orders[order]))
     ]
-    for _, order, rank in tqdm(sorted(ranked), "draft trees", disable=not progress, delay=1):
+    for _, order, rank in tqdm(
+        sorted(ranked), "draft trees", disable=not progress or None, delay=1
+    ):
         tree = mixed_tree(texts, orders[order][rank], 1, *limits)
         entries, nodes = entries + 1, nodes + len(tree[0])
         size = HEADER_BYTES + table_bytes(entries, nodes, max_ngram, dtype)

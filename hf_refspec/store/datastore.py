@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store
 from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
-from .files import DatastoreError, find_file
+from .files import DatastoreError, copy_file, find_file
 from .folder import new_folder, only_writer
+from .names import load_tokenizer
 from .shards import map_shard, split_documents
 from .stored_folder import Part, StoredFolder
+from .tokenizer_file import read_tokenizer
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -78,7 +80,13 @@ class Datastore(StoredFolder[StoreConfig]):
             self.check_tokenizer(tokenizer)
 
     def __repr__(self) -> str:
-        return f"Datastore({str(self.path)!r}, form={self.form!r}, tokens={self.tokens:,})"
+        entry = self.config.ngrams
+        if self.form == "compact" and entry is not None:
+            held = f"ngrams={sum(entry.ngrams):,}, nodes={entry.nodes:,}"
+        else:
+            held = f"tokens={self.tokens:,}, documents={self.documents:,}"
+        tokenizer = f"tokenizer={self.config.tokenizer!r}"
+        return f"Datastore({str(self.path)!r}, form={self.form!r}, {held}, {tokenizer})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), self.form)  # a copy maps the same files
@@ -94,14 +102,19 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds a datastore in a new folder and opens it; arguments as of [`build_store`]."""
         return cls(build_store(source, tokenizer, path, **options))
 
-    def extend(self, more: Any, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Datastore:
+    def extend(
+        self, more: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
+    ) -> Datastore:
         """Adds documents in new shards; arguments as of [`extend_store`].
 
-        This object, and whoever else has the datastore open, goes on with what it has.
+        This object, and whoever else has the datastore open, goes on with what it has. Without a
+        `tokenizer` it is the one that [`~Datastore.load_tokenizer`] loads.
 
         Returns:
             [`Datastore`]: All of it, opened.
         """
+        if tokenizer is None:
+            tokenizer = self.load_tokenizer()
         return Datastore(extend_store(self.path, more, tokenizer, **options))
 
     def retokenize(
@@ -117,7 +130,7 @@ class Datastore(StoredFolder[StoreConfig]):
             tokenizer (`PreTrainedTokenizerBase`): The other model's.
             path (`str` or `Path`): The new folder.
             old_tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that this datastore was
-                made with; by default it is loaded by the name that config.json says.
+                made with; by default the one that [`~Datastore.load_tokenizer`] loads.
             options: As of [`build_store`].
 
         Returns:
@@ -209,6 +222,8 @@ class Datastore(StoredFolder[StoreConfig]):
             with new_folder(Path(path)) as folder:
                 counts, table = compact_form(self.shards, self.config, *options)
                 alone = replace(self.config, shards=[], ngrams=None)
+                if alone.tokenizer_file is not None:
+                    copy_file(self.path, alone.tokenizer_file, folder)
                 write_ngrams(folder, alone, table, counts, self.tokens)
             return Datastore(path, form="compact")
         counts, table = compact_form(self.shards, self.config, *options)
@@ -223,25 +238,30 @@ class Datastore(StoredFolder[StoreConfig]):
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.
 
+        The one that it carries with it has neither a chat template nor special tokens by name.
+
         Args:
-            name (`str`, *optional*): A folder or a Hub id; by default what config.json names.
+            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own, or for
+                one of an older format the one that its config.json names.
 
         Raises:
-            OSError: If it cannot be loaded.
-            DatastoreError: If it is another one.
+            OSError: If it cannot be found or read.
+            ValueError: If what was found is no tokenizer.
+            DatastoreError: If it is another one, or damaged.
         """
-        try:
-            # The name comes from a file that nobody has checked.
-            tokenizer = AutoTokenizer.from_pretrained(
-                name or self.config.tokenizer, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            if name is not None:
-                raise
-            raise OSError(
-                f"the tokenizer that {self.path} names, {self.config.tokenizer!r}, cannot be "
-                "loaded; give its folder or Hub id, or the tokenizer itself"
-            ) from error
+        stored = self.config.tokenizer_file
+        if name is None and stored is not None:
+            tokenizer = read_tokenizer(self.path, stored, self.config.tokenizer)
+        elif name is not None:
+            tokenizer = load_tokenizer(name)
+        else:
+            try:
+                tokenizer = load_tokenizer(self.config.tokenizer)
+            except (OSError, ValueError) as error:
+                raise OSError(
+                    f"the tokenizer that {self.path} names, {self.config.tokenizer!r}, cannot be "
+                    "loaded; give its folder or Hub id, or the tokenizer itself"
+                ) from error
         self.check_tokenizer(tokenizer)
         return tokenizer
 

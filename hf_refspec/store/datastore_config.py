@@ -3,6 +3,7 @@
 tokens-00001.safetensors        tokens    uint16 or uint32, a separator after each document
 suffixes-00001.safetensors      suffixes  int32, the suffix array of those tokens
 ngrams-0123456789ab.safetensors (compact form) n-grams and their draft trees
+tokenizer.json                  the tokenizer that the documents were tokenised with
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Form: TypeAlias = Literal["full", "compact"]
 TOKENS = Named("a file of tokens", r"tokens-[0-9]{5,}\.safetensors")
 SUFFIXES = Named("a file of suffixes", r"suffixes-[0-9]{5,}\.safetensors")
 NGRAMS = Named("a file of n-grams", r"ngrams-[0-9a-f]{12}\.safetensors")
+TOKENIZER = Named("a tokenizer", r"tokenizer\.json")
 # Two files of each are mapped into memory, and Linux lets a process have 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
@@ -71,17 +73,25 @@ class StoreConfig(FolderConfig):
         source (`dict`): How the store was built, for people and for the card.
         shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
         ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
+        tokenizer_file (`FileEntry`, *optional*): The tokenizer; `None` in a store of format 1.
     """
 
     NOUN = "datastore"
-    HEADER: ClassVar[dict[str, Any]] = {"format_version": 1}
-    FILES = (TOKENS, SUFFIXES, NGRAMS)
+    HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
+    OLDER: ClassVar[dict[str, tuple[Any, ...]]] = {"format_version": (1,)}
+    FILES = (TOKENS, SUFFIXES, NGRAMS, TOKENIZER)
     TEMPLATE = "datastore.md"
 
     vocab_size: Annotated[int, Range(1, 2**31 - 1)]
     source: dict[str, Any] = field(default_factory=dict)
     shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
     ngrams: NgramsEntry | None = None
+    tokenizer_file: Annotated[FileEntry, TOKENIZER] | None = None
+
+    @classmethod
+    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
+        older = {"tokenizer_file": None} if content["format_version"] == 1 else {}
+        return older | super()._newest(content)
 
     def check(self) -> None:
         if not self.shards and self.ngrams is None:

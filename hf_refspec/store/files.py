@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -148,6 +149,11 @@ def find_file(folder: Path, entry: FileEntry) -> Path:
             f"{path} is damaged: it has {found.st_size} bytes, but {CONFIG} says {entry.size}"
         )
     return path
+
+
+def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
+    """Copies a file into another folder; raises a DatastoreError as [`find_file`]."""
+    shutil.copyfile(find_file(folder, entry), to / entry.name)
 
 
 def check_file(folder: Path, entry: FileEntry) -> None:

@@ -49,8 +49,10 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
     """What a tokenizer or a model is called, for people."""
     name = str(pretrained.name_or_path or "")
-    # Where it lies on this machine is of no use to others.
-    return (Path(name).resolve().name if os.path.isdir(name) else name) or type(pretrained).__name__
+    # Where it lies, or lay, on this machine is of no use to others.
+    if os.path.isdir(name) or os.path.isabs(name):
+        name = Path(name).resolve().name
+    return name or type(pretrained).__name__
 
 
 def check_tokenizer(

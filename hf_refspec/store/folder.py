@@ -47,6 +47,7 @@ class FolderConfig:
     Attributes:
         NOUN (`str`): What the folder is, for messages.
         HEADER (`dict`): The entries that distinguish it from other folders and formats.
+        OLDER (`dict`): Values of these that are read as well, see `_newest`.
         FILES (`tuple` of [`Named`]): The names that its files can have.
         REMEDY (`str`): What to do with a folder of another format.
         TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.
@@ -56,6 +57,7 @@ class FolderConfig:
 
     NOUN: ClassVar[str]
     HEADER: ClassVar[dict[str, Any]]
+    OLDER: ClassVar[dict[str, tuple[Any, ...]]] = {}
     FILES: ClassVar[tuple[Named, ...]]
     REMEDY: ClassVar[str] = "install the hf_refspec that it was made with, or build it again"
     TEMPLATE: ClassVar[str] = ""
@@ -120,10 +122,11 @@ class FolderConfig:
             if key not in content:
                 raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
             found = content[key]
-            if type(found) is not type(expected) or found != expected:
+            readable = (*cls.OLDER.get(key, ()), expected)
+            if type(found) is not type(expected) or found not in readable:
                 raise DatastoreError(
                     f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {expected!r}; {cls.REMEDY}"
+                    f"only {' or '.join(map(repr, readable))}; {cls.REMEDY}"
                 )
 
 
@@ -135,6 +138,8 @@ def read_json(path: Path, noun: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             text = file.read(_LARGEST_CONFIG + 1)
     except FileNotFoundError:
+        if not path.parent.exists():
+            raise DatastoreError(f"{path.parent} does not exist; name a {noun}") from None
         raise DatastoreError(f"{path.parent} is not a {noun}: it has no {CONFIG}") from None
     except NotADirectoryError:
         raise DatastoreError(f"{path.parent} is not a folder with a {noun}") from None

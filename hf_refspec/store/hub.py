@@ -20,11 +20,9 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
@@ -32,6 +30,7 @@ from ..version import __version__
 from .card import card
 from .files import CONFIG, DatastoreError, check_file
 from .folder import FolderConfig
+from .names import is_here, is_only_cached, one_line
 
 C = TypeVar("C", bound=FolderConfig)
 # Of a config, a config that names only some of its files.
@@ -58,12 +57,17 @@ def fetch(
         OSError: If there is no such repo or revision, or it cannot be read or reached.
         DatastoreError: If it is not of that kind, or `part` raises it.
     """
-    if Path(repo_or_path).exists():
+    if is_here(repo_or_path):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)
-    if "/" not in repo_id:  # the Hub would be asked again and again, for what is a mistyped folder
-        raise _neither(repo_id)
-    options |= {"repo_type": "dataset", "local_files_only": local_files_only, **_LIBRARY}
+    if "/" not in repo_id:  # nobody has stores without an organisation: it is a mistyped folder
+        raise FileNotFoundError(
+            f"{repo_id!r} does not exist; name a folder, or a Hub id such as org/name"
+        )
+    cached_only = local_files_only or is_only_cached(
+        repo_id, kind.NOUN, [CONFIG], "dataset", revision, **options
+    )
+    options |= {"repo_type": "dataset", "local_files_only": cached_only, **_LIBRARY}
     wanted = CONFIG
     try:
         folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
@@ -82,13 +86,6 @@ def fetch(
     return folder
 
 
-def _neither(name: str) -> OSError:
-    return OSError(
-        f"{name!r} is neither a folder nor the name of a dataset repo on the Hub "
-        f'("organisation/name"); check the path'
-    )
-
-
 def _fetch_error(
     error: Exception,
     kind: type[FolderConfig],
@@ -104,20 +101,6 @@ def _fetch_error(
     match error:
         case DatastoreError():
             return DatastoreError(f"{place} cannot be used: {error}")
-        case HFValidationError():
-            return _neither(repo_id)
-        case GatedRepoError():
-            return OSError(
-                f"access to {place} is granted on request; ask for it at "
-                f"{constants.ENDPOINT}/datasets/{repo_id}, then pass token= or run `hf auth login`"
-            )
-        case RepositoryNotFoundError():
-            return OSError(
-                f"there is neither a folder {repo_id!r} nor a dataset repo of this name on the "
-                f"Hub that you may read (looked for revision "
-                f"{revision or constants.DEFAULT_REVISION!r}); check the name, or if it is "
-                f"private pass token= or run `hf auth login`"
-            )
         case RevisionNotFoundError():
             return OSError(
                 f"{repo} has no revision {revision!r}; name one of its branches, tags or commits, "
@@ -139,11 +122,11 @@ def _fetch_error(
             return DatastoreError(f"{place} is damaged: it lacks {wanted}, which {CONFIG} names")
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             return OSError(
-                f"the Hub does not let you read {place} ({_one_line(error)}); pass another token= "
+                f"the Hub does not let you read {place} ({one_line(error)}); pass another token= "
                 f"or run `hf auth login`"
             )
     return OSError(
-        f"{place} was not downloaded completely ({_one_line(error)}); try again, files that are "
+        f"{place} was not downloaded completely ({one_line(error)}); try again, files that are "
         f"complete are not downloaded twice"
     )
 
@@ -151,7 +134,7 @@ def _fetch_error(
 def _out_of_reach(place: str, error: BaseException) -> OSError:
     return OSError(
         f"{place} is not in the cache, or not all of it, and the Hub cannot be reached "
-        f"({_one_line(error)}); check the connection and try again"
+        f"({one_line(error)}); check the connection and try again"
     )
 
 
@@ -242,13 +225,9 @@ def _push_reason(error: Exception) -> str:
             return "somebody else changed the repo meanwhile; look at it and push again"
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             return (
-                f"the Hub does not let you write there ({_one_line(error)}); pass a token= that "
+                f"the Hub does not let you write there ({one_line(error)}); pass a token= that "
                 f"may write, or run `hf auth login`"
             )
         case ValueError():
-            return _one_line(error)
-    return f"{_one_line(error)}; a push is one commit, so nothing is half done: push again"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+            return one_line(error)
+    return f"{one_line(error)}; a push is one commit, so nothing is half done: push again"

@@ -173,7 +173,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self._index = vector_index(self.keys, arrays["norms"], "l2")
 
     def __repr__(self) -> str:
-        return f"KnnDatastore({str(self.path)!r}, index={self.index!r}, entries={len(self):,})"
+        held = f"entries={len(self):,}, dimension={self.config.dimension}"
+        model = f"model={self.config.model!r}"
+        return f"KnnDatastore({str(self.path)!r}, index={self.index!r}, {held}, {model})"
 
     def __len__(self) -> int:
         return self.config.entries

@@ -153,7 +153,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def __repr__(self) -> str:
         dimension = self.config.dimension or None
-        return f"KnowledgeBase({str(self.path)!r}, passages={len(self):,}, dimension={dimension})"
+        tokenizer = f"tokenizer={self.config.tokenizer!r}"
+        held = f"passages={len(self):,}, dimension={dimension}"
+        return f"KnowledgeBase({str(self.path)!r}, {held}, {tokenizer})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(), self.tokenizer)  # a copy maps the same files
@@ -353,7 +355,9 @@ def _passages(
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
     passages_of: list[int] = []  # each document
-    with tqdm(desc="reading", unit=" documents", total=source.total, disable=not progress) as bar:
+    with tqdm(
+        desc="reading", unit=" documents", total=source.total, disable=not progress or None
+    ) as bar:
         for batch in batches(source.documents):
             separated, in_a_row = encode(backend, batch, dtype, separator=0)
             # Each document that is not empty has a separator after it, which is not wanted here.
@@ -390,7 +394,7 @@ def _embedded(
 ) -> Iterator[np.ndarray]:
     """The embeddings of the passages, some at a time."""
     count, dimension = len(bounds) - 1, None
-    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress) as bar:
+    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):
             edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
             texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]

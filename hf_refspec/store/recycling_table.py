@@ -77,6 +77,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         self.config = RecyclingTableConfig.read(self.path)
         self.check_tokenizer(tokenizer)
 
+    def __repr__(self) -> str:
+        config = self.config
+        held = f"contexts={config.contexts:,}, context={config.context}, top_k={config.top_k}"
+        return f"RecyclingTable({str(self.path)!r}, {held}, model={config.model!r})"
+
     @classmethod
     def write(
         cls,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
-from .files import check_file, find_file
+from .files import check_file, copy_file
 from .fingerprint import check_tokenizer
 from .folder import FolderConfig, new_folder
 from .hub import Part, fetch, push
@@ -86,7 +85,7 @@ class StoredFolder(Generic[C]):
         config = self._open_part()
         with new_folder(Path(path)) as folder:
             for entry in config.files():
-                shutil.copyfile(find_file(self.path, entry), folder / entry.name)
+                copy_file(self.path, entry, folder)
             config.write(folder)
 
     def push_to_hub(

@@ -1,13 +1,16 @@
-"""`hf-refspec build`, `extend`, `compact`, `info` and `search`: what they make and print."""
+"""`hf-refspec build`, `extend`, `retokenize`, `compact`, `info` and `search`: what they make and
+print."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import datasets
 import huggingface_hub
 import pytest
+from stored import as_format_1
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -166,6 +169,39 @@ def test_extends_by_more_documents(tmp_path, corpus, tokenizer, tokenizer_folder
     assert "2 documents, 2 shards" in capsys.readouterr().out
 
 
+def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
+    tmp_path, corpus, tokenizer, other_tokenizer, capsys
+):
+    folder = tmp_path / "tokenizer"
+    tokenizer.save_pretrained(folder)
+    store, other = tmp_path / "store", tmp_path / "other"
+    assert run("build", corpus / "a.py", "--tokenizer", folder, "--out", store) == 0
+    shutil.rmtree(folder)
+    assert run("extend", store, corpus / "c.txt") == 0
+    assert texts_of(store, tokenizer) == [TEXTS["a.py"], TEXTS["c.txt"]]
+    assert run("search", store, "the cat") == 0
+    capsys.readouterr()
+    assert run("info", store) == 0
+    assert "tokenizer   tokenizer, carried with it, fingerprint" in capsys.readouterr().out
+    assert run("retokenize", store, "--tokenizer", other_tokenizer, "--out", other) == 0
+    assert "corpus      a.py, c.txt" in capsys.readouterr().out
+    assert Datastore(other).documents == 2
+    assert Datastore(other).config.tokenizer == "words"
+
+
+def test_an_older_store_is_retokenized_with_its_tokenizer_named(
+    tmp_path, store, tokenizer_folder, other_tokenizer, capsys
+):
+    old, other = tmp_path / "old", tmp_path / "other"
+    Datastore(store).save_pretrained(old)
+    as_format_1(old)
+    arguments = ["retokenize", old, "--tokenizer", other_tokenizer, "--out", other]
+    assert run(*arguments) == 2
+    assert "the tokenizer that" in capsys.readouterr().err
+    assert run(*arguments, "--old-tokenizer", tokenizer_folder) == 0
+    assert Datastore(other).documents == len(TEXTS)
+
+
 def test_compacts_into_the_store_itself(tmp_path, corpus, tokenizer_folder, capsys):
     folder = tmp_path / "store"
     run("build", corpus, "--tokenizer", tokenizer_folder, "--out", folder)
@@ -293,6 +329,11 @@ REFUSED = {
     "no source": (BUILD, "give one of: files or folders"),
     "two kinds of source": ([*BUILD, "{corpus}", "--preset", "python-stdlib"], "give one of"),
     "a dataset and files": ([*BUILD, "{corpus}", "--dataset", "{corpus}"], "give one of"),
+    "a dataset that is nowhere": (
+        [*BUILD, "--dataset", "org/none"],
+        "'org/none' is no folder here and no dataset in the cache, and the Hub cannot be reached",
+    ),
+    "a dataset of a missing folder": ([*BUILD, "--dataset", "{missing}"], "does not exist"),
     "a missing file": ([*BUILD, "{missing}.txt"], "{missing}.txt"),
     "a folder without such files": ([*BUILD, "{corpus}", "--pattern", "*.rs"], "'*.rs'"),
     "a column of files": ([*BUILD, "{corpus}", "--column", "text"], "column='text'"),
@@ -306,11 +347,23 @@ REFUSED = {
     ),
     "more of another tokenizer": (
         ["extend", "{store}", "{corpus}", "--tokenizer", "{other}"],
-        "cannot be extended with words",
+        "another tokenizer",
     ),
     "more for a missing store": (
         ["extend", "{missing}", "{corpus}", "--tokenizer", "{tokenizer}"],
         "{missing}",
+    ),
+    "extending what the tokenizer was not made for": (
+        ["extend", "{store}", "{corpus}", "--tokenizer", "{corpus}"],
+        "not the folder of a tokenizer: it has no tokenizer.json",
+    ),
+    "retokenizing what is compact": (
+        ["retokenize", "{compact}", "--tokenizer", "{other}", "--out", "{new}"],
+        "has only the compact form",
+    ),
+    "retokenizing to a folder that exists": (
+        ["retokenize", "{store}", "--tokenizer", "{other}", "--out", "{compact}"],
+        "{compact} exists",
     ),
     "compacting a missing store": (["compact", "{missing}"], "{missing}"),
     "compacting what is compact": (["compact", "{compact}"], "needs the full form"),
@@ -328,10 +381,6 @@ REFUSED = {
     "searching for nothing": (
         ["search", "{store}", "", "--tokenizer", "{tokenizer}"],
         "text has no tokens",
-    ),
-    "searching where the tokenizer's folder is not named": (
-        ["search", "{store}", "the"],
-        "the tokenizer that {store} names, 'bytes', cannot be loaded; give its folder",
     ),
     "searching with another tokenizer": (
         ["search", "{store}", "the", "--tokenizer", "{other}"],

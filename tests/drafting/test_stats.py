@@ -2,7 +2,7 @@
 
 import json
 
-from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.drafting.stats import SourceStats, SpeculationStats
 
 
 def recorded() -> SpeculationStats:
@@ -35,6 +35,14 @@ def test_str_is_one_readable_line():
         "10 tokens in 4 passes, MAT 2.50, 20 drafted, 6 accepted (30.0 %), "
         "2.0 s: 75 % verifying, 25 % drafting"
     )
+
+
+def test_repr_shows_what_one_wants_to_know_first():
+    stats = recorded()
+    shown = "SpeculationStats(tokens=10, forward_passes=4, mat=2.50, drafted=20, accepted=6"
+    assert repr(stats) == f"{shown})"
+    stats.sources = [SourceStats("ReferenceCopy", accepted=4), SourceStats("TokenRecycling", 9, 2)]
+    assert repr(stats) == f"{shown} (ReferenceCopy 4, TokenRecycling 2))"
 
 
 def test_to_dict_holds_what_json_can():

@@ -171,7 +171,10 @@ def test_each_form_is_opened_where_it_is(full, both, compact):
     assert (both.tokens, both.documents) == (sum(map(len, DOCUMENTS)) + 22, 22)
     assert (compact.tokens, compact.documents) == (0, 0)
     assert compact.config.ngrams.corpus_tokens == both.tokens
-    assert repr(both) == f"Datastore('{both.path}', form='full', tokens={both.tokens:,})"
+    assert repr(both) == (
+        f"Datastore('{both.path}', form='full', tokens={both.tokens:,}, "
+        f"documents={both.documents}, tokenizer={both.config.tokenizer!r})"
+    )
 
 
 def test_a_form_that_is_missing_is_named(full, compact):

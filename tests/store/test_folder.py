@@ -89,7 +89,7 @@ def test_config_comes_back_as_it_was_written(tmp_path, config):
 
 
 def test_config_lists_its_files():
-    assert [file.name[:6] for file in CONFIG.files()] == ["tokens", "suffix", "ngrams"]
+    assert [file.name[:6] for file in CONFIG.files()] == [*("tokens", "suffix", "ngrams", "tokeni")]
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,12 @@ def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
                 assert "config.json" in str(error)
             else:
                 accepted.append((".".join(map(str, place)), value))
-    texts = ["fingerprint", "tokenizer", "ngrams.file.sha256"]
+    texts = ["fingerprint", "tokenizer", "ngrams.file.sha256", "tokenizer_file.sha256"]
     texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
     fine = [(place, value) for place in texts for value in ("", "5", "../../etc/passwd")]
     fine += [("source", {}), ("source", {"name": 1})]
     fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
+    fine += [("tokenizer_file", None)]
     fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
     assert sorted(map(str, accepted)) == sorted(map(str, fine))
 
@@ -188,11 +189,12 @@ def test_a_file_is_named_only_once(tmp_path):
     assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, 1.0, True, None, "1", [1], {}, 10**400, [[[1] * 9]]])
+@pytest.mark.parametrize("version", [0, 3, -1, 1.0, True, None, "1", [1], {}, 10**400, [[[1] * 9]]])
 def test_another_format_version_says_what_to_do(tmp_path, version):
     content = content_of(CONFIG, tmp_path)
     message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
-    assert "has format_version" in message and "reads only 1; install the hf_refspec" in message
+    assert "has format_version" in message
+    assert "reads only 1 or 2; install the hf_refspec" in message
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_more_shards_than_can_be_mapped_are_refused(tmp_path):
 def test_no_datastore_there(tmp_path):
     with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
         StoreConfig.read(tmp_path)
-    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
+    with pytest.raises(DatastoreError, match=r"nowhere does not exist; name a datastore"):
         StoreConfig.read(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(DatastoreError, match="is not a folder with a datastore"):

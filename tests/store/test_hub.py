@@ -314,15 +314,15 @@ def test_one_version_even_if_another_is_pushed_meanwhile(hub, store, monkeypatch
 
 
 def test_unknown_repo(hub):
-    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a dataset repo.*'main'"):
+    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a datastore of this name"):
         fetch("no/store")
-    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a dataset repo"):
+    with pytest.raises(OSError, match=r"neither a folder 'no/store' nor a datastore of this name"):
         fetch("no/store", token=TOKEN)
 
 
 @pytest.mark.parametrize("path", ["stroe", "stores/of/mine", "./store", "/no/such/folder", "a b"])
 def test_neither_a_folder_nor_a_name(hub, path):
-    with pytest.raises(OSError, match=r"is neither a folder nor the name of a dataset repo"):
+    with pytest.raises(OSError, match=rf"'{path}' does not exist; name a folder, or a Hub id"):
         fetch(path)
     assert hub.requests == []
 

@@ -139,6 +139,10 @@ class TestBuild:
 
 
 class TestOpening:
+    def test_repr_shows_what_is_in_it(self, path, store):
+        held = f"entries={len(store):,}, dimension=32, model={store.config.model!r}"
+        assert repr(store) == f"KnnDatastore('{path}', index='flat', {held})"
+
     def test_a_copy_maps_the_same_file(self, store):
         copy = pickle.loads(pickle.dumps(store))
         assert np.array_equal(copy.keys, store.keys)

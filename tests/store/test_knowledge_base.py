@@ -37,6 +37,9 @@ def base(tmp_path, tokenizer):
 def test_passages_are_the_documents_in_order_with_their_embeddings(base):
     texts = some_texts(30)
     assert len(base) == 30
+    held = f"passages=30, dimension={base.config.dimension}"
+    tokenizer = f"tokenizer={base.config.tokenizer!r}"
+    assert repr(base) == f"KnowledgeBase('{base.path}', {held}, {tokenizer})"
     assert [base.text(i) for i in range(30)] == texts
     np.testing.assert_array_equal(base.embeddings, bag_of_words(texts))
     assert base.embeddings.dtype == np.float32

@@ -46,7 +46,10 @@ def test_what_was_built_comes_back(folder, drafter, tokenizer):
     opened = rs.TokenRecycling.from_pretrained(folder, tokenizer)
     assert_equal(drafter, opened)
     assert (opened.top_k, opened.context) == (8, 3)
-    RecyclingTable(folder, tokenizer).verify()
+    stored = RecyclingTable(folder, tokenizer)
+    stored.verify()
+    held = f"contexts={stored.config.contexts:,}, context=3, top_k=8"
+    assert repr(stored) == f"RecyclingTable('{folder}', {held}, model={stored.config.model!r})"
 
 
 def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tokenizer, tmp_path):

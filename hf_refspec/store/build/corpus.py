@@ -18,15 +18,17 @@ from ..files import DatastoreError
 from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 from ..folder import new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
+from ..tokenizer_file import write_tokenizer
+from .display import BuildDisplay
 from .engine import Engine, make_engine
 from .progress import PROGRESS, BuildProgress
-from .shard_writer import ShardWriter, progress_bars
+from .shard_writer import ShardWriter
 from .source import Source, open_source
 from .tokenizing import TokenBatch
 
 _OURS = re.compile(
     r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
-    r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?"
+    r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?|\.?tokenizer\.json(\.new)?"
 )
 
 
@@ -48,7 +50,8 @@ class BuildOptions:
             same source left, if it left something.
         engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
             sort on a Ray cluster.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+        progress (`bool`, *optional*, defaults to `True`): Show the progress on a terminal or in a
+            notebook.
 
     Raises:
         ValueError: If a number is out of its bounds.
@@ -122,7 +125,9 @@ def build_store(
             "hf_refspec": __version__,
             "documents": sum(shard.documents for shard in shards),
         }
-        replace(config, source=about, shards=shards).write(folder)
+        tokenizer_file = write_tokenizer(folder, tokenizer)
+        config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
+        config.write(folder)
         (folder / PROGRESS).unlink()
     return Path(path)
 
@@ -227,15 +232,17 @@ def _add_shards(
         shards = [*config.shards, *progress.shards]
         stored = (map_tokens(folder, config, shard) for shard in shards)
         digests = set(map(_digest, split_documents(stored, config.separator)))
-    bars = progress_bars(options.progress, source.total, progress)
     batches = engine.tokenize(source, progress.documents)
     try:
-        with ShardWriter(folder, config, options.shard_tokens, engine.sort, progress, bars) as to:
-            _add_documents(to, batches, digests)
+        with (
+            BuildDisplay(options.progress, source.total, progress) as display,
+            ShardWriter(
+                folder, config, options.shard_tokens, engine.sort, progress, display
+            ) as writer,
+        ):
+            _add_documents(writer, batches, digests)
     finally:
         engine.close()
-        for bar in bars.values():
-            bar.close()
     if not progress.shards:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
@@ -263,8 +270,7 @@ def _add_documents(
                 digests.add(digest)
             writer.add(document, skip, number)
             skip = 0
-        writer.bars["reading"].update(len(lengths))
-        writer.bars["tokenising"].update(len(tokens))
+        writer.display.has_read(len(lengths), len(tokens))
     if skip:
         raise others
 

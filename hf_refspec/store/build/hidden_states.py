@@ -106,7 +106,9 @@ def read_corpus(
     keys, values, entries = [], [], 0
     with (
         recorded(model, layer) as hidden,
-        tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=not progress) as bar,
+        tqdm(
+            total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None
+        ) as bar,
     ):
         for batch, ids in read_windows(model, tokenizer, corpus):
             model.base_model(ids, use_cache=False)

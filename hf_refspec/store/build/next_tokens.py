@@ -44,7 +44,9 @@ def read_next_tokens(
     most = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
     length = max(min(most, _LOGITS // config.vocab_size), 2)
     read = 0
-    with tqdm(total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress) as bar:
+    with tqdm(
+        total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress or None
+    ) as bar:
         for window in windows(_ids(tokenizer, documents), length):
             logits = model(torch.from_numpy(window.ids)[None].to(model.device), use_cache=False)
             top = top_tokens(logits.logits, top_k)

@@ -1,4 +1,4 @@
-"""Packs documents into shards and shows the progress.
+"""Packs documents into shards.
 
 One shard is filled while the one before is sorted and written; no more are ever in memory.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from ..datastore_config import ShardEntry, StoreConfig
 from ..files import write_arrays
 from ..folder import sync_folder
+from .display import BuildDisplay
 from .progress import BuildProgress
 
 
@@ -27,7 +26,7 @@ class ShardWriter:
         config (`StoreConfig`): The token type, and the shards that exist already.
         shard_tokens (`int`): Entries of a shard.
         sort (`Callable`): Returns the suffix array of a shard's tokens.
-        progress (`BuildProgress`), bars (`dict`, from [`progress_bars`]): Updated with each shard.
+        progress ([`BuildProgress`]), display ([`BuildDisplay`]): Updated with each shard.
     """
 
     def __init__(
@@ -37,12 +36,13 @@ class ShardWriter:
         shard_tokens: int,
         sort: Callable[[np.ndarray], np.ndarray],
         progress: BuildProgress,
-        bars: dict[str, tqdm],
+        display: BuildDisplay,
     ) -> None:
         self.folder, self.dtype, self.shard_tokens = folder, config.token_dtype, shard_tokens
-        self.sort, self.progress, self.bars = sort, progress, bars
+        self.sort, self.progress, self.display = sort, progress, display
         self._taken = {file.name for file in config.files()}
         self._number = len(config.shards) + len(progress.shards)
+        self._flushed = len(progress.shards)
         self._done = (progress.documents, progress.entries)
         self._background = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -56,6 +56,7 @@ class ShardWriter:
             if kind is None:
                 if self._filled:
                     self._flush()
+                self.display.has_read_all(self._flushed)
                 self._wait()
         finally:
             self._background.shutdown()
@@ -80,6 +81,7 @@ class ShardWriter:
     def _flush(self) -> None:
         self._wait()
         tokens = self._tokens[: self._filled]
+        self._flushed += 1
         self._writing = self._background.submit(self._write, tokens, self._ended, self._done)
         self._begin()
 
@@ -90,7 +92,7 @@ class ShardWriter:
 
     def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
         suffixes = self.sort(tokens)
-        self.bars["sorting"].update()
+        self.display.has_sorted()
         self._number += 1
         while f"tokens-{self._number:05d}.safetensors" in self._taken:
             self._number += 1
@@ -102,18 +104,4 @@ class ShardWriter:
         self.progress.documents, self.progress.entries = done
         sync_folder(self.folder)
         self.progress.write(self.folder)
-        self.bars["writing"].update()
-
-
-def progress_bars(show: bool, total: int | None, progress: BuildProgress) -> dict[str, tqdm]:
-    """The bars of what is read, tokenised, sorted and written, which begin where `progress` is."""
-    shards = len(progress.shards)
-    tokens = sum(shard.tokens for shard in progress.shards)
-    documents = {"unit": " documents", "initial": progress.documents, "total": total}
-    options: dict[str, dict[str, Any]] = {
-        "reading": documents,
-        "tokenising": {"unit": " tokens", "initial": tokens, "unit_scale": True},
-        "sorting": {"unit": " shards", "initial": shards},
-        "writing": {"unit": " shards", "initial": shards},
-    }
-    return {name: tqdm(desc=name, disable=not show, **each) for name, each in options.items()}
+        self.display.has_written()

@@ -133,6 +133,11 @@ class DatasetDocuments:
                         f"document {number} of the column {self.column!r} is not a chat: its "
                         f"messages have {sorted(document[0])}, but need role and content"
                     )
+                if self.tokenizer.chat_template is None:
+                    raise ValueError(
+                        f"the column {self.column!r} has chats, but the tokenizer has no chat "
+                        "template (a datastore's own copy has none): give the one of the chat model"
+                    )
                 document = self.tokenizer.apply_chat_template(document, tokenize=False)
             yield "" if document is None else document
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..names import is_here, is_only_cached
+
 
 class TextEncoder:
     """An encoder of texts: a callable, or a model of the library sentence-transformers.
@@ -101,7 +103,8 @@ def load_encoder(name: str | os.PathLike) -> Any:
 
     Raises:
         ImportError: If sentence-transformers is not installed.
-        ValueError: If there is no such model.
+        OSError: If there is no such model, or the Hub that has it does not answer.
+        ValueError: If it cannot be loaded.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -109,8 +112,10 @@ def load_encoder(name: str | os.PathLike) -> Any:
         raise ImportError(
             f"the encoder {name} needs sentence-transformers: pip install sentence-transformers"
         ) from None
+    name = os.fspath(name)
+    cached = not is_here(name) and is_only_cached(name, "model", ["config.json", "modules.json"])
     try:
-        return SentenceTransformer(os.fspath(name))
+        return SentenceTransformer(name, local_files_only=cached)
     except (OSError, ValueError) as error:
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"the encoder {name} cannot be loaded: {first_line}") from error

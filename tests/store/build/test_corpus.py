@@ -493,10 +493,7 @@ def test_an_extension_with_another_tokenizer_is_refused(tmp_path, store, tokeniz
         extend_store(tmp_path, TEXTS, tokenizer, **QUIET)
 
 
-def test_progress_bars(tmp_path, tokenizer, capfd):
+def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
     build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
-    assert capfd.readouterr() == ("", "")
     build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
-    shown = capfd.readouterr().err
-    assert all(name in shown for name in ("reading", "tokenising", "sorting", "writing"))
-    assert "30/30" in shown
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,102 @@
+"""The tokenizer that a datastore carries with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from datasets import Dataset
+from hub_server import TOKEN
+from stored import as_format_1
+from transformers import PreTrainedTokenizerFast
+
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import DatastoreError, FileEntry
+
+TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
+OPTIONS = {"num_proc": 1, "progress": False}
+
+
+@pytest.fixture
+def store(tokenizer, tmp_path) -> Datastore:
+    """Built with a tokenizer of a folder that is gone by now."""
+    folder = tmp_path / "somewhere" / "bytes"
+    tokenizer.save_pretrained(folder)
+    named = PreTrainedTokenizerFast.from_pretrained(folder)
+    shutil.rmtree(folder)
+    return Datastore.build(TEXTS, named, tmp_path / "store", **OPTIONS)
+
+
+def assert_carries(store: Datastore) -> None:
+    carried = store.load_tokenizer()
+    assert [carried.decode(ids) for ids in store.iter_documents()] == TEXTS
+
+
+def test_it_is_found_without_a_name_and_the_store_can_be_extended(store):
+    assert_carries(store)
+    more = store.extend(["more"], **OPTIONS)
+    carried = more.load_tokenizer()
+    assert [carried.decode(ids) for ids in more.iter_documents()] == [*TEXTS, "more"]
+    more.verify()
+
+
+def test_no_path_of_this_machine_is_in_the_folder(store, tmp_path):
+    assert store.config.tokenizer == "bytes"
+    assert str(tmp_path) not in (store.path / "config.json").read_text()
+    assert str(tmp_path) not in (store.path / "tokenizer.json").read_text()
+
+
+def test_copies_and_the_compact_form_carry_it_too(store, tmp_path):
+    store.save_pretrained(tmp_path / "copy")
+    assert_carries(Datastore(tmp_path / "copy"))
+    compact = store.compact(tmp_path / "compact", progress=False)
+    assert compact.load_tokenizer().decode(compact.load_tokenizer()("é")["input_ids"]) == "é"
+    compact.verify()
+
+
+def test_it_is_pushed_and_fetched(store, hub):
+    store.push_to_hub("owner/store", token=TOKEN)
+    assert "tokenizer.json" in hub.repos["owner/store"].files()
+    assert_carries(Datastore.from_pretrained("owner/store"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff"])
+def test_a_damaged_one_is_refused(store, content):
+    path = store.path / "tokenizer.json"
+    size = path.stat().st_size
+    path.write_bytes(content)
+    with pytest.raises(DatastoreError, match=r"tokenizer.json is damaged"):
+        store.load_tokenizer()
+    path.write_bytes(content.ljust(size))
+    with pytest.raises(DatastoreError, match=r"tokenizer.json is damaged: its checksum"):
+        store.load_tokenizer()
+
+
+def test_what_is_no_tokenizer_is_refused_even_with_its_checksum(store):
+    path = store.path / "tokenizer.json"
+    path.write_text('{"model": {}}')
+    content = json.loads((store.path / "config.json").read_text())
+    content["tokenizer_file"] = vars(FileEntry.of(path))
+    (store.path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(DatastoreError, match=r"tokenizer.json is no tokenizer"):
+        Datastore(store.path).load_tokenizer()
+
+
+def test_a_store_of_format_1_opens_and_is_extended_with_its_tokenizer(store, tokenizer):
+    as_format_1(store.path)
+    old = Datastore(store.path, tokenizer=tokenizer)
+    assert old.config.tokenizer_file is None
+    more = old.extend(["more"], tokenizer, **OPTIONS)
+    assert [tokenizer.decode(ids) for ids in more.iter_documents()] == [*TEXTS, "more"]
+    assert json.loads((store.path / "config.json").read_text())["format_version"] == 2
+    assert StoreConfig.read(store.path).tokenizer_file is None
+
+
+def test_chats_need_the_tokenizer_of_a_chat_model(store, tokenizer):
+    chats = Dataset.from_dict({"messages": [[{"role": "user", "content": "hello"}]]})
+    with pytest.raises(ValueError, match="'messages' has chats, but the tokenizer has no chat"):
+        store.extend(chats, **OPTIONS)
+    assert_carries(Datastore(store.path))
+    assert Datastore(store.path).extend(chats, tokenizer, **OPTIONS).documents == 3
