@@ -23,6 +23,7 @@ COMMANDS = {
     "recycle": ("learn what a model expects next in texts", "recycle.add_recycle"),
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
     "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
+    "serve": ("answer OpenAI requests, drafting from predictions", "serve.add_serve"),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
     "ablate": ("MAT against the size of a datastore, both forms", "bench.add_ablate"),
 }

@@ -1,0 +1,135 @@
+"""`hf-refspec serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
+
+from ..demo.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from ..generation.validation import check_model
+from ..index.kernels import warmup
+from .answering import Texts, add_sources, quieten_transformers, read_text, sources
+from .arguments import DTYPES, positive
+
+_FORCED_SECONDS = 10  # how long a second ctrl-C waits for a forward pass
+
+
+def add_serve(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec serve`."""
+    parser.set_defaults(run=_serve)
+    add = parser.add_argument
+    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
+    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
+    add("--port", type=_port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
+    add_sources(parser.add_argument_group("texts"))
+    limits = parser.add_argument_group("limits")
+    add = limits.add_argument
+    add(
+        "--max-new-tokens",
+        type=positive,
+        default=2048,
+        metavar="N",
+        help="of an answer; as many where a request does not say it (2048)",
+    )
+    add(
+        "--max-seconds",
+        type=positive,
+        default=600,
+        metavar="N",
+        help="for which one request is decoded (600)",
+    )
+    add(
+        "--max-body-bytes",
+        type=positive,
+        default=4 << 20,
+        metavar="N",
+        help="of a request (4 MiB)",
+    )
+    add(
+        "--max-waiting",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="requests in the queue; one is decoded at a time (64)",
+    )
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number < 1 << 16:
+        raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
+    return number
+
+
+def _serve(args: Namespace) -> int:
+    """Serves until ctrl-C."""
+    try:
+        import fastapi as _
+        import prometheus_client as _
+        import uvicorn as _  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'serve needs {error.name}: pip install "hf_refspec[serve]"') from None
+    from ..serve.app import make_app
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
+    from ..serve.server import Server, is_local, listen, url
+
+    quieten_transformers()
+    _log_to_stderr()
+    references = [read_text(path, "--reference") for path in args.reference or ()]
+    with listen(args.host, args.port) as listening:
+        tokenizer, config = load_tokenizer(args.model), load_config(args.model)
+        _check_causal_lm(config, args.model or HUB_ID)
+        drafters = sources(args, Texts(None, references), tokenizer)
+        model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+        check_model(model, "serve")
+        engine = Engine(model, tokenizer, drafters, args.max_seconds, args.max_waiting)
+        warmup()
+        engine.start()
+        name = Path(args.model).name if args.model and Path(args.model).exists() else args.model
+        served = ServedModel(name or HUB_ID, tokenizer, model.config, args.max_new_tokens)
+        local = is_local(listening)
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if local else None
+        server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
+        logger = logging.getLogger("hf_refspec")
+        logger.info("%s is served at %s; ctrl-C ends it", served.name, url(listening))
+        if not local:
+            logger.warning("everyone who can reach %s can use it", url(listening))
+        try:
+            server.run([listening])
+        except KeyboardInterrupt:  # which uvicorn repeats when it has drained
+            pass
+        engine.close(_FORCED_SECONDS)
+    return 130 if server.force_exit else 0
+
+
+def _check_causal_lm(config: PretrainedConfig, name: str) -> None:
+    """Refuses what is no decoder-only language model, before its weights are loaded.
+
+    Raises:
+        ValueError: With what it is instead.
+    """
+    known = {each.__name__ for each in MODEL_FOR_CAUSAL_LM_MAPPING.values()}
+    built = config.architectures or []
+    if (
+        type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        or config.is_encoder_decoder
+        or (built and not any(each in known or each.endswith("ForCausalLM") for each in built))
+    ):
+        what = ", ".join(built) or type(config).__name__
+        raise ValueError(f"--model {name} is no causal language model, but {what}; name another")
+
+
+def _log_to_stderr() -> None:
+    """A line for each request."""
+    logger = logging.getLogger("hf_refspec")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
