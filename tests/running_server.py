@@ -55,7 +55,9 @@ class RunningServer:
         messages = [{"role": "user", "content": text}]
         return self.client.chat.completions.create(model=NAME, messages=messages, **options)
 
-    def post(self, body: str | bytes, path: str = "/chat/completions", **headers) -> requests.Response:
+    def post(
+        self, body: str | bytes, path: str = "/chat/completions", **headers
+    ) -> requests.Response:
         headers = {"Content-Type": "application/json", **headers}
         return requests.post(self.url + path, data=body, headers=headers, timeout=60)
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from ..demo.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from ..generation.validation import check_model
 from ..index.kernels import warmup
 from .answering import Texts, add_sources, quieten_transformers, read_text, sources
 from .arguments import DTYPES, positive
 
-_FORCED_SECONDS = 10  # how long a second ctrl-C waits for a forward pass
+if TYPE_CHECKING:
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
+
+logger = logging.getLogger("hf_refspec")
+
+_PASS_SECONDS = 5  # how long a second ctrl-C waits for the forward pass that is under way
 
 
 def add_serve(parser: ArgumentParser) -> None:
@@ -69,44 +77,60 @@ def _port(text: str) -> int:
 
 def _serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
-    try:
-        import fastapi as _
-        import prometheus_client as _
-        import uvicorn as _  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f'serve needs {error.name}: pip install "hf_refspec[serve]"') from None
+    _check_extra()
     from ..serve.app import make_app
-    from ..serve.engine import Engine
-    from ..serve.served_model import ServedModel
     from ..serve.server import Server, is_local, listen, url
 
     quieten_transformers()
     _log_to_stderr()
     references = [read_text(path, "--reference") for path in args.reference or ()]
     with listen(args.host, args.port) as listening:
-        tokenizer, config = load_tokenizer(args.model), load_config(args.model)
-        _check_causal_lm(config, args.model or HUB_ID)
-        drafters = sources(args, Texts(None, references), tokenizer)
-        model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-        check_model(model, "serve")
-        engine = Engine(model, tokenizer, drafters, args.max_seconds, args.max_waiting)
-        warmup()
-        engine.start()
-        name = Path(args.model).name if args.model and Path(args.model).exists() else args.model
-        served = ServedModel(name or HUB_ID, tokenizer, model.config, args.max_new_tokens)
-        local = is_local(listening)
-        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if local else None
+        served, engine = _load(args, references)
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
         server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
-        logger = logging.getLogger("hf_refspec")
         logger.info("%s is served at %s; ctrl-C ends it", served.name, url(listening))
-        if not local:
+        if hosts is None:
             logger.warning("everyone who can reach %s can use it", url(listening))
-        try:
+        with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
             server.run([listening])
-        except KeyboardInterrupt:  # which uvicorn repeats when it has drained
-            pass
-        engine.close(_FORCED_SECONDS)
+        engine.close(_PASS_SECONDS)
     return 130 if server.force_exit else 0
+
+
+def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
+    """The model that the arguments name, and what decodes with it.
+
+    Raises:
+        OSError: If a source of drafts cannot be read.
+        ValueError: If the model cannot be loaded or drafted for, or a source is not its own.
+    """
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
+
+    tokenizer, config = load_tokenizer(args.model), load_config(args.model)
+    _check_causal_lm(config, args.model or HUB_ID)
+    drafters = sources(args, Texts(None, references), tokenizer)
+    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    warmup()
+    engine = Engine(model, tokenizer, drafters, args.max_seconds, args.max_waiting)
+    engine.start()
+    # Of a folder not its path, which is nobody else's business.
+    is_folder = args.model is not None and Path(args.model).exists()
+    name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
+    return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine
+
+
+def _check_extra() -> None:
+    """Looks for what only this command needs.
+
+    Raises:
+        ImportError: With the line that installs it.
+    """
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise ImportError(f'serve needs {name}: pip install "hf_refspec[serve]"') from None
 
 
 def _check_causal_lm(config: PretrainedConfig, name: str) -> None:
@@ -128,7 +152,6 @@ def _check_causal_lm(config: PretrainedConfig, name: str) -> None:
 
 def _log_to_stderr() -> None:
     """A line for each request."""
-    logger = logging.getLogger("hf_refspec")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

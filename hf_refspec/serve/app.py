@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .engine import DrainingError, Engine, QueueFullError
-from .errors import ApiError, answer_errors, internal_error
+from .errors import ApiError, answer_errors, internal_error, shutting_down
 from .generation import GenerationRequest
 from .protocol import AnyRequest, ChatRequest, CompletionRequest
 from .served_model import ServedModel
@@ -97,7 +97,7 @@ class Stream:
                 headers={"Retry-After": str(error.seconds)},
             ) from error
         except DrainingError as error:
-            raise ApiError(503, "the server is shutting down") from error
+            raise shutting_down() from error
 
     async def pieces(self) -> AsyncIterator[str]:
         """The text.
@@ -109,6 +109,8 @@ class Stream:
             yield piece
         if self.generation.outcome == "error":
             raise internal_error()
+        if self.generation.outcome == "cancelled":  # and who reads this has not left
+            raise shutting_down()
 
     def cancel(self) -> None:
         """Nobody reads on."""

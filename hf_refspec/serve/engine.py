@@ -16,7 +16,6 @@ from ..demo.prompts import text_inputs
 from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
-from ..drafting.stats import SpeculationStats
 from .generation import Generation, GenerationRequest, Listener
 from .metrics import Metrics
 from .prediction import Prediction
@@ -138,6 +137,13 @@ class Engine:
             self._closed = True
             self._changed.notify()
 
+    def cancel_all(self) -> None:
+        """Ends all requests, see [`~Engine.cancel`]."""
+        with self._changed:
+            left = [*self._waiting, *([self._running] if self._running else [])]
+        for generation in left:
+            self.cancel(generation)
+
     def close(self, seconds: float) -> None:
         """Ends all requests, and the thread.
 
@@ -145,9 +151,7 @@ class Engine:
             seconds (`float`): How long to wait for the forward pass that is under way.
         """
         self.drain()
-        for generation in [*self._waiting, self._running]:
-            if generation is not None:
-                self.cancel(generation)
+        self.cancel_all()
         self._thread.join(seconds)
 
     def _run(self) -> None:

@@ -77,6 +77,11 @@ def internal_error() -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why")
 
 
+def shutting_down() -> ApiError:
+    """What a client is told when the server ends."""
+    return ApiError(503, "the server is shutting down")
+
+
 def _of_first(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong. It does not repeat what was sent, which may be no text."""
     first = error.errors()[0]

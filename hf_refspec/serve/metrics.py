@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -31,7 +32,7 @@ class Metrics:
         per_pass = Gauge("hf_refspec_mat_of_source", text, ["source"], registry=self._registry)
         for index, source in enumerate(sources):
             self._accepted.labels(source)  # there from the start, with 0
-            per_pass.labels(source).set_function(lambda index=index: self._per_pass(index))
+            per_pass.labels(source).set_function(partial(self._per_pass, index))
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Adds a number that is asked for when it is read."""

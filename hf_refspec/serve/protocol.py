@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 # Fields that change no answer here.
@@ -20,8 +20,8 @@ _IGNORED = {
     "store",
     "user",
 }
-# Fields that would change the answer and are not supported, with the values beside null that ask for
-# nothing.
+# Fields that would change the answer and are not supported, with the values beside null that ask
+# for nothing.
 _UNSUPPORTED: dict[str, list[Any]] = {
     "audio": [],
     "best_of": [1],
@@ -44,17 +44,28 @@ _UNSUPPORTED: dict[str, list[Any]] = {
     "web_search_options": [],
 }
 
-StopString: TypeAlias = Annotated[str, Field(min_length=1)]
+
+def _in_utf8(text: str) -> str:
+    """JSON may have halves of characters, which no text has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("surrogates", "is no text: it has lone surrogates") from None
+    return text
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
+StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
 
 
 class TextPart(BaseModel):
     """A part of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
-Content: TypeAlias = str | list[TextPart]
+Content: TypeAlias = Text | list[TextPart]
 
 
 def text_of(content: Content) -> str:
@@ -88,7 +99,7 @@ class AnyRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -143,4 +154,4 @@ class ChatRequest(AnyRequest):
 class CompletionRequest(AnyRequest):
     """The body of `/v1/completions`: one prompt, a text or its ids."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)] | list[int]
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)] | list[int]

@@ -75,7 +75,9 @@ class ServedModel:
             case ids:
                 inputs = self._of_ids(ids)
         if inputs["input_ids"].shape[1] == 0:
-            raise ApiError(400, "the prompt is empty; the model needs a token to go on from", "prompt")
+            raise ApiError(
+                400, "the prompt is empty; the model needs a token to go on from", "prompt"
+            )
         return self._request(request, inputs, "prompt")
 
     def _check_name(self, request: AnyRequest) -> None:
@@ -86,16 +88,18 @@ class ServedModel:
     def _of_ids(self, ids: list[Any]) -> BatchEncoding:
         vocab_size = self.config.get_text_config(decoder=True).vocab_size
         if not all(0 <= id < vocab_size for id in ids):
-            raise ApiError(400, f"the ids of the prompt must be from 0 to {vocab_size - 1}", "prompt")
+            raise ApiError(
+                400, f"the ids of the prompt must be from 0 to {vocab_size - 1}", "prompt"
+            )
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
 
-    def _request(
-        self, request: AnyRequest, inputs: BatchEncoding, param: str
-    ) -> GenerationRequest:
+    def _request(self, request: AnyRequest, inputs: BatchEncoding, param: str) -> GenerationRequest:
         wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)
         try:
-            fitting = tokens_left(inputs, self.config, f"{param} of this request", "shorten it", wanted)
+            fitting = tokens_left(
+                inputs, self.config, f"{param} of this request", "shorten it", wanted
+            )
         except ValueError as error:
             raise ApiError(400, str(error), param, "context_length_exceeded") from error
         return GenerationRequest(

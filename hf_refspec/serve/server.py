@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import socket
 from ipaddress import ip_address
 from types import FrameType
@@ -11,6 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from .engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_FORCED_SECONDS = 5  # after a second ctrl-C: for a forward pass, and to tell the clients
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -63,3 +69,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._engine.drain()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if left := self._engine.running + self._engine.waiting:
+            logger.info("finishing %d requests; ctrl-C again ends them at once", left)
+        await super().shutdown(sockets)
+        if self.force_exit and (tasks := self.server_state.tasks):
+            self._engine.cancel_all()
+            await asyncio.wait(tasks, timeout=_FORCED_SECONDS)
