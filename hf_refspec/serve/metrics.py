@@ -46,8 +46,9 @@ class Metrics:
         """Adds a request that has ended."""
         stats = generation.stats
         self._requests.labels(generation.outcome).inc()
-        if stats.forward_passes:
-            self._prompt_tokens.inc(generation.prompt_tokens)
+        if not stats.forward_passes:  # it only waited; and this is not the engine's thread then
+            return
+        self._prompt_tokens.inc(generation.prompt_tokens)
         self._tokens.inc(stats.tokens)
         self._passes.inc(stats.forward_passes)
         for source in stats.sources:

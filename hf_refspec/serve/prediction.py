@@ -8,7 +8,6 @@ import torch
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.tree import DraftTree
-from ..index.copy_tree import LONGEST_MATCH
 
 
 class Prediction(Drafter):
@@ -26,9 +25,7 @@ class Prediction(Drafter):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._copy = None
         if self.ids is not None:
-            # The prompt's end before it: an answer most likely begins as its prediction does.
-            text = np.concatenate([prompt_ids[-LONGEST_MATCH:], self.ids])
-            self._copy = ReferenceCopy(text, include_prompt=False)
+            self._copy = ReferenceCopy(self.ids, include_prompt=False)
             self._copy.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:

@@ -58,9 +58,13 @@ class ServedModel:
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
             inputs = chat_inputs(self.tokenizer, messages)
-        except (ValueError, TemplateError) as error:
-            raise ApiError(400, f"these messages are no chat: {error}", "messages") from error
-        return self._request(request, inputs, "messages")
+        except ValueError as error:
+            raise ApiError(400, str(error), "messages") from error
+        except TemplateError as error:
+            why = " ".join(str(error).split())
+            message = f"the model's chat template does not take these messages: {why}"
+            raise ApiError(400, message, "messages") from error
+        return self._request(request, inputs, "messages", "this chat")
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
         """What a prompt asks for.
@@ -78,7 +82,7 @@ class ServedModel:
             raise ApiError(
                 400, "the prompt is empty; the model needs a token to go on from", "prompt"
             )
-        return self._request(request, inputs, "prompt")
+        return self._request(request, inputs, "prompt", "this prompt")
 
     def _check_name(self, request: AnyRequest) -> None:
         if request.model not in (None, self.name):
@@ -94,12 +98,12 @@ class ServedModel:
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
 
-    def _request(self, request: AnyRequest, inputs: BatchEncoding, param: str) -> GenerationRequest:
+    def _request(
+        self, request: AnyRequest, inputs: BatchEncoding, param: str, noun: str
+    ) -> GenerationRequest:
         wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)
         try:
-            fitting = tokens_left(
-                inputs, self.config, f"{param} of this request", "shorten it", wanted
-            )
+            fitting = tokens_left(inputs, self.config, noun, "shorten it", wanted)
         except ValueError as error:
             raise ApiError(400, str(error), param, "context_length_exceeded") from error
         return GenerationRequest(

@@ -11,6 +11,8 @@ import pytest
 import requests
 from running_server import NAME, serving
 
+from hf_refspec.serve import body_limit
+
 MESSAGES = [{"role": "user", "content": "one"}]
 CHAT = {"model": NAME, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
 
@@ -202,6 +204,12 @@ def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announ
     body = b"Transfer-Encoding: chunked\r\n\r\n" + 4 * chunk + b"0\r\n\r\n"
     answer = exchange(server, HEAD + body)
     assert answer.startswith(b"HTTP/1.1 413") and b"100,000 bytes" in answer
+
+
+def test_a_body_that_never_comes_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(body_limit, "_SECONDS", 0.2)
+    answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not come" in answer
 
 
 def test_a_page_that_points_its_own_name_at_this_machine_is_refused(server):
