@@ -50,12 +50,13 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
 
     Args:
         app (`FastAPI`): The app.
-        count (callable): Is called for each.
+        count (callable): Is called for each that is not the server's own.
     """
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> JSONResponse:
-        count()
+        if error.status_code < 500:
+            count()
         if not isinstance(error, ApiError):
             message = _NO_JSON if error.status_code == 400 else error.detail
             if error.status_code in (404, 405):
@@ -83,7 +84,7 @@ def shutting_down() -> ApiError:
 
 
 def _of_first(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong. It does not repeat what was sent, which may be no text."""
+    """The first thing that is wrong. It does not repeat values, which may be no text."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"{_NO_JSON} ({first['ctx']['error']}, character {first['loc'][-1]})")

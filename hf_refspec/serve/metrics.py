@@ -28,7 +28,7 @@ class Metrics:
         text = "Accepted draft tokens by the source that drafted them, each counted once"
         self._accepted = self._counter("accepted_draft_tokens", text, ["source"])
         self.gauge("mat", "New tokens per forward pass", lambda: self._stats.mat)
-        text = "Accepted draft tokens of a source per forward pass; their sum and 1 is MAT"
+        text = "Accepted draft tokens of a source per forward pass; 1 and their sum is MAT"
         per_pass = Gauge("hf_refspec_mat_of_source", text, ["source"], registry=self._registry)
         for index, source in enumerate(sources):
             self._accepted.labels(source)  # there from the start, with 0
@@ -39,7 +39,7 @@ class Metrics:
         Gauge(f"hf_refspec_{name}", text, registry=self._registry).set_function(value)
 
     def count_refused(self) -> None:
-        """A request was answered with an error before anything was generated."""
+        """A request was refused: it is wrong, or too many wait."""
         self._requests.labels("refused").inc()
 
     def record(self, generation: Generation) -> None:

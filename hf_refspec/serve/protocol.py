@@ -74,10 +74,14 @@ def text_of(content: Content) -> str:
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat."""
+    """A message of a chat, of text alone; other fields beside null are refused or, as `name`, not
+    part of any template."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
 
 class PredictedContent(BaseModel):

@@ -62,6 +62,7 @@ def goes_on(server):
         ("messages", None),
         ("messages", [{"role": "user"}]),
         ("messages", [{"role": "tool", "content": "x"}]),
+        ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "user", "content": "\ud800"}]),
         ("prediction", "a text"),
