@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -88,9 +89,14 @@ def _of_first(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"{_NO_JSON} ({first['ctx']['error']}, character {first['loc'][-1]})")
-    place = ".".join(str(part) for part in first["loc"][1:])
+    place = ".".join(map(str, takewhile(_is_plain, first["loc"][1:])))
     if not place and first["type"] in ("missing", "model_attributes_type", "dict_type"):
         return ApiError(400, _NO_JSON)
     param = first.get("ctx", {}).get("param", place or None)
     message = first["msg"] if not place else f"{place}: {first['msg']}"
     return ApiError(400, message, param)
+
+
+def _is_plain(part: str | int) -> bool:
+    """Whether a part of a place is a field's name or an index, and not one of several types."""
+    return isinstance(part, int) or (part.isidentifier() and part != "str")

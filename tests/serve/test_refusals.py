@@ -78,6 +78,14 @@ def test_a_field_that_is_not_supported_is_named(server, field, value):
         assert field in error["message"] and error["param"].split(".")[0] == field
 
 
+@pytest.mark.parametrize("content", [3, "\ud800", [{"type": "image_url"}]])
+def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, content):
+    body = {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": content}]}
+    error = refused(server.post(json.dumps(body)))
+    assert error["param"] == "messages.1.content"
+    assert error["message"].startswith("messages.1.content: ")
+
+
 @pytest.mark.parametrize(
     "options",
     [
