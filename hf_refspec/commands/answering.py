@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,26 @@ def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
         metavar="FILE",
         help="a text that the model reads, before the prompt, and drafts are copied from",
     )
+    add_sources(texts)
+    sampling = parser.add_argument_group("sampling, as transformers has it")
+    add = sampling.add_argument
+    add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
+    add("--temperature", type=float, metavar="X")
+    add("--top-k", type=int, metavar="N", help="0 for all tokens")
+    add("--top-p", type=float, metavar="X")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text")
+
+
+def add_sources(texts: _ArgumentGroup) -> None:
+    """Adds the arguments that say what drafts are looked up in, beside what the model reads."""
+    add = texts.add_argument
     add(
         "--reference",
         type=Path,
         nargs="+",
         metavar="FILE",
         help="texts that drafts are copied from; the model never sees them, so that they change "
-        "nothing but the speed (see --context)",
+        "nothing but the speed",
     )
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add(
@@ -49,13 +62,6 @@ def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
         metavar="PATH",
         help="a folder that keeps the answers of this and of later calls to draft from",
     )
-    sampling = parser.add_argument_group("sampling, as transformers has it")
-    add = sampling.add_argument
-    add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
-    add("--temperature", type=float, metavar="X")
-    add("--top-k", type=int, metavar="N", help="0 for all tokens")
-    add("--top-p", type=float, metavar="X")
-    add("--seed", type=int, metavar="N", help="the same seed gives the same text")
 
 
 def quieten_transformers() -> None:

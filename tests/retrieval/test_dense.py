@@ -270,7 +270,7 @@ def test_an_encoder_can_be_named(tmp_path, tokenizer):
 def test_an_encoder_that_is_nowhere_is_refused_before_work_starts(tmp_path, tokenizer):
     pytest.importorskip("sentence_transformers")
     missing = tmp_path / "missing"
-    with pytest.raises(ValueError, match=f"the encoder {missing} cannot be loaded"):
+    with pytest.raises(FileNotFoundError, match=f"{missing}' does not exist"):
         KnowledgeBase.build(TEXTS, tokenizer, missing, tmp_path / "base", progress=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,185 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .answers import Answer, ChatAnswer, CompletionAnswer
+from .body_limit import BodyLimit
+from .engine import DrainingError, Engine, QueueFullError
+from .errors import ApiError, answer_errors, internal_error, shutting_down
+from .generation import GenerationRequest
+from .protocol import AnyRequest, ChatRequest, CompletionRequest
+from .served_model import ServedModel
+
+
+def make_app(
+    served: ServedModel, engine: Engine, max_body_bytes: int, hosts: Sequence[str] | None = None
+) -> FastAPI:
+    """An app that answers requests with an engine.
+
+    Args:
+        served ([`ServedModel`]): Makes requests of what clients send.
+        engine ([`Engine`]): Decodes them.
+        max_body_bytes (`int`): The most bytes of a request's body.
+        hosts (sequence of `str`, *optional*): The names by which clients may reach it; any by
+            default.
+    """
+    app = FastAPI(title="hf_refspec")
+    answer_errors(app, engine.metrics.count_refused)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if hosts is not None:
+        # A page in a browser could otherwise reach a local server by a name of its own.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    started = int(time.time())
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, http: Request) -> Response:
+        request = await run_in_threadpool(served.chat, body)
+        return await _answered(http, body, Stream(engine, request, ChatAnswer(served.name)))
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, http: Request) -> Response:
+        request = await run_in_threadpool(served.completion, body)
+        return await _answered(http, body, Stream(engine, request, CompletionAnswer(served.name)))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = {"id": served.name, "object": "model", "created": started, "owned_by": "hf_refspec"}
+        return {"object": "list", "data": [model]}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "running": engine.running, "waiting": engine.waiting}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+class Stream:
+    """The text of a request as it comes, in the event loop.
+
+    Args:
+        engine ([`Engine`]): Decodes it.
+        request ([`GenerationRequest`]): What is to be generated.
+        answer ([`Answer`]): What the client gets.
+
+    Raises:
+        ApiError: If the engine takes no more requests.
+    """
+
+    def __init__(self, engine: Engine, request: GenerationRequest, answer: Answer) -> None:
+        self.answer = answer
+        self._engine = engine
+        self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        try:
+            self.generation = engine.submit(request, self._put)
+        except QueueFullError as error:
+            raise ApiError(
+                429,
+                f"{error.waiting} requests are waiting, and no more can; try again later",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(error.seconds)},
+            ) from error
+        except DrainingError as error:
+            raise shutting_down() from error
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The text.
+
+        Raises:
+            ApiError: If it could not be generated.
+        """
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+        if self.generation.outcome == "error":
+            raise internal_error()
+        if self.generation.outcome == "cancelled":  # and who reads this has not left
+            raise shutting_down()
+
+    def cancel(self) -> None:
+        """Nobody reads on."""
+        self._engine.cancel(self.generation)
+
+    def _put(self, piece: str | None) -> None:
+        """Is called in the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+        except RuntimeError:  # the server is gone already
+            self.generation.cancelled = True
+
+
+async def _answered(http: Request, body: AnyRequest, stream: Stream) -> Response:
+    if body.stream:
+        return EventStream(stream, body.includes_usage)
+    return JSONResponse(await _whole(http, stream))
+
+
+async def _whole(http: Request, stream: Stream) -> dict[str, Any]:
+    """The answer, when it is complete. A client that leaves meanwhile ends it."""
+    leaving = asyncio.create_task(_client_leaves(http))
+    leaving.add_done_callback(lambda _: stream.cancel())
+    try:
+        text = "".join([piece async for piece in stream.pieces()])
+    finally:
+        leaving.cancel()
+    return stream.answer.whole(text, stream.generation)
+
+
+async def _client_leaves(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """The answer in chunks, as server-sent events. However it ends, so does the generation.
+
+    Args:
+        stream ([`Stream`]): The text.
+        includes_usage (`bool`): Whether the usage comes last.
+    """
+
+    def __init__(self, stream: Stream, includes_usage: bool) -> None:
+        super().__init__(_events(stream, includes_usage), media_type="text/event-stream")
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
+
+
+async def _events(stream: Stream, includes_usage: bool) -> AsyncIterator[str]:
+    answer = stream.answer
+    if (first := answer.first_chunk()) is not None:
+        yield _event(first)
+    try:
+        async for piece in stream.pieces():
+            yield _event(answer.chunk(piece))
+    except ApiError as error:
+        yield _event(error.body)
+        return
+    yield _event(answer.last_chunk(stream.generation))
+    if includes_usage:
+        yield _event(answer.usage_chunk(stream.generation))
+    yield "data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"

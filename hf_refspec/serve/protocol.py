@@ -1,0 +1,161 @@
+"""The requests, as OpenAI documents them, and what of them is supported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+# Fields that change no answer here.
+_IGNORED = {
+    "metadata",
+    "moderation",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+# Fields that would change the answer and are not supported, with the values beside null that ask
+# for nothing.
+_UNSUPPORTED: dict[str, list[Any]] = {
+    "audio": [],
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "function_call": ["none"],
+    "functions": [[]],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "modalities": [["text"]],
+    "n": [1],
+    "presence_penalty": [0],
+    "reasoning_effort": [],
+    "response_format": [{"type": "text"}],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "top_logprobs": [0],
+    "verbosity": [],
+    "web_search_options": [],
+}
+
+
+def _in_utf8(text: str) -> str:
+    """JSON may have halves of characters, which no text has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("surrogates", "is no text: it has lone surrogates") from None
+    return text
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
+StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Content: TypeAlias = Text | list[TextPart]
+
+
+def text_of(content: Content) -> str:
+    """A message's text, or a prediction's."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat, of text alone; other fields beside null are refused or, as `name`, not
+    part of any template."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+
+class PredictedContent(BaseModel):
+    """What the client expects the answer to be."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class AnyRequest(BaseModel):
+    """What both kinds of requests have in common; null is the same as nothing."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: Text | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prediction: PredictedContent | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_supported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, harmless in _UNSUPPORTED.items():
+            value = data.get(name)
+            if value is not None and not any(value == each for each in harmless):
+                raise PydanticCustomError(
+                    "unsupported",
+                    "{param} is not supported with this value; leave it out",
+                    {"param": name},
+                )
+        return {key: data[key] for key in data if key not in _IGNORED | _UNSUPPORTED.keys()}
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The strings that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of the answer, if the request says it."""
+        return self.max_tokens
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatRequest(AnyRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(AnyRequest):
+    """The body of `/v1/completions`: one prompt, a text or its ids."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)] | list[int]

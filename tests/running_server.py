@@ -1,0 +1,110 @@
+"""A server on a free port of this machine, in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import openai
+import requests
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_refspec import Drafter, DraftTree
+from hf_refspec.generation.default_drafter import default_sources
+from hf_refspec.serve.app import make_app
+from hf_refspec.serve.engine import Engine
+from hf_refspec.serve.served_model import ServedModel
+from hf_refspec.serve.server import Server, listen, url
+
+NAME = "tiny"
+
+
+class Slow(Drafter):
+    """Drafts nothing, and every forward pass takes some time."""
+
+    def draft(self, budget):
+        return DraftTree.empty()
+
+    def observe(self, tokens, verified=None, logits=None):
+        time.sleep(0.02)
+
+
+@dataclass
+class RunningServer:
+    """
+    Attributes:
+        url: Ends with `/v1`.
+        engine: What it decodes with.
+        server: What can be told to end.
+    """
+
+    url: str
+    engine: Engine
+    server: Server
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+
+    def chat(self, text: str, **options):
+        """Sends one message, greedily."""
+        options = {"temperature": 0, "max_tokens": 32, **options}
+        messages = [{"role": "user", "content": text}]
+        return self.client.chat.completions.create(model=NAME, messages=messages, **options)
+
+    def post(
+        self, body: str | bytes, path: str = "/chat/completions", **headers
+    ) -> requests.Response:
+        headers = {"Content-Type": "application/json", **headers}
+        return requests.post(self.url + path, data=body, headers=headers, timeout=60)
+
+    def metrics(self) -> dict[str, float]:
+        """The value of each metric by its name with its labels."""
+        text = requests.get(self.url.removesuffix("/v1") + "/metrics", timeout=60).text
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        prefix = "hf_refspec_"
+        pairs = (line.removeprefix(prefix).rsplit(" ", 1) for line in lines)
+        return {name: float(value) for name, value in pairs}
+
+    def outcomes(self, outcome: str) -> float:
+        """How many requests ended so."""
+        return self.metrics().get(f'requests_total{{outcome="{outcome}"}}', 0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits a minute at most."""
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@contextmanager
+def serving(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[Drafter] | None = None,
+    max_new_tokens: int = 1000,
+    max_seconds: float = 60,
+    max_waiting: int = 8,
+    max_body_bytes: int = 100_000,
+) -> Iterator[RunningServer]:
+    """Serves a model until the block is left."""
+    sources = default_sources() if sources is None else sources
+    engine = Engine(model, tokenizer, sources, max_seconds, max_waiting)
+    engine.start()
+    served = ServedModel(NAME, tokenizer, model.config, max_new_tokens)
+    hosts = ["127.0.0.1"]
+    with listen("127.0.0.1", 0) as listening:
+        server = Server(make_app(served, engine, max_body_bytes, hosts), engine)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield RunningServer(url(listening), engine, server)
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+            engine.close(60)

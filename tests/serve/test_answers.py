@@ -1,0 +1,188 @@
+"""The real client gets plain `generate`'s texts, whatever is drafted."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+from running_server import NAME, serving
+
+MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
+
+
+def streamed(chunks) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_chats_answer_is_the_text_of_plain_generate(server, plain, message):
+    answer = server.chat(message)
+    expected = plain(message)
+    assert answer.choices[0].message.content == expected
+    assert streamed(server.chat(message, stream=True)) == expected
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 32
+    assert answer.usage.prompt_tokens == len(f"user: {message}\nassistant: ".encode())
+    assert (answer.object, answer.model) == ("chat.completion", NAME)
+
+
+def test_bytes_that_are_no_text_come_out_as_plain_generates(byte_llama, tokenizer, plain):
+    with serving(byte_llama, tokenizer) as server:
+        for message in MESSAGES:
+            expected = plain(message, model=byte_llama)
+            assert "\ufffd" in expected
+            assert streamed(server.chat(message, stream=True)) == expected
+
+
+@pytest.mark.parametrize("prompt", ["the cat", ["the cat"], [*b"the cat"]])
+def test_a_completion_goes_on_from_a_text_or_its_ids(server, plain, tokenizer, prompt):
+    if isinstance(prompt[0], int):
+        prompt = tokenizer("the cat")["input_ids"]
+    create = server.client.completions.create
+    options = {"model": NAME, "prompt": prompt, "temperature": 0, "max_tokens": 32}
+    answer = create(**options)
+    assert answer.choices[0].text == plain(prompt="the cat")
+    chunks = list(create(**options, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain(prompt="the cat")
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_message_may_come_in_parts_and_from_any_role_that_the_template_has(server):
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "and a dog"},
+    ]
+    create = server.client.chat.completions.create
+    options = {"model": NAME, "temperature": 0, "max_tokens": 8}
+    answer = create(messages=messages, **options)
+    messages[0]["role"], messages[1]["content"] = "system", "a cat"
+    same = create(messages=messages, **options)
+    assert answer.choices == same.choices
+    assert answer.usage.prompt_tokens == same.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_changes_the_usage_and_nothing_else(server, plain, stream):
+    expected = plain("one", max_new_tokens=60)
+    prediction = {"type": "content", "content": expected + " and more"}
+    options = {"max_tokens": 60, "prediction": prediction, "stream": stream}
+    if stream:
+        chunks = list(server.chat("one", **options, stream_options={"include_usage": True}))
+        assert streamed(chunks) == expected
+        assert chunks[-1].choices == [] and all(chunk.usage is None for chunk in chunks[:-1])
+        usage = chunks[-1].usage
+    else:
+        answer = server.chat("one", **options)
+        assert answer.choices[0].message.content == expected
+        usage = answer.usage
+    details = usage.completion_tokens_details
+    assert 30 < details.accepted_prediction_tokens < 60
+    predicted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert predicted == len((expected + " and more").encode())
+    without = server.chat("one").usage.completion_tokens_details
+    assert (without.accepted_prediction_tokens, without.rejected_prediction_tokens) == (0, 0)
+
+
+def test_a_prediction_of_parts_that_is_wrong_is_rejected(server, plain):
+    parts = [{"type": "text", "text": "~~~"}, {"type": "text", "text": "~~~~"}]
+    answer = server.chat("one", prediction={"type": "content", "content": parts})
+    assert answer.choices[0].message.content == plain("one")
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 7
+    empty = server.chat("one", prediction={"type": "content", "content": ""})
+    assert empty.choices == answer.choices
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_text_ends_before_its_first_stop_string(server, plain, count):
+    whole = plain("one", max_new_tokens=64)
+    stops = [whole[40:44], whole[20:23], "\n\n\n\n", "~~~"][:count]
+    first = min(whole.find(each) for each in stops if each in whole)
+    stops = stops if count > 1 else stops[0]
+    answer = server.chat("one", max_tokens=64, stop=stops)
+    assert answer.choices[0].message.content == whole[:first]
+    assert answer.choices[0].finish_reason == "stop"
+    chunks = list(server.chat("one", max_tokens=64, stop=stops, stream=True))
+    assert streamed(chunks) == whole[:first]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_what_is_sampled_is_plain_generates_with_the_same_seed(server, plain):
+    sampling = {"temperature": 0.9, "top_p": 0.8}
+    for seed in (1, 2, 2**62):
+        expected = plain("one", seed=seed, do_sample=True, **sampling)
+        assert server.chat("one", seed=seed, **sampling).choices[0].message.content == expected
+    texts = {server.chat("one", **sampling).choices[0].message.content for _ in range(3)}
+    assert len(texts) == 3  # without a seed they do not go on from the last one's
+
+
+def test_what_a_request_leaves_out_is_the_models_own(speller, tokenizer, plain, monkeypatch):
+    config = speller.generation_config
+    monkeypatch.setattr(config, "do_sample", True)
+    monkeypatch.setattr(config, "temperature", 0.5)
+    with serving(speller, tokenizer, max_new_tokens=20) as server:
+        answer = server.client.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "one"}], seed=3
+        )
+    expected = plain("one", seed=3, do_sample=True, temperature=0.5, max_new_tokens=20)
+    assert answer.choices[0].message.content == expected
+
+
+def test_more_tokens_than_the_server_or_the_context_allows_are_cut(speller, tokenizer):
+    with serving(speller, tokenizer, max_new_tokens=20) as server:
+        assert server.chat("one", max_completion_tokens=10**30).usage.completion_tokens == 20
+        full = server.chat("x" * 2020).usage  # 2048 with the answer and the template
+        assert full.completion_tokens < 20 and full.total_tokens == 2048
+
+
+def test_the_end_of_text_is_a_stop(speller, tokenizer, plain, monkeypatch):
+    text = plain("one")
+    monkeypatch.setattr(
+        speller.generation_config, "eos_token_id", [2, tokenizer(text[10])["input_ids"][0]]
+    )
+    with serving(speller, tokenizer) as server:
+        answer = server.chat("one")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == text[: text.index(text[10]) + 1]
+
+
+def test_requests_at_the_same_time_are_all_answered_right(server, plain):
+    def ask(number: int) -> str:
+        message = MESSAGES[number % len(MESSAGES)]
+        if number % 2:
+            return streamed(server.chat(message, stream=True))
+        return server.chat(message).choices[0].message.content
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(16)))
+    assert answers == [plain(MESSAGES[number % len(MESSAGES)]) for number in range(16)]
+
+
+def test_models_and_health(server):
+    assert [model.id for model in server.client.models.list()] == [NAME]
+    health = requests.get(server.url.removesuffix("/v1") + "/health", timeout=60).json()
+    assert health == {"status": "ok", "running": 0, "waiting": 0}
+
+
+def test_metrics_add_up(speller, tokenizer, plain):
+    prediction = {"type": "content", "content": plain("one", max_new_tokens=60)}
+    with serving(speller, tokenizer) as server:
+        usages = [
+            server.chat("one", max_tokens=60, prediction=prediction).usage,
+            server.chat("two").usage,
+        ]
+        metrics = server.metrics()
+        assert server.outcomes("length") == 2
+    assert metrics["prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)
+    assert metrics["generated_tokens_total"] == 92
+    passes = metrics["forward_passes_total"]
+    assert metrics["mat"] == pytest.approx(92 / passes)
+    sources = ("Prediction", "ReferenceCopy", "TokenRecycling")
+    accepted = [metrics[f'accepted_draft_tokens_total{{source="{name}"}}'] for name in sources]
+    assert accepted[0] == usages[0].completion_tokens_details.accepted_prediction_tokens
+    assert sum(accepted) + passes == 92
+    per_pass = [metrics[f'mat_of_source{{source="{name}"}}'] for name in sources]
+    assert 1 + sum(per_pass) == pytest.approx(metrics["mat"])

@@ -1,0 +1,132 @@
+"""Requests wait for each other, and none for a client that has gone."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from running_server import NAME, Slow, serving, wait_until
+
+LONG = {"max_tokens": 900}
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def begun(server, **options):
+    """A stream whose first words have come."""
+    chunks = server.chat("one", stream=True, **{**LONG, **options})
+    for chunk in chunks:
+        if chunk.choices[0].delta.content:
+            return chunks
+    raise AssertionError("it ended")
+
+
+def test_a_client_that_leaves_a_stream_ends_its_generation(slow):
+    begun(slow).close()
+    wait_until(lambda: slow.outcomes("cancelled") == 1)
+    assert slow.metrics()["generated_tokens_total"] < 800
+    assert slow.engine.running == 0
+
+
+def test_a_client_that_leaves_while_it_waits_for_the_whole_answer_ends_it(slow):
+    client = slow.client.with_options(timeout=1)
+    messages = [{"role": "user", "content": "one"}]
+    with pytest.raises(openai.APITimeoutError):
+        client.chat.completions.create(model=NAME, messages=messages, temperature=0, **LONG)
+    wait_until(lambda: slow.outcomes("cancelled") == 1)
+    assert 0 < slow.metrics()["generated_tokens_total"] < 800
+
+
+def test_a_waiting_request_whose_client_leaves_is_taken_out_of_the_queue(slow):
+    running = begun(slow)
+    waiting = slow.chat("two", stream=True)
+    wait_until(lambda: slow.engine.waiting == 1)
+    waiting.close()
+    wait_until(lambda: slow.engine.waiting == 0)
+    assert slow.outcomes("cancelled") == 1 and slow.engine.running == 1
+    running.close()
+
+
+def test_a_full_queue_says_how_many_wait_and_when_to_come_back(slow, pool):
+    running = begun(slow)
+    waiting = pool.submit(slow.chat, "two", max_tokens=4)
+    wait_until(lambda: slow.engine.waiting == 1)
+    assert slow.metrics()["waiting_requests"] == 1
+    with pytest.raises(openai.RateLimitError, match="1 requests are waiting") as refusal:
+        slow.chat("three")
+    assert int(refusal.value.response.headers["Retry-After"]) >= 1
+    running.close()
+    assert waiting.result().usage.completion_tokens == 4
+
+
+def test_an_answer_that_takes_too_long_ends_as_if_it_were_too_long(speller, tokenizer):
+    with serving(speller, tokenizer, [Slow()], max_seconds=0.3) as server:
+        answer = server.chat("one", **LONG)
+        assert answer.choices[0].finish_reason == "length"
+        assert 0 < answer.usage.completion_tokens < 500
+        assert server.outcomes("time") == 1
+
+
+def test_an_order_to_end_lets_what_runs_and_waits_finish_and_takes_nothing_new(slow, pool):
+    running = begun(slow, max_tokens=60)
+    waiting = pool.submit(slow.chat, "two", max_tokens=4)
+    wait_until(lambda: slow.engine.waiting == 1)
+    slow.server.handle_exit(2, None)
+    with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
+        slow.chat("three")
+    assert [chunk.choices[0].finish_reason for chunk in running][-1] == "length"
+    assert waiting.result().usage.completion_tokens == 4
+
+
+def test_a_second_order_ends_at_once(slow):
+    running = begun(slow)
+    slow.server.handle_exit(2, None)
+    slow.server.handle_exit(2, None)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(running)
+    slow.engine.close(60)
+    assert slow.engine.running == 0
+
+
+def test_a_request_that_fails_is_told_and_the_next_one_goes_well(speller, tokenizer, plain):
+    class Failing(Slow):
+        fails = threading.Event()
+
+        def observe(self, tokens, verified=None, logits=None):
+            if self.fails.is_set():
+                raise RuntimeError("out of memory: secret")
+
+    with serving(speller, tokenizer, [Failing()]) as server:
+        Failing.fails.set()
+        with pytest.raises(openai.InternalServerError, match="its log says why") as failure:
+            server.chat("one")
+        assert "secret" not in str(failure.value)
+        with pytest.raises(openai.APIError, match="its log says why"):
+            list(server.chat("one", stream=True))
+        Failing.fails.clear()
+        assert server.chat("one").choices[0].message.content == plain("one")
+        assert (server.outcomes("error"), server.outcomes("refused")) == (2, 0)
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(speller, tokenizer, plain, pool):
+    expected = plain("one", max_new_tokens=40)
+
+    def come(number: int) -> str | None:
+        chunks = server.chat("one", stream=True, max_tokens=40)
+        if number % 2:
+            next(iter(chunks))
+            chunks.close()
+            return None
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with serving(speller, tokenizer, max_waiting=50) as server:
+        texts = list(pool.map(come, range(24)))
+        wait_until(lambda: server.engine.running + server.engine.waiting == 0)
+        assert server.outcomes("length") + server.outcomes("cancelled") == 24
+    assert texts == [expected, None] * 12
