@@ -23,6 +23,10 @@ COMMANDS = {
     "recycle": ("learn what a model expects next in texts", "recycle.add_recycle"),
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
     "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
+    "publish-generate": (
+        'write the Hub repository for generate(custom_generate="user/name")',
+        "publish_generate.add_publish_generate",
+    ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
     "ablate": ("MAT against the size of a datastore, both forms", "bench.add_ablate"),
 }
