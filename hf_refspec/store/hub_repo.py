@@ -63,8 +63,10 @@ def open_repo(
     Raises:
         ValueError: If it is there and not as `private` says.
     """
-    space = {"space_sdk": "gradio"} if repo_type == "space" else {}
-    repo = api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, **space)
+    sdk = "gradio" if repo_type == "space" else None
+    repo = api.create_repo(
+        repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk
+    )
     if new_branch and revision and not revision.startswith("refs/"):
         api.create_branch(repo.repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
     info = api.repo_info(repo.repo_id, repo_type=repo_type, revision=revision)
