@@ -27,6 +27,10 @@ COMMANDS = {
     "evaluate": ("measure whether a datastore pays for a model", "evaluate.add_evaluate"),
     "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
     "knn": ("build and measure kNN datastores", "knn.add_knn"),
+    "publish-generate": (
+        'write the Hub repository for generate(custom_generate="user/name")',
+        "publish_generate.add_publish_generate",
+    ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
     "ablate": ("MAT against the size of a datastore, both forms", "bench.add_ablate"),
 }

@@ -1,5 +1,5 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos and the download of a model need,
-and faults to order."""
+"""A small Hugging Face Hub on 127.0.0.1: what of it repos and their files need, and faults to
+order."""
 
 from __future__ import annotations
 
@@ -146,19 +146,20 @@ class ConnectionCut(Exception):
 
 
 _REPO = r"(?P<name>[^/]+/[^/]+?)"
+_KIND = "(datasets|models|spaces)"
 _ROUTES = [
     ("POST", r"/api/repos/create", "create_repo"),
     ("POST", r"/api/validate-yaml", "validate_card"),
-    ("GET", rf"/api/(datasets|models)/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
-    ("GET", rf"/api/(datasets|models)/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
-    ("POST", rf"/api/datasets/{_REPO}/branch/(?P<branch>[^/]+)", "create_branch"),
-    ("POST", rf"/api/datasets/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
-    ("POST", rf"/api/datasets/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
-    ("POST", rf"/datasets/{_REPO}\.git/info/lfs/objects/batch", "large_file_batch"),
+    ("GET", rf"/api/{_KIND}/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
+    ("GET", rf"/api/{_KIND}/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
+    ("POST", rf"/api/{_KIND}/{_REPO}/branch/(?P<branch>[^/]+)", "create_branch"),
+    ("POST", rf"/api/{_KIND}/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
+    ("POST", rf"/api/{_KIND}/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
+    ("POST", rf"(/datasets|/spaces)?/{_REPO}\.git/info/lfs/objects/batch", "large_file_batch"),
     ("PUT", r"/storage/(?P<oid>[0-9a-f]{64})", "store_large_file"),
     ("POST", r"/storage/(?P<oid>[0-9a-f]{64})/verify", "verify_large_file"),
     ("GET", r"/storage/(?P<oid>[0-9a-f]{64})", "read_large_file"),
-    ("GET", rf"(/datasets)?/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
+    ("GET", rf"(/datasets|/spaces)?/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<file>.+)", "resolve"),
 ]
 
 
@@ -265,13 +266,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.is_owner():
             raise HubError(401, error="Invalid username or password.")
         asked = json.loads(self.body)
-        assert asked["type"] == "dataset"
+        kind = asked.get("type", "model")
         name = f"{asked['organization'] or OWNER}/{asked['name']}"
-        url = f"{self.hub.endpoint}/datasets/{name}"
+        url = self.url_of(kind, name)
+        if kind == "space" and asked.get("sdk") != "gradio":
+            raise HubError(400, error="a Space needs an SDK")
         if name in self.hub.repos:
-            raise HubError(409, url=url, error="You already created this dataset repo")
+            raise HubError(409, url=url, error=f"You already created this {kind} repo")
         self.hub.create(name, private=asked.get("visibility") == "private")
         self.send_json({"url": url})
+
+    def url_of(self, kind: str, name: str) -> str:
+        return f"{self.hub.endpoint}/{'' if kind == 'model' else f'{kind}s/'}{name}"
 
     def create_branch(self, name: str, branch: str) -> None:
         repo = self.repo_to_write(name)
@@ -367,7 +373,8 @@ class _Handler(BaseHTTPRequestHandler):
                         del files[value["path"]]
             branch = f"refs/pr/{len(repo.commits)}" if self.creates_pr else revision
             sha = repo.commit(branch, files)
-        url = f"{self.hub.endpoint}/datasets/{name}"
+        kind = self.path.split("/")[2].removesuffix("s")
+        url = self.url_of(kind, name)
         self.send_json(
             {
                 "commitUrl": f"{url}/commit/{sha}",

@@ -21,15 +21,14 @@ from huggingface_hub import (
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HfHubHTTPError,
-    HFValidationError,
     LocalEntryNotFoundError,
     RevisionNotFoundError,
 )
 
-from ..version import __version__
 from .card import card
 from .files import CONFIG, DatastoreError, check_file
 from .folder import FolderConfig
+from .hub_repo import LIBRARY, open_repo, push_reason
 from .names import is_here, is_only_cached, one_line
 
 C = TypeVar("C", bound=FolderConfig)
@@ -37,7 +36,6 @@ C = TypeVar("C", bound=FolderConfig)
 Part: TypeAlias = Callable[[C], C]
 
 CARD = "README.md"
-_LIBRARY: dict[str, Any] = {"library_name": "hf_refspec", "library_version": __version__}
 
 
 def fetch(
@@ -67,7 +65,7 @@ def fetch(
     cached_only = local_files_only or is_only_cached(
         repo_id, kind.NOUN, [CONFIG], "dataset", revision, **options
     )
-    options |= {"repo_type": "dataset", "local_files_only": cached_only, **_LIBRARY}
+    options |= {"repo_type": "dataset", "local_files_only": cached_only, **LIBRARY}
     wanted = CONFIG
     try:
         folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
@@ -156,9 +154,9 @@ def push(
     config = kind.read(folder)
     for entry in config.files():
         check_file(folder, entry)
-    api = HfApi(token=token, **_LIBRARY)
+    api = HfApi(token=token, **LIBRARY)
     try:
-        repo_id, before = _open_repo(api, repo_id, private, revision, not create_pr)
+        repo_id, before = open_repo(api, repo_id, "dataset", private, revision, not create_pr)
         present = api.list_repo_files(repo_id, repo_type="dataset", revision=before)
         return api.create_commit(
             repo_id,
@@ -173,25 +171,8 @@ def push(
     except Exception as error:  # It raises those of several libraries, not all of them its own.
         raise OSError(
             f"the {kind.NOUN} in {folder} was not pushed to {repo_id!r} at revision "
-            f"{revision or constants.DEFAULT_REVISION!r}: {_push_reason(error)}"
+            f"{revision or constants.DEFAULT_REVISION!r}: {push_reason(error)}"
         ) from error
-
-
-def _open_repo(
-    api: HfApi, repo_id: str, private: bool | None, revision: str | None, new_branch: bool
-) -> tuple[str, str | None]:
-    """Creates a repo, and a branch, where there are none; returns the repo's id and its commit."""
-    repo_id = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id
-    if new_branch and revision and not revision.startswith("refs/"):
-        api.create_branch(repo_id, branch=revision, repo_type="dataset", exist_ok=True)
-    info = api.dataset_info(repo_id, revision=revision)
-    if private is not None and info.private != private:
-        # An existing repo stays as it is, and what was to be private would be public.
-        raise ValueError(
-            f"the repo is {'private' if info.private else 'public'} already; change that in "
-            f"its settings, or leave private={private} out"
-        )
-    return repo_id, info.sha
 
 
 def _additions(folder: Path, config: FolderConfig, repo_id: str) -> list[CommitOperationAdd]:
@@ -215,19 +196,3 @@ def _deletions(config: FolderConfig, present: list[str]) -> list[CommitOperation
         for name in present
         if name not in named and any(names.matches(name) for names in config.FILES)
     ]
-
-
-def _push_reason(error: Exception) -> str:
-    match error:
-        case HFValidationError():
-            return f'this is not a name for a repo ("organisation/name"): {error}'
-        case HfHubHTTPError() if error.response.status_code == 412:
-            return "somebody else changed the repo meanwhile; look at it and push again"
-        case HfHubHTTPError() if error.response.status_code in (401, 403):
-            return (
-                f"the Hub does not let you write there ({one_line(error)}); pass a token= that "
-                f"may write, or run `hf auth login`"
-            )
-        case ValueError():
-            return one_line(error)
-    return f"{one_line(error)}; a push is one commit, so nothing is half done: push again"

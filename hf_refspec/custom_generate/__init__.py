@@ -1,0 +1,1 @@
+"""The Hub repository that `generate(custom_generate="user/name")` loads."""
