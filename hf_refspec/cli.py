@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
     "chat": ("talk to a model in the terminal", "chat.add_chat"),
     "generate": ("generate text, drafting from references", "generate.add_generate"),
+    "space": ("open a page in the browser: plain and drafted side by side", "space.add_space"),
     "build": ("build a datastore from a corpus", "datastore.add_build"),
     "extend": ("add documents to a datastore", "datastore.add_extend"),
     "compact": ("build the compact form of a datastore", "datastore.add_compact"),

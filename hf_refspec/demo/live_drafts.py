@@ -17,6 +17,7 @@ from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
+from .token_text import TokenText
 
 # Of the sources of a blend, in its order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
@@ -70,10 +71,8 @@ class AnswerStream:
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
-        self._tokenizer = tokenizer
+        self._text = TokenText(tokenizer)
         self._width = console.width if console.is_terminal or console.record else 0
-        self._ids: list[int] = []
-        self._decoded, self._read = 0, 0  # tokens before the window, and those of it that are read
         self._space = ""  # what is not printed yet
         self._word: list[tuple[str, str]] = []  # its parts and their styles
         self._column = 0
@@ -81,31 +80,13 @@ class AnswerStream:
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         """Prints the words that these tokens complete."""
         for token, owner in zip(tokens, owners, strict=True):
-            self._ids.append(token)
-            self._write(self._new_text(), "" if owner is None else style_of(owner))
+            self._write(self._text.put(token), "" if owner is None else style_of(owner))
 
     def end(self) -> None:
         """Prints what is left, and ends the line."""
-        self._write(self._new_text(last=True), "")
+        self._write(self._text.end(), "")
         self._print_word()
         self._console.print()
-
-    def _new_text(self, last: bool = False) -> str:
-        """The text of the tokens that are not read yet; nothing while they end inside a character.
-
-        A window of tokens is decoded, since a token's text can depend on the one before it.
-        """
-        known = self._decode(self._ids[self._decoded : self._read])
-        text = self._decode(self._ids[self._decoded :])
-        if text.endswith(_PART_OF_CHARACTER) and not last:
-            return ""
-        self._decoded, self._read = self._read, len(self._ids)
-        return text[len(known) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
 
     def _write(self, text: str, style: str) -> None:
         """Prints a text as far as its words are complete; all of it where no line is broken."""

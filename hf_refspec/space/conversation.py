@@ -1,0 +1,119 @@
+"""A visitor's conversation with the model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..demo.prompts import Message, assistant, chat_inputs, tokens_left, user, with_document
+from ..drafting.datastore_drafts import DatastoreDrafts
+from ..generation.default_drafter import default_sources
+from ..store.datastore import Datastore
+from .race import Race
+from .steps import RecordedDrafts
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What answers the visitors.
+
+    Attributes:
+        model (`PreTrainedModel`): The target model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
+        datastore (`str`, *optional*): The datastore that is drafted from unless a visitor names
+            another: a folder or a Hub id.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    datastore: str | None = None
+
+    def drafter(self, datastore: str) -> RecordedDrafts:
+        """The default sources, and a datastore if one is named.
+
+        Raises:
+            OSError: If it cannot be read.
+            ValueError: If it is none on the Hub, damaged, or of another tokenizer.
+        """
+        sources = default_sources()
+        if datastore:
+            if datastore != self.datastore and not _is_hub_id(datastore):
+                raise ValueError(
+                    f"{datastore!r} does not name a datastore on the Hub; write "
+                    "organisation/name, or leave the field empty"
+                )
+            store = _opened(datastore)
+            store.check_tokenizer(self.tokenizer)
+            sources.append(DatastoreDrafts(store))
+        return RecordedDrafts(sources)
+
+
+@dataclass
+class Conversation:
+    """Messages and answers, and the drafter that goes on learning from one to the next.
+
+    Attributes:
+        document (`str`): A text that stands before the first message.
+        turns (`list[tuple[str, Race]]`): Each message, and its answer.
+    """
+
+    document: str = ""
+    turns: list[tuple[str, Race]] = field(default_factory=list)
+    _datastore: str | None = None
+    _drafter: RecordedDrafts | None = None
+
+    def ask(self, host: Host, message: str, datastore: str, max_new_tokens: int) -> Race:
+        """Adds a message; its answer is decoded as the race is run.
+
+        Raises:
+            OSError: If the datastore cannot be read.
+            ValueError: If the message is empty or too long, or the datastore cannot be used.
+        """
+        if not message.strip():
+            raise ValueError("the message is empty; type one, or choose an example")
+        inputs = chat_inputs(host.tokenizer, [*self._messages(), self._next(message)])
+        noun, way_out = "the message with its document", "shorten them"
+        if self.turns:
+            noun, way_out = "the conversation", "begin a new one"
+        fitting = tokens_left(inputs, host.model.config, noun, way_out, max_new_tokens)
+        if self._drafter is None or datastore.strip() != self._datastore:
+            self._drafter = host.drafter(datastore.strip())
+            self._datastore = datastore.strip()
+        race = Race(host.model, host.tokenizer, inputs, fitting, self._drafter)
+        self.turns.append((message, race))
+        return race
+
+    def stop(self) -> None:
+        """Ends the answer that is under way."""
+        if self.turns:
+            self.turns[-1][1].stopped = True
+
+    def _messages(self) -> list[Message]:
+        messages: list[Message] = []
+        for number, (message, race) in enumerate(self.turns):
+            content = self._with_document(message) if number == 0 else message
+            messages += [user(content), assistant(race.drafted.text)]
+        return messages
+
+    def _next(self, message: str) -> Message:
+        return user(message if self.turns else self._with_document(message))
+
+    def _with_document(self, message: str) -> str:
+        return with_document(self.document, message) if self.document.strip() else message
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether it can only be a repo's name: a visitor may not open the host's own folders."""
+    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+@lru_cache(maxsize=8)
+def _opened(datastore: str) -> Datastore:
+    """A datastore is mapped into memory, not read, and all visitors share it."""
+    return Datastore.from_pretrained(datastore)
