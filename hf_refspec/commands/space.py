@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from argparse import ArgumentParser, Namespace
 
-import torch
-
-from ..demo.default_model import load_model, load_tokenizer
-from ..demo.prompts import check_chat_template
-from .answering import quieten_transformers
 from .arguments import DTYPES, positive
 
 
@@ -21,30 +17,41 @@ def add_space(parser: ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, help="of the model; float32 by default for the default model")
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add("--host", default="127.0.0.1", help="the address to serve at")
-    add("--port", type=positive, default=7860)
+    add("--port", type=positive, default=7860, metavar="N")
     add("--push", metavar="USER/NAME", help="write the page as a Space on the Hub instead")
-    add("--private", action="store_true", help="the Space, if it is new")
+    add("--private", action="store_true", help="with --push: a new Space is private")
 
 
 def _space(args: Namespace) -> int:
-    try:
-        import gradio  # noqa: F401
-    except ImportError:
-        raise ImportError('the page needs gradio: pip install "hf_refspec[space]"') from None
-    return _push(args) if args.push else _serve(args)
+    if importlib.util.find_spec("gradio") is None:
+        raise ImportError('the page needs gradio: pip install "hf_refspec[space]"')
+    given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
+    if args.push is not None:
+        from ..space.repo import files, push
 
+        push(args.push, files(args.push, **given), args.private)
+        print(f"https://huggingface.co/spaces/{args.push}")
+        return 0
+    if args.private:
+        raise ValueError("--private has no effect without --push; add it")
+    _check_address(args.host, args.port)
+    from ..space.app import serve
 
-def _serve(args: Namespace) -> int:
-    from ..space.conversation import Host
-    from ..space.page import launch
-    _check_port(args.host, args.port)
-    quieten_transformers()
-    tokenizer = load_tokenizer(args.model)
-    check_chat_template(tokenizer, args.model, "choose a --model with one")
-    model = load_model(args.model, dtype=getattr(torch, args.dtype) if args.dtype else None)
-    host = Host(model, tokenizer, args.datastore)
-    launch(host, server_name=args.host, server_port=args.port)
+    serve(**given, server_name=args.host, server_port=args.port)
     return 0
 
-def _check_port(host, port):
-    pass
+
+def _check_address(host: str, port: int) -> None:
+    """Asks for the address before a model is loaded for it.
+
+    Raises:
+        OSError: If it is not to be had.
+    """
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise OSError(
+            f"cannot serve at {host}:{port} ({reason}); choose another --port, or another --host"
+        ) from error

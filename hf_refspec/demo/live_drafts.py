@@ -17,11 +17,10 @@ from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
-from .token_text import TokenText
+from .text_stream import PART_OF_CHARACTER, TextStream
 
 # Of the sources of a blend, in its order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
-_PART_OF_CHARACTER = "\ufffd"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and ends of lines
 
 # Takes the tokens of a step, and for each the index of its source; `None` for the target's own.
@@ -71,7 +70,7 @@ class AnswerStream:
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
-        self._text = TokenText(tokenizer)
+        self._text = TextStream(tokenizer)
         self._width = console.width if console.is_terminal or console.record else 0
         self._space = ""  # what is not printed yet
         self._word: list[tuple[str, str]] = []  # its parts and their styles
@@ -147,4 +146,4 @@ def legend(stats: SpeculationStats) -> Text:
 
 def printable(text: str) -> str:
     """A text whose control characters a terminal does not obey."""
-    return _CONTROL.sub(_PART_OF_CHARACTER, text)
+    return _CONTROL.sub(PART_OF_CHARACTER, text)

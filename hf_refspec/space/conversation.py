@@ -48,9 +48,7 @@ class Host:
                     f"{datastore!r} does not name a datastore on the Hub; write "
                     "organisation/name, or leave the field empty"
                 )
-            store = _opened(datastore)
-            store.check_tokenizer(self.tokenizer)
-            sources.append(DatastoreDrafts(store))
+            sources.append(DatastoreDrafts(opened(datastore, self.tokenizer)))
         return RecordedDrafts(sources)
 
 
@@ -108,12 +106,25 @@ class Conversation:
         return with_document(self.document, message) if self.document.strip() else message
 
 
+def opened(datastore: str, tokenizer: PreTrainedTokenizerBase) -> Datastore:
+    """A datastore, which is mapped into memory once for all visitors.
+
+    Args:
+        datastore (`str`): A folder or a Hub id.
+        tokenizer (`PreTrainedTokenizerBase`): The target model's.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is damaged, or of another tokenizer.
+    """
+    store = _mapped(datastore)
+    store.check_tokenizer(tokenizer)
+    return store
+
+
+_mapped = lru_cache(maxsize=8)(Datastore.from_pretrained)
+
+
 def _is_hub_id(name: str) -> bool:
     """Whether it can only be a repo's name: a visitor may not open the host's own folders."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
-
-
-@lru_cache(maxsize=8)
-def _opened(datastore: str) -> Datastore:
-    """A datastore is mapped into memory, not read, and all visitors share it."""
-    return Datastore.from_pretrained(datastore)

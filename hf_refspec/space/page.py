@@ -24,7 +24,8 @@ _MOST_NEW_TOKENS = 512
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
 <p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model} verifies
-a whole tree of them in one forward pass: the same words, sooner. Coloured words were drafted.</p>
+a whole tree of them in one forward pass. It returns the same words as without. Coloured words were
+drafted.</p>
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
 {dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next turn
 is that of the call whose clock is behind.</p></div>"""
@@ -46,25 +47,27 @@ def page(host: Host) -> gr.Blocks:
                 document = gr.Textbox(
                     label="Document",
                     info="Stands before the first message.",
-                    lines=9,
-                    max_lines=18,
+                    lines=6,
+                    max_lines=16,
                     elem_id="rs-document",
                 )
-                datastore = gr.Textbox(
-                    host.datastore or "",
-                    label="Datastore",
-                    info="Optional: a dataset repo on the Hub, built for this model's tokenizer.",
-                    placeholder="organisation/name",
-                    elem_id="rs-datastore",
-                )
-                new_tokens = gr.Slider(
-                    16,
-                    _MOST_NEW_TOKENS,
-                    _NEW_TOKENS,
-                    step=16,
-                    label="New tokens at most",
-                    elem_id="rs-new-tokens",
-                )
+                with gr.Accordion("Settings", open=False):
+                    datastore = gr.Textbox(
+                        host.datastore or "",
+                        label="Datastore",
+                        info="Optional: a dataset repo on the Hub, built for this model's tokenizer.",
+                        placeholder="organisation/name",
+                        elem_id="rs-datastore",
+                    )
+                    new_tokens = gr.Slider(
+                        16,
+                        _MOST_NEW_TOKENS,
+                        _NEW_TOKENS,
+                        step=16,
+                        label="New tokens at most",
+                        elem_id="rs-new-tokens",
+                        buttons=[],
+                    )
             with gr.Column(scale=5, min_width=300):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 message = gr.Textbox(
@@ -73,22 +76,22 @@ def page(host: Host) -> gr.Blocks:
                 with gr.Row():
                     send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
                     stop = gr.Button("Stop", elem_id="rs-stop", min_width=80)
-                    new = gr.Button("New conversation", elem_id="rs-new", min_width=80)
+                    new = gr.Button("New chat", elem_id="rs-new", min_width=80)
         with gr.Column(visible=False, elem_id="rs-steps") as looking:
             number = gr.Slider(
-                1, 2, 1, step=1, label="Look into a forward pass", elem_id="rs-number"
+                1, 2, 1, step=1, label="Look into a forward pass", elem_id="rs-number", buttons=[]
             )
             tree = gr.HTML(elem_id="rs-tree")
 
         private: dict[str, Any] = {"api_visibility": "private"}
         shown = [chat, document, message, looking, number, tree]
-        gr.on(
+        race = gr.on(
             [send.click, message.submit],
             partial(_race, host),
             [state, document, message, datastore, new_tokens],
             [state, *shown],
             concurrency_limit=1,  # two races at once would be none
-            show_progress="minimal",
+            show_progress="full",  # which tells a visitor who waits for another one so
             show_progress_on=chat,
             trigger_mode="once",
             **private,
@@ -97,23 +100,40 @@ def page(host: Host) -> gr.Blocks:
         number.change(
             partial(_look, host), [state, number], tree, show_progress="hidden", **private
         )
-        new.click(_begin_anew, state, [state, *shown], **private)
+        new.click(_begin_anew, state, [state, *shown], cancels=race, **private)
         for button, preset in zip(presets, PRESETS, strict=True):
-            button.click(partial(_fill, preset), state, [state, *shown], **private)
+            fill = partial(_fill, preset)
+            button.click(fill, state, [state, *shown], cancels=race, **private)
     return blocks
 
 
 def launch(host: Host, **options: Any) -> None:
-    """Serves the page until Ctrl-C.
+    """Serves the page until Ctrl-C, and prints its address.
 
     Args:
         host ([`Host`]): What answers.
         options: For `gradio.Blocks.launch`.
     """
+    blocks = page(host)
+    _, address, _ = start(blocks, **options)
+    print(f"{address} (Ctrl-C ends it)", flush=True)
+    blocks.block_thread()
+
+
+def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
+    """Serves the page in threads, until it is closed; returns the app and its addresses."""
     system = ["system-ui", "sans-serif"]
-    theme = gr.themes.Default(font=system, font_mono=["ui-monospace", "monospace"])
-    page(host).launch(
-        theme=theme, css=css(), footer_links=[], ssr_mode=False, quiet=True, **options
+    theme = gr.themes.Default(
+        primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]
+    )
+    return blocks.launch(
+        theme=theme,
+        css=css(),
+        footer_links=[],
+        ssr_mode=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        **options,
     )
 
 

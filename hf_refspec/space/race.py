@@ -17,7 +17,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..demo.live_drafts import Listener
-from ..demo.token_text import TokenText
+from ..demo.text_stream import TextStream
 from ..generation.speculate import speculate
 from .steps import RecordedDrafts, Step
 
@@ -134,7 +134,7 @@ class Lane:
         self.seconds = 0.0
         self.finished = self.completed = False
         self._decode = decode
-        self._text = TokenText(tokenizer)
+        self._text = TextStream(tokenizer)
         self._error: BaseException | None = None
         self._stopped = False
         self._turn, self._turn_over = Semaphore(0), Semaphore(0)

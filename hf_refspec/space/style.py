@@ -18,12 +18,13 @@ _CSS = """
 .rs { color: var(--body-text-color); }
 .rs h1 { font-size: 1.5rem; margin: 0 0 .2rem; }
 .rs p { margin: .2rem 0; }
-.rs .quiet { color: var(--body-text-color-subdued); font-size: .85rem; }
-.rs .empty { padding: 2.5rem 1rem; text-align: center; color: var(--body-text-color-subdued);
+.rs .quiet, .rs .figures { font-size: .85rem; opacity: .75; }
+.rs .empty { padding: 2.5rem 1rem; text-align: center;
   border: 1px dashed var(--border-color-primary); border-radius: 10px; }
 .rs .message { background: var(--background-fill-secondary); border-radius: 10px;
   border: 1px solid var(--border-color-primary); padding: .5rem .8rem; margin: .8rem 0 .5rem 12%;
   white-space: pre-wrap; overflow-wrap: anywhere; }
+.rs .message:first-child { margin-top: 0; }
 .rs .lanes { display: grid; gap: .7rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
 .rs .lane { border: 1px solid var(--border-color-primary); border-radius: 10px; padding: .6rem .8rem;
@@ -37,8 +38,7 @@ _CSS = """
 .rs .bar i { display: block; height: 100%; background: var(--body-text-color-subdued); }
 .rs .drafted .bar i { background: #0072b2; }
 .rs .text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; min-height: 3.2em; }
-.rs .figures { color: var(--body-text-color-subdued); font-size: .8rem; margin-top: .5rem;
-  font-variant-numeric: tabular-nums; }
+.rs .figures { margin-top: .5rem; font-variant-numeric: tabular-nums; }
 .rs .verdict { margin: .6rem 0; font-weight: 600; }
 .rs .verdict.same::before { content: "✓ "; color: #009e73; }
 .rs .verdict.differs { color: #d55e00; }
@@ -50,15 +50,15 @@ _CSS = """
   border-radius: 10px; background: var(--background-fill-primary); }
 .rs .tree svg { display: block; }
 .rs .tree text { fill: var(--body-text-color); font: 12px ui-monospace, monospace; }
-.rs .tree .percent { font-size: 9px; fill: var(--body-text-color-subdued); }
+.rs .tree .percent { font-size: 9px; }
 .rs .tree rect { fill: var(--background-fill-primary); stroke: var(--border-color-primary); }
 .rs .tree path { fill: none; stroke: var(--border-color-primary); stroke-width: 1.5; }
 .rs .tree path.accepted, .rs .tree path.own { stroke: var(--body-text-color); stroke-width: 2.5; }
 .rs .tree .rejected { opacity: .55; }
 .rs .tree .accepted rect { stroke: var(--body-text-color); stroke-width: 2; }
 .rs .tree .own rect { stroke-dasharray: 3 3; stroke: var(--body-text-color); }
-.rs .sr { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-#rs-presets button { min-width: 4.5rem; }
+#rs-steps, #rs-tree, #rs-tree > *, #rs-chat { min-width: 0; max-width: 100%; }
+@media (max-width: 640px) { .rs .message { margin-left: 0; } .rs h1 { font-size: 1.3rem; } }
 #rs-message textarea, #rs-document textarea { font-size: .95rem; }
 """
 
@@ -71,9 +71,10 @@ def source_class(source: int) -> str:
 def css() -> str:
     """The page's CSS."""
     sources = "".join(
-        f".rs .{source_class(i)} {{ --source: {color}; }}\n"
         f".rs span.{source_class(i)} {{ border-bottom: 2px {line} {color}; "
         f"background: color-mix(in srgb, {color} 20%, transparent); border-radius: 2px; }}\n"
+        f".dark .rs span.{source_class(i)} {{ "
+        f"background: color-mix(in srgb, {color} 45%, transparent); }}\n"
         f".rs .tree .{source_class(i)} rect {{ "
         f"fill: color-mix(in srgb, {color} 25%, var(--background-fill-primary)); }}\n"
         for i, (color, line) in enumerate(zip(_COLORS, _LINES, strict=True))

@@ -76,7 +76,8 @@ def step_html(
     step = steps[number - 1]
     before = tokenizer.decode([steps[number - 2].tokens[-1]]) if number > 1 else "prompt"
     accepted, text = len(step.accepted()), visible(tokenizer.decode(step.tokens))
-    drafted = f"{len(step.tree)} draft tokens verified, {accepted} accepted"
+    noun = "draft token" if len(step.tree) == 1 else "draft tokens"
+    drafted = f"{len(step.tree)} {noun} verified, {accepted} accepted"
     if number == 1:
         drafted = "the prompt is read, nothing is drafted yet"
     elif not len(step.tree):

@@ -190,7 +190,7 @@ def push(
     except Exception as error:  # It raises those of several libraries, not all of them its own.
         raise OSError(
             f"the {kind.NOUN} in {folder} was not pushed to {repo_id!r} at revision "
-            f"{revision or constants.DEFAULT_REVISION!r}: {_push_reason(error)}"
+            f"{revision or constants.DEFAULT_REVISION!r}: {push_reason(error)}"
         ) from error
 
 
@@ -234,7 +234,8 @@ def _deletions(config: FolderConfig, present: list[str]) -> list[CommitOperation
     ]
 
 
-def _push_reason(error: Exception) -> str:
+def push_reason(error: Exception) -> str:
+    """Why a push failed, and what to do."""
     match error:
         case HFValidationError():
             return f'this is not a name for a repo ("organisation/name"): {error}'
