@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -59,10 +61,14 @@ class Conversation:
     Attributes:
         document (`str`): A text that stands before the first message.
         turns (`list[tuple[str, Race]]`): Each message, and its answer.
+        busy (`Lock`): Is held while an answer is shown.
+        left (`bool`): Whether the visitor has begun another conversation.
     """
 
     document: str = ""
     turns: list[tuple[str, Race]] = field(default_factory=list)
+    busy: Any = field(default_factory=Lock)
+    left: bool = False
     _datastore: str | None = None
     _drafter: RecordedDrafts | None = None
 
@@ -91,6 +97,13 @@ class Conversation:
         """Ends the answer that is under way."""
         if self.turns:
             self.turns[-1][1].stopped = True
+
+    def leave(self) -> None:
+        """Ends the answer that is under way, and waits until nothing of it is shown any more."""
+        self.left = True
+        self.stop()
+        with self.busy:
+            pass
 
     def _messages(self) -> list[Message]:
         messages: list[Message] = []

@@ -21,14 +21,15 @@ from .tree_view import step_html
 _SECONDS_BETWEEN_PICTURES = 0.15
 _NEW_TOKENS = 160
 _MOST_NEW_TOKENS = 512
+_AS_IT_IS: Any = gr.skip()
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
-<p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model} verifies
-a whole tree of them in one forward pass. It returns the same words as without. Coloured words were
-drafted.</p>
+<p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
+verifies a whole tree of them in one forward pass. It returns the same words as without. Coloured
+words were drafted.</p>
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
-{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next turn
-is that of the call whose clock is behind.</p></div>"""
+{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next
+turn is that of the call whose clock is behind.</p></div>"""
 
 
 def page(host: Host) -> gr.Blocks:
@@ -55,7 +56,7 @@ def page(host: Host) -> gr.Blocks:
                     datastore = gr.Textbox(
                         host.datastore or "",
                         label="Datastore",
-                        info="Optional: a dataset repo on the Hub, built for this model's tokenizer.",
+                        info="Optional: a dataset repo on the Hub, for this model's tokenizer.",
                         placeholder="organisation/name",
                         elem_id="rs-datastore",
                     )
@@ -70,9 +71,7 @@ def page(host: Host) -> gr.Blocks:
                     )
             with gr.Column(scale=5, min_width=300):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
-                message = gr.Textbox(
-                    label="Message", lines=2, max_lines=6, elem_id="rs-message", submit_btn=False
-                )
+                message = gr.Textbox(label="Message", lines=1, max_lines=6, elem_id="rs-message")
                 with gr.Row():
                     send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
                     stop = gr.Button("Stop", elem_id="rs-stop", min_width=80)
@@ -85,7 +84,7 @@ def page(host: Host) -> gr.Blocks:
 
         private: dict[str, Any] = {"api_visibility": "private"}
         shown = [chat, document, message, looking, number, tree]
-        race = gr.on(
+        gr.on(
             [send.click, message.submit],
             partial(_race, host),
             [state, document, message, datastore, new_tokens],
@@ -100,28 +99,23 @@ def page(host: Host) -> gr.Blocks:
         number.change(
             partial(_look, host), [state, number], tree, show_progress="hidden", **private
         )
-        new.click(_begin_anew, state, [state, *shown], cancels=race, **private)
+        new.click(_begin_anew, state, [state, *shown], **private)
         for button, preset in zip(presets, PRESETS, strict=True):
             fill = partial(_fill, preset)
-            button.click(fill, state, [state, *shown], cancels=race, **private)
+            button.click(fill, state, [state, *shown], **private)
     return blocks
 
 
-def launch(host: Host, **options: Any) -> None:
-    """Serves the page until Ctrl-C, and prints its address.
+def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
+    """Serves a page until it is closed, without waiting for that.
 
     Args:
-        host ([`Host`]): What answers.
+        blocks (`gr.Blocks`): The page.
         options: For `gradio.Blocks.launch`.
+
+    Returns:
+        The app, its address, and nothing.
     """
-    blocks = page(host)
-    _, address, _ = start(blocks, **options)
-    print(f"{address} (Ctrl-C ends it)", flush=True)
-    blocks.block_thread()
-
-
-def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
-    """Serves the page in threads, until it is closed; returns the app and its addresses."""
     system = ["system-ui", "sans-serif"]
     theme = gr.themes.Default(
         primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]
@@ -158,20 +152,33 @@ def _race(
 ) -> Iterator[tuple[Any, ...]]:
     """Shows the race, and at its end the tree of its best step."""
     conversation = conversation or Conversation()
+    with conversation.busy:
+        try:
+            yield from _answer(host, conversation, document, message, datastore, int(new_tokens))
+        except (OSError, RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
+            yield _shown(conversation, chat=conversation_html(conversation, str(error)))
+
+
+def _answer(
+    host: Host,
+    conversation: Conversation,
+    document: str,
+    message: str,
+    datastore: str,
+    new_tokens: int,
+) -> Iterator[tuple[Any, ...]]:
     if not conversation.turns:
         conversation.document = document
-    try:
-        race = conversation.ask(host, message, datastore, int(new_tokens))
-    except (OSError, ValueError) as error:
-        yield _shown(conversation, chat=conversation_html(conversation, str(error)))
-        return
+    race = conversation.ask(host, message, datastore, new_tokens)
     fixed = gr.Textbox(interactive=False)
     yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
     drawn = perf_counter()
     for _ in race.run():
-        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
+        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES and not conversation.left:
             yield _shown(conversation)
             drawn = perf_counter()
+    if conversation.left:
+        return
     best = 1 + max(range(len(race.steps)), key=lambda i: len(race.steps[i].tokens), default=0)
     yield _shown(
         conversation,
@@ -185,11 +192,11 @@ def _race(
 def _shown(
     conversation: Conversation,
     chat: str | None = None,
-    document: Any = gr.skip(),
-    message: Any = gr.skip(),
-    looking: Any = gr.skip(),
-    number: Any = gr.skip(),
-    tree: Any = gr.skip(),
+    document: Any = _AS_IT_IS,
+    message: Any = _AS_IT_IS,
+    looking: Any = _AS_IT_IS,
+    number: Any = _AS_IT_IS,
+    tree: Any = _AS_IT_IS,
 ) -> tuple[Any, ...]:
     """The state and what is shown of it; whatever is not named stays as it is."""
     chat = conversation_html(conversation) if chat is None else chat
@@ -214,8 +221,11 @@ def _stop(conversation: Conversation | None) -> None:
 def _begin_anew(
     conversation: Conversation | None, document: str | None = None, message: str = ""
 ) -> tuple[Any, ...]:
-    _stop(conversation)
-    text = gr.Textbox(interactive=True) if document is None else gr.Textbox(document, interactive=True)
+    if conversation is not None:
+        conversation.leave()
+    text = (
+        gr.Textbox(interactive=True) if document is None else gr.Textbox(document, interactive=True)
+    )
     return _shown(Conversation(), document=text, message=message, looking=gr.Column(visible=False))
 
 

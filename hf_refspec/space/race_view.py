@@ -72,7 +72,9 @@ def _text(lane: Lane) -> str:
     parts = []
     for owner, pieces in groupby(list(lane.pieces), key=lambda piece: piece[1]):
         text = escape("".join(text for text, _ in pieces))
-        parts.append(text if owner is None else f'<span class="{source_class(owner)}">{text}</span>')
+        parts.append(
+            text if owner is None else f'<span class="{source_class(owner)}">{text}</span>'
+        )
     return "".join(parts)
 
 

@@ -35,11 +35,17 @@ class Step:
     def sources(self) -> list[int]:
         """Of each node the source that drafted it; the first one where several did."""
         paths: list[list[int]] = []
-        for token, parent in zip(self.tree.tokens.tolist(), self.tree.parents.tolist(), strict=True):
+        for token, parent in zip(
+            self.tree.tokens.tolist(), self.tree.parents.tolist(), strict=True
+        ):
             paths.append([*(paths[parent] if parent != ROOT else []), token])
         return [
             next(
-                (i for i, draft in enumerate(self.drafts) if len(_followed(draft, path)) == len(path)),
+                (
+                    i
+                    for i, draft in enumerate(self.drafts)
+                    if len(_followed(draft, path)) == len(path)
+                ),
                 0,
             )
             for path in paths

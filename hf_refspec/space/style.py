@@ -27,8 +27,8 @@ _CSS = """
 .rs .message:first-child { margin-top: 0; }
 .rs .lanes { display: grid; gap: .7rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
-.rs .lane { border: 1px solid var(--border-color-primary); border-radius: 10px; padding: .6rem .8rem;
-  min-width: 0; background: var(--background-fill-primary); }
+.rs .lane { border: 1px solid var(--border-color-primary); border-radius: 10px;
+  padding: .6rem .8rem; min-width: 0; background: var(--background-fill-primary); }
 .rs .lane header { display: flex; justify-content: space-between; align-items: baseline;
   gap: .5rem; font-weight: 600; }
 .rs .rate { font-variant-numeric: tabular-nums; }

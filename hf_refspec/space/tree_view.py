@@ -25,7 +25,9 @@ class _Place(NamedTuple):
     middle: float
 
 
-def tree_html(step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase) -> str:
+def tree_html(
+    step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
+) -> str:
     """The tree from left to right, accepted nodes in the first row, each in its source's colour.
 
     Args:
@@ -138,7 +140,7 @@ def _line(start: _Place, end: _Place, kind: str) -> str:
     bend = (start.right + end.left) / 2
     return (
         f'<path class="{kind}" d="M{start.right:.0f},{start.middle:.0f} C{bend:.0f},'
-        f"{start.middle:.0f} {bend:.0f},{end.middle:.0f} {end.left:.0f},{end.middle:.0f}\"/>"
+        f'{start.middle:.0f} {bend:.0f},{end.middle:.0f} {end.left:.0f},{end.middle:.0f}"/>'
     )
 
 
