@@ -1,5 +1,5 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos and the download of a model need,
-and faults to order."""
+"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos, Spaces and the download of a model
+need, and faults to order."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Repo:
 
     private: bool = False
     gated: bool = False
+    sdk: str | None = None  # of a Space
     commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
@@ -149,11 +150,11 @@ _REPO = r"(?P<name>[^/]+/[^/]+?)"
 _ROUTES = [
     ("POST", r"/api/repos/create", "create_repo"),
     ("POST", r"/api/validate-yaml", "validate_card"),
-    ("GET", rf"/api/(datasets|models)/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
+    ("GET", rf"/api/(datasets|models|spaces)/{_REPO}(/revision/(?P<revision>[^/]+))?", "info"),
     ("GET", rf"/api/(datasets|models)/{_REPO}/tree/(?P<revision>[^/]+)", "tree"),
     ("POST", rf"/api/datasets/{_REPO}/branch/(?P<branch>[^/]+)", "create_branch"),
-    ("POST", rf"/api/datasets/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
-    ("POST", rf"/api/datasets/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
+    ("POST", rf"/api/(datasets|spaces)/{_REPO}/preupload/(?P<revision>[^/]+)", "preupload"),
+    ("POST", rf"/api/(datasets|spaces)/{_REPO}/commit/(?P<revision>[^/]+)", "commit"),
     ("POST", rf"/datasets/{_REPO}\.git/info/lfs/objects/batch", "large_file_batch"),
     ("PUT", r"/storage/(?P<oid>[0-9a-f]{64})", "store_large_file"),
     ("POST", r"/storage/(?P<oid>[0-9a-f]{64})/verify", "verify_large_file"),
@@ -265,12 +266,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.is_owner():
             raise HubError(401, error="Invalid username or password.")
         asked = json.loads(self.body)
-        assert asked["type"] == "dataset"
+        kind = asked["type"]
+        assert kind in ("dataset", "space")
         name = f"{asked['organization'] or OWNER}/{asked['name']}"
-        url = f"{self.hub.endpoint}/datasets/{name}"
+        url = f"{self.hub.endpoint}/{kind}s/{name}"
         if name in self.hub.repos:
-            raise HubError(409, url=url, error="You already created this dataset repo")
-        self.hub.create(name, private=asked.get("visibility") == "private")
+            raise HubError(409, url=url, error=f"You already created this {kind} repo")
+        self.hub.create(name, private=asked.get("visibility") == "private").sdk = asked.get("sdk")
         self.send_json({"url": url})
 
     def create_branch(self, name: str, branch: str) -> None:

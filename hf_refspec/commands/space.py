@@ -29,8 +29,7 @@ def _space(args: Namespace) -> int:
     if args.push is not None:
         from ..space.repo import files, push
 
-        push(args.push, files(args.push, **given), args.private)
-        print(f"https://huggingface.co/spaces/{args.push}")
+        print(push(args.push, files(args.push, **given), args.private))
         return 0
     if args.private:
         raise ValueError("--private has no effect without --push; add it")

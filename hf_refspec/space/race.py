@@ -138,7 +138,7 @@ class Lane:
         self._error: BaseException | None = None
         self._stopped = False
         self._turn, self._turn_over = Semaphore(0), Semaphore(0)
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._run, name="Lane", daemon=True)
 
     @property
     def text(self) -> str:

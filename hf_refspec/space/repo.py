@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, SpaceCardData
+from huggingface_hub import CommitOperationAdd, HfApi, SpaceCardData
 
 from ..demo.default_model import HUB_ID
 from ..store.hub import push_reason
@@ -62,13 +62,16 @@ def files(
     }
 
 
-def push(repo_id: str, texts: dict[str, str], private: bool = False) -> CommitInfo:
+def push(repo_id: str, texts: dict[str, str], private: bool = False) -> str:
     """Writes a Space in one commit, and creates it if need be.
 
     Args:
         repo_id (`str`): "user/name".
         texts (`dict[str, str]`): Of its files, by name.
         private (`bool`): Whether a new Space is to be private.
+
+    Returns:
+        `str`: Its address.
 
     Raises:
         OSError: If that fails, with the reason.
@@ -86,13 +89,14 @@ def push(repo_id: str, texts: dict[str, str], private: bool = False) -> CommitIn
         if private and not info.private:
             raise ValueError("the Space is public already; change that in its settings")
         additions = [CommitOperationAdd(name, text.encode()) for name, text in texts.items()]
-        return api.create_commit(
+        api.create_commit(
             created.repo_id,
             additions,
             commit_message="Write the page of hf_refspec",
             repo_type="space",
             parent_commit=info.sha,  # whoever pushes at the same time is not overwritten
         )
+        return created.url
     except Exception as error:  # It raises those of several libraries, not all of them its own.
         raise OSError(f"the Space was not pushed to {repo_id!r}: {push_reason(error)}") from error
 

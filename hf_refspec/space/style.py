@@ -46,7 +46,8 @@ _CSS = """
   background: color-mix(in srgb, #d55e00 10%, transparent); border-radius: 4px;
   overflow-wrap: anywhere; }
 .rs .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; margin: .4rem 0; }
-.rs .tree { overflow: auto; max-height: 26rem; border: 1px solid var(--border-color-primary);
+.rs .tree { contain: inline-size; overflow: auto; max-height: 26rem;
+  border: 1px solid var(--border-color-primary);
   border-radius: 10px; background: var(--background-fill-primary); }
 .rs .tree svg { display: block; }
 .rs .tree text { fill: var(--body-text-color); font: 12px ui-monospace, monospace; }
@@ -57,7 +58,6 @@ _CSS = """
 .rs .tree .rejected { opacity: .55; }
 .rs .tree .accepted rect { stroke: var(--body-text-color); stroke-width: 2; }
 .rs .tree .own rect { stroke-dasharray: 3 3; stroke: var(--body-text-color); }
-#rs-steps, #rs-tree, #rs-tree > *, #rs-chat { min-width: 0; max-width: 100%; }
 @media (max-width: 640px) { .rs .message { margin-left: 0; } .rs h1 { font-size: 1.3rem; } }
 #rs-message textarea, #rs-document textarea { font-size: .95rem; }
 """

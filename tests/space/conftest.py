@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from hf_refspec.space.conversation import Conversation, Host
+
+
+@pytest.fixture(scope="session")
+def host(byte_llama, tokenizer) -> Host:
+    """A tiny random model that soon repeats itself."""
+    return Host(byte_llama, tokenizer)
+
+
+@pytest.fixture
+def run(host):
+    """Asks in a conversation and runs the race to its end; returns the race."""
+
+    def asked(message, conversation=None, datastore="", max_new_tokens=40):
+        conversation = Conversation() if conversation is None else conversation
+        race = conversation.ask(host, message, datastore, max_new_tokens)
+        for _ in race.run():
+            pass
+        return race
+
+    return asked
