@@ -1,5 +1,5 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos, Spaces and the download of a model
-need, and faults to order."""
+"""A small Hugging Face Hub on 127.0.0.1: what of it dataset repos, Spaces and the download of a
+model need, and faults to order."""
 
 from __future__ import annotations
 

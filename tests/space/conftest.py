@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import huggingface_hub
 import pytest
+from hub_server import TOKEN, running_hub
+from huggingface_hub import constants
 
 from hf_refspec.space.conversation import Conversation, Host
 
@@ -23,3 +26,18 @@ def run(host):
         return race
 
     return asked
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A Hub that huggingface_hub takes for the real one, whose owner is logged in."""
+    with running_hub() as server:
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+        huggingface_hub.close_session()

@@ -48,7 +48,7 @@ def test_what_is_too_long_is_refused_with_both_lengths(host, run):
         Conversation("x" * 3000).ask(host, "one", "", 8)
     conversation = Conversation()
     run("one", conversation, max_new_tokens=8)
-    with pytest.raises(ValueError, match="the conversation has .* begin a new one"):
+    with pytest.raises(ValueError, match=r"the conversation has .* begin a new one"):
         conversation.ask(host, "x" * 3000, "", 8)
     assert len(conversation.turns) == 1
 
@@ -81,6 +81,14 @@ def test_a_visitor_names_no_folder_of_the_host_but_its_own_datastore(host, store
 def test_what_is_no_hub_id_is_refused(host, name):
     with pytest.raises(ValueError, match="organisation/name"):
         Conversation().ask(host, "one", name, 8)
+
+
+def test_a_datastore_on_the_hub_is_drafted_from_and_one_that_is_not_there_is_told(host, store, hub):
+    Datastore(store).push_to_hub("owner/store")
+    race = Conversation().ask(host, "abcabcabc", "owner/store", 8)
+    assert race.sources[-1] == "DatastoreDrafts"
+    with pytest.raises(OSError, match="owner/other"):
+        Conversation().ask(host, "abcabcabc", "owner/other", 8)
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(host, store):

@@ -6,15 +6,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from importlib.metadata import version
 
-import huggingface_hub
 import pytest
 import yaml
-from hub_server import TOKEN, running_hub
-from huggingface_hub import constants
 
 from hf_refspec import __version__
 from hf_refspec.cli import main
@@ -22,16 +18,6 @@ from hf_refspec.space.repo import files, push
 
 pytest.importorskip("gradio")
 REPO = "owner/page"
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with running_hub() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield server
-        huggingface_hub.close_session()
 
 
 def test_a_push_writes_a_space_in_one_commit(hub, capsys):
