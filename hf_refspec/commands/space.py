@@ -35,7 +35,9 @@ def _space(args: Namespace) -> int:
         raise ValueError("--private has no effect without --push; add it")
     _check_address(args.host, args.port)
     from ..space.app import serve
+    from .answering import quieten_transformers
 
+    quieten_transformers()
     serve(**given, server_name=args.host, server_port=args.port)
     return 0
 

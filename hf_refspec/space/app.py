@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..commands.answering import quieten_transformers
 from ..demo.default_model import load_model, load_tokenizer
 from ..demo.prompts import check_chat_template
 from ..index.kernels import warmup
-from .conversation import Conversation, Host, opened
+from ..store.datastore import Datastore
+from .conversation import Conversation, Host
 from .page import page, start
 
 _WARMUP = "Repeat: one two three one two three one two three"
@@ -52,11 +52,10 @@ def load_host(
     Raises:
         OSError, ValueError: See [`serve`].
     """
-    quieten_transformers()
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
     if datastore is not None:
-        opened(datastore, tokenizer)
+        Datastore.from_pretrained(datastore).check_tokenizer(tokenizer)  # before a model is loaded
     loaded = load_model(model, dtype=None if dtype is None else getattr(torch, dtype))
     host = Host(loaded, tokenizer, datastore)
     _warm_up(host)

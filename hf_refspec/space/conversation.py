@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -15,10 +12,9 @@ from ..demo.prompts import Message, assistant, chat_inputs, tokens_left, user, w
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..generation.default_drafter import default_sources
 from ..store.datastore import Datastore
+from .public_store import open_public
 from .race import Race
 from .steps import RecordedDrafts
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Host:
     datastore: str | None = None
 
     def drafter(self, datastore: str) -> RecordedDrafts:
-        """The default sources, and a datastore if one is named.
+        """The default sources, and a datastore if one is named: the host's own or a public one.
 
         Raises:
             OSError: If it cannot be read.
@@ -45,12 +41,10 @@ class Host:
         """
         sources = default_sources()
         if datastore:
-            if datastore != self.datastore and not _is_hub_id(datastore):
-                raise ValueError(
-                    f"{datastore!r} does not name a datastore on the Hub; write "
-                    "organisation/name, or leave the field empty"
-                )
-            sources.append(DatastoreDrafts(opened(datastore, self.tokenizer)))
+            own = datastore == self.datastore
+            store = Datastore.from_pretrained(datastore) if own else open_public(datastore)
+            store.check_tokenizer(self.tokenizer)
+            sources.append(DatastoreDrafts(store))
         return RecordedDrafts(sources)
 
 
@@ -117,27 +111,3 @@ class Conversation:
 
     def _with_document(self, message: str) -> str:
         return with_document(self.document, message) if self.document.strip() else message
-
-
-def opened(datastore: str, tokenizer: PreTrainedTokenizerBase) -> Datastore:
-    """A datastore, which is mapped into memory once for all visitors.
-
-    Args:
-        datastore (`str`): A folder or a Hub id.
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is damaged, or of another tokenizer.
-    """
-    store = _mapped(datastore)
-    store.check_tokenizer(tokenizer)
-    return store
-
-
-_mapped = lru_cache(maxsize=8)(Datastore.from_pretrained)
-
-
-def _is_hub_id(name: str) -> bool:
-    """Whether it can only be a repo's name: a visitor may not open the host's own folders."""
-    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()

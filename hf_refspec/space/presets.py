@@ -40,7 +40,11 @@ PRESETS = (
         ),
     ),
     Preset(
-        "Code", ("Write a Python class for a bank account with deposit, withdraw and balance.",)
+        "Code",
+        (
+            "Write a Python class for a bank account with deposit, withdraw and balance.",
+            "Write it again, with a method that transfers an amount to another account.",
+        ),
     ),
 )
 

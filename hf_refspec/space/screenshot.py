@@ -13,7 +13,6 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from ..commands.arguments import positive
 from .app import load_host
 from .page import page, start
 
@@ -50,7 +49,7 @@ def main() -> None:
     """Serves the page with the default model, runs a preset, and writes the picture."""
     parser = ArgumentParser(prog="python -m hf_refspec.space.screenshot", description=__doc__)
     parser.add_argument("out", type=Path, help="the picture, a PNG file")
-    parser.add_argument("--width", type=positive, default=1280, help="of the window, in pixels")
+    parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
     parser.add_argument("--preset", default="RAG", help="the label of its button")
     parser.add_argument("--dark", action="store_true", help="in the dark mode")
     args = parser.parse_args()

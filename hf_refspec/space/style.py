@@ -17,7 +17,7 @@ _CSS = """
 .gradio-container { max-width: 1240px !important; margin: 0 auto; }
 .rs { color: var(--body-text-color); }
 .rs h1 { font-size: 1.5rem; margin: 0 0 .2rem; }
-.rs p { margin: .2rem 0; }
+.rs p { margin: .2rem 0; overflow-wrap: anywhere; }
 .rs .quiet, .rs .figures { font-size: .85rem; opacity: .75; }
 .rs .empty { padding: 2.5rem 1rem; text-align: center;
   border: 1px dashed var(--border-color-primary); border-radius: 10px; }
@@ -59,6 +59,7 @@ _CSS = """
 .rs .tree .accepted rect { stroke: var(--body-text-color); stroke-width: 2; }
 .rs .tree .own rect { stroke-dasharray: 3 3; stroke: var(--body-text-color); }
 @media (max-width: 640px) { .rs .message { margin-left: 0; } .rs h1 { font-size: 1.3rem; } }
+#rs-send, #rs-stop, #rs-new { font-size: 1rem; padding: .5rem .3rem; white-space: nowrap; }
 #rs-message textarea, #rs-document textarea { font-size: .95rem; }
 """
 

@@ -5,6 +5,7 @@ import pytest
 from hub_server import TOKEN, running_hub
 from huggingface_hub import constants
 
+from hf_refspec import Datastore
 from hf_refspec.space.conversation import Conversation, Host
 
 
@@ -12,6 +13,14 @@ from hf_refspec.space.conversation import Conversation, Host
 def host(byte_llama, tokenizer) -> Host:
     """A tiny random model that soon repeats itself."""
     return Host(byte_llama, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory, tokenizer) -> str:
+    """The folder of a small datastore."""
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    Datastore.build(["abcabcabc " * 20], tokenizer, folder)
+    return str(folder)
 
 
 @pytest.fixture
