@@ -29,23 +29,9 @@ def conversation_html(conversation: Conversation, notice: str = "") -> str:
     return _page(*parts) if parts else _page(f'<div class="empty">{_EMPTY}</div>')
 
 
-def legend_html(race: Race | None) -> str:
-    """The colours: which source drafted how many of the tokens."""
-    if race is None:
-        return ""
-    counts = Counter(owner for _, owner in race.drafted.pieces[: len(race.drafted.ids)])
-    parts = [
-        f'<span><span class="{source_class(i)}" title="{EXPLANATIONS.get(name, "")}">{name}</span>'
-        f" {counts[i]}</span>"
-        for i, name in enumerate(race.sources)
-    ]
-    own = f"<span>the model itself {counts[None]}</span>"
-    return f'<div class="legend">{"".join(parts)}{own}</div>'
-
-
 def _race(race: Race) -> str:
     lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
-    return f'<div class="lanes">{lanes}</div>{legend_html(race)}{_verdict(race)}'
+    return f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race)}'
 
 
 def _earlier(race: Race) -> str:
@@ -65,6 +51,18 @@ def _lane(title: str, lane: Lane, race: Race) -> str:
         f'<div class="figures">{len(lane.ids)} tokens in {passes}, MAT {lane.mat:.2f}, '
         f"{lane.seconds:.1f} s</div></div>"
     )
+
+
+def _legend(race: Race) -> str:
+    """The colours: which source drafted how many of the tokens."""
+    counts = Counter(owner for _, owner in race.drafted.pieces[: len(race.drafted.ids)])
+    parts = [
+        f'<span><span class="{source_class(i)}" title="{EXPLANATIONS.get(name, "")}">{name}</span>'
+        f" {counts[i]}</span>"
+        for i, name in enumerate(race.sources)
+    ]
+    own = f"<span>the model itself {counts[None]}</span>"
+    return f'<div class="legend">{"".join(parts)}{own}</div>'
 
 
 def _text(lane: Lane) -> str:

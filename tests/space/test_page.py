@@ -160,6 +160,20 @@ def test_stop_ends_both_columns_and_a_preset_during_a_race_begins_anew(shown):
     assert shown.locator(".lane").count() == 0
 
 
+def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, address, browser):
+    first = browser.new_page()
+    first.goto(address)
+    first.fill("#rs-message textarea", "Write a long story.")
+    first.click("#rs-send")
+    first.locator(".lane .text:not(:empty)").first.wait_for()
+    shown.fill("#rs-message textarea", "Hello")
+    shown.click("#rs-send")
+    shown.get_by_text("queue: 1/1").wait_for()
+    assert shown.locator(".lane").count() == 0
+    first.close()
+    shown.locator(".lane .text:not(:empty)").first.wait_for()
+
+
 def test_a_text_in_html_is_shown_and_never_run(shown):
     text = "<img src=x onerror=\"document.title='run'\"> ${1+1} {{1+1}} <b>bold</b>"
     send(shown, text)
