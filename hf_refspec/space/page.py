@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import gradio as gr
+import torch
 
 from ..demo.default_model import HUB_ID
 from .conversation import Conversation, Host
@@ -25,8 +26,7 @@ _AS_IT_IS: Any = gr.skip()
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
 <p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
-verifies a whole tree of them in one forward pass. It returns the same words as without. Coloured
-words were drafted.</p>
+verifies a whole tree of them in one forward pass. {promise} Coloured words were drafted.</p>
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
 {dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next
 turn is that of the call whose clock is behind.</p></div>"""
@@ -134,11 +134,15 @@ def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
 def _intro(host: Host) -> str:
     model = host.model
     name = Path(model.config.name_or_path).name or HUB_ID
-    on_cpu = model.device.type == "cpu"
+    dtype = str(model.dtype).removeprefix("torch.")
+    promise = "The words are those of plain decoding."
+    if model.dtype != torch.float32:
+        promise += f" Where two are within the rounding of {dtype}, either of them may come out."
     return _INTRO.format(
         model=escape(name),
-        dtype=str(model.dtype).removeprefix("torch."),
-        device="the CPU" if on_cpu else "a GPU",
+        promise=promise,
+        dtype=dtype,
+        device="the CPU" if model.device.type == "cpu" else "a GPU",
     )
 
 

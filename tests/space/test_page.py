@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 
 from hf_refspec.demo.default_model import load
 from hf_refspec.demo.prompts import assistant, chat_inputs, user, with_document
@@ -105,6 +108,15 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
     second = answer(smollm, [*messages, assistant(first), user("Now in capitals.")])
     assert columns(shown) == (second, second)
     assert shown.locator("#rs-document textarea").is_disabled()
+
+
+def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
+    def promise(model) -> str:
+        return str(page(Host(model, tokenizer)).get_config_file()["components"])
+
+    assert "rounding" not in promise(byte_llama)
+    rounded = copy.deepcopy(byte_llama).to(torch.bfloat16)
+    assert "within the rounding of bfloat16" in promise(rounded)
 
 
 def test_the_tree_of_any_step_can_be_looked_into(shown):
