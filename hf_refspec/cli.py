@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("talk to a model in the terminal", "chat.add_chat"),
     "generate": ("generate text, drafting from references", "generate.add_generate"),
     "serve": ("serve a model by the OpenAI API", "serve.add_serve"),
+    "space": ("open a page in the browser: plain and drafted side by side", "space.add_space"),
     "build": ("build a datastore from a corpus", "datastore.add_build"),
     "extend": ("add documents to a datastore", "datastore.add_extend"),
     "retokenize": ("build a datastore for another model from one", "datastore.add_retokenize"),

@@ -38,6 +38,7 @@ class Repo:
 
     private: bool = False
     gated: bool = False
+    sdk: str | None = None  # of a Space
     commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
@@ -273,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(400, error="a Space needs an SDK")
         if name in self.hub.repos:
             raise HubError(409, url=url, error=f"You already created this {kind} repo")
-        self.hub.create(name, private=asked.get("visibility") == "private")
+        self.hub.create(name, private=asked.get("visibility") == "private").sdk = asked.get("sdk")
         self.send_json({"url": url})
 
     def url_of(self, kind: str, name: str) -> str:

@@ -1,0 +1,97 @@
+"""A conversation as HTML: messages, and the two texts of each race in their sources' colours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from itertools import groupby
+
+from .conversation import Conversation
+from .race import Lane, Race
+from .style import EXPLANATIONS, source_class
+
+_EMPTY = "Choose an example, or type a message. Plain and drafted decoding race side by side."
+
+
+def conversation_html(conversation: Conversation, notice: str = "") -> str:
+    """All messages and answers; of the last one both columns.
+
+    Args:
+        conversation ([`Conversation`]): What has been said.
+        notice (`str`): An error, shown at the end.
+    """
+    parts = []
+    for number, (message, race) in enumerate(conversation.turns, 1):
+        parts.append(f'<div class="message">{escape(message)}</div>')
+        parts.append(_race(race) if number == len(conversation.turns) else _earlier(race))
+    if notice:
+        parts.append(f'<div class="error" role="alert">{escape(notice)}</div>')
+    return _page(*parts) if parts else _page(f'<div class="empty">{_EMPTY}</div>')
+
+
+def _race(race: Race) -> str:
+    lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
+    return f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race)}'
+
+
+def _earlier(race: Race) -> str:
+    """A race of an earlier turn: the drafted text, and how it compared."""
+    text = _text(race.drafted)
+    return f'<div class="lane drafted"><div class="text">{text}</div></div>{_verdict(race)}'
+
+
+def _lane(title: str, lane: Lane, race: Race) -> str:
+    width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
+    passes = f"{lane.passes} forward passes" if lane.passes != 1 else "1 forward pass"
+    return (
+        f'<div class="lane {title.lower()}"><header><span>{title}</span>'
+        f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
+        f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
+        f'<div class="text">{_text(lane)}</div>'
+        f'<div class="figures">{len(lane.ids)} tokens in {passes}, MAT {lane.mat:.2f}, '
+        f"{lane.seconds:.1f} s</div></div>"
+    )
+
+
+def _legend(race: Race) -> str:
+    """The colours: which source drafted how many of the tokens."""
+    counts = Counter(owner for _, owner in race.drafted.pieces[: len(race.drafted.ids)])
+    parts = [
+        f'<span><span class="{source_class(i)}" title="{EXPLANATIONS.get(name, "")}">{name}</span>'
+        f" {counts[i]}</span>"
+        for i, name in enumerate(race.sources)
+    ]
+    own = f"<span>the model itself {counts[None]}</span>"
+    return f'<div class="legend">{"".join(parts)}{own}</div>'
+
+
+def _text(lane: Lane) -> str:
+    """The text, neighbouring tokens of one source in one span."""
+    parts = []
+    for owner, pieces in groupby(list(lane.pieces), key=lambda piece: piece[1]):
+        text = escape("".join(text for text, _ in pieces))
+        parts.append(
+            text if owner is None else f'<span class="{source_class(owner)}">{text}</span>'
+        )
+    return "".join(parts)
+
+
+def _verdict(race: Race) -> str:
+    """Whether the texts are the same, and how much faster the drafted one came."""
+    position, speedup = race.first_difference(), race.speedup
+    gain = "" if speedup is None else f" {speedup:.2f}x the speed of plain decoding."
+    if position is not None:
+        return (
+            f'<p class="verdict differs">The texts differ from token {position + 1} on.{gain}</p>'
+        )
+    if race.finished:
+        count = len(race.plain.ids)
+        return f'<p class="verdict same">The same text: all {count} tokens are equal.{gain}</p>'
+    if race.plain.finished and race.drafted.finished:
+        count = min(len(race.plain.ids), len(race.drafted.ids))
+        return f'<p class="verdict">Stopped; the first {count} tokens are equal.{gain}</p>'
+    return f'<p class="verdict">{gain or "Reading the prompt …"}</p>'
+
+
+def _page(*parts: str) -> str:
+    return f'<div class="rs">{"".join(parts)}</div>'
