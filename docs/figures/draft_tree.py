@@ -114,8 +114,8 @@ def draw_tree(tok, root: int, tree: rs.DraftTree, accepted: set[int], after: int
         )
     width, height = max(x.values()) + 108, max(y.values()) + 62
     shapes.append(
-        f"<text x='20' y='{height - 14}' fill='{TEXT}'>{len(accepted)} of {len(tree)} nodes accepted; "
-        f"the same pass gives the token after them: {label(tok, after)}</text>"
+        f"<text x='20' y='{height - 14}' fill='{TEXT}'>{len(accepted)} of {len(tree)} nodes "
+        f"accepted; the same pass gives the token after them: {label(tok, after)}</text>"
     )
     return svg(width, height, shapes)
 
