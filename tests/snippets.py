@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +25,7 @@ from hf_refspec.cli import COMMANDS, main
 
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
 OUTPUT, EXAMPLE = 'text title="Output"', 'text title="Output, for example"'
+_DEFAULT_URL = "http://localhost:8000"
 _FIGURE = re.compile(r"-?\d[\d.,]*")
 _PERCENT = re.compile(r" \([\d.]+ %\)")  # which is left out where nothing was drafted
 
@@ -54,9 +58,9 @@ class Snippet:
         return masked(output) == masked(self.output)
 
 
-def snippets(page: Path) -> list[Snippet]:
-    """All blocks of Python and of command lines, in order."""
-    text, found = page.read_text(encoding="utf-8"), []
+def snippets(text: str) -> list[Snippet]:
+    """All blocks of Python and of command lines of a page, in order."""
+    found: list[Snippet] = []
     for block in _BLOCK.finditer(text):
         kind, body = block["kind"], block["body"]
         if kind in ("python", "bash"):
@@ -68,16 +72,37 @@ def snippets(page: Path) -> list[Snippet]:
     return found
 
 
-def run(snippet: Snippet, page: Path, namespace: dict[str, Any]) -> str:
-    """Runs a snippet; returns what it prints."""
+def run(snippet: Snippet, page: Path, namespace: dict[str, Any], url: str) -> str:
+    """Runs a snippet; returns what it prints. The page's server is at `url`."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         if snippet.kind == "python":
             code = "\n" * (snippet.line - 1) + snippet.code  # so that errors name the page's lines
+            code = code.replace(_DEFAULT_URL, url)
             exec(compile(code, page, "exec"), namespace)
         else:
             for arguments in commands(snippet.code):
                 assert main(arguments) == 0
     return printed.getvalue()
+
+
+@contextlib.contextmanager
+def server(page: list[Snippet]) -> Iterator[str]:
+    """The server that a page starts with "hf-refspec serve &", at a free port: its address."""
+    if not any("hf-refspec serve &" in snippet.code for snippet in page):
+        yield _DEFAULT_URL
+        return
+    command = [sys.executable, "-m", "hf_refspec", "serve", "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = ""
+            while not (address := re.search(r"http://[\d.]+:\d+", said)):
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            yield address[0]
+        finally:
+            process.terminate()
 
 
 def commands(code: str) -> Iterator[list[str]]:
@@ -98,11 +123,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(rest)
 
 
-def with_outputs(page: Path, outputs: list[tuple[Snippet, str]]) -> str:
-    """The page with other outputs in place of its own."""
-    text = page.read_text(encoding="utf-8")
+def with_outputs(text: str, outputs: list[tuple[Snippet, str]]) -> str:
+    """A page with other outputs in place of its own."""
     for snippet, output in reversed(outputs):
-        if snippet.place is not None and not snippet.prints(output):
+        if snippet.place is not None:
             text = text[: snippet.place.start] + output.rstrip() + "\n" + text[snippet.place.stop :]
     return text
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
-from snippets import commands, parse, run, snippets, with_outputs
+from snippets import Snippet, commands, parse, run, server, snippets, with_outputs
 
 from hf_refspec.demo.default_model import default_model
 
@@ -20,19 +20,25 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITES = bool(os.environ.get("HF_REFSPEC_WRITE_OUTPUTS"))
 
 
+def snippets_of(page: Path, *kinds: str) -> list[Snippet]:
+    return [each for each in snippets(page.read_text(encoding="utf-8")) if each.kind in kinds]
+
+
 def with_snippets(kind: str) -> list:
-    pages = [page for page in PAGES if any(each.kind == kind for each in snippets(page))]
+    pages = [page for page in PAGES if snippets_of(page, kind)]
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
 @pytest.mark.parametrize("page", with_snippets("python"))
 def test_the_snippets_of_a_page_run_and_print_what_it_says(page, as_in_the_documentation):
     namespace, outputs = {"__name__": page.stem}, []
-    for snippet in snippets(page):
-        if snippet.kind == "python" or snippet.output is not None:
-            outputs.append((snippet, run(snippet, page, namespace)))
+    text = page.read_text(encoding="utf-8")
+    with server(found := snippets(text)) as url:
+        for snippet in found:
+            if snippet.kind == "python" or snippet.output is not None:
+                outputs.append((snippet, run(snippet, page, namespace, url)))
     if WRITES:
-        page.write_text(with_outputs(page, outputs), encoding="utf-8")
+        page.write_text(with_outputs(text, outputs), encoding="utf-8")
     elif Path(default_model(), "converted.json").exists():  # the Hub's model words some things else
         for snippet, output in outputs:
             assert snippet.prints(output), f"{page}:{snippet.line} prints\n{output}"
@@ -40,6 +46,6 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(page, as_in_the_docum
 
 @pytest.mark.parametrize("page", with_snippets("bash"))
 def test_the_commands_of_a_page_have_these_options(page):
-    for snippet in snippets(page):
-        for arguments in commands(snippet.code) if snippet.kind == "bash" else ():
+    for snippet in snippets_of(page, "bash"):
+        for arguments in commands(snippet.code):
             parse(arguments)
