@@ -108,8 +108,8 @@ def server(page: list[Snippet]) -> Iterator[str]:
 def commands(code: str) -> Iterator[list[str]]:
     """The arguments of each `hf-refspec` in command lines."""
     for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if "hf-refspec" in words:
+        if "hf-refspec" in line:
+            words = shlex.split(line, comments=True)
             arguments = words[words.index("hf-refspec") + 1 :]
             yield [word for word in arguments if word != "&"]
 
