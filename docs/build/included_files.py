@@ -9,15 +9,16 @@ from mkdocs.structure.files import File, Files
 
 _INCLUDED = {
     "benchmarks/README.md": "benchmarks/README.md",
-    "benchmarks/settings.png": "benchmarks/settings.png",
     "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
 }
+_PICTURES = "benchmarks/*.[ps][nv]g"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds them, by their place in the documentation."""
     project = Path(config.config_file_path).parent
-    for place, name in _INCLUDED.items():
+    pictures = [path.relative_to(project).as_posix() for path in project.glob(_PICTURES)]
+    for place, name in {**_INCLUDED, **dict(zip(pictures, pictures, strict=True))}.items():
         files.append(File.generated(config, place, abs_src_path=str(project / name)))
     return files
