@@ -63,7 +63,7 @@ def test_the_notebook_prints_what_it_shows(cached, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(cached))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES.parent), *sys.path]))
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False)
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", record_timing=False)
     client.execute(cwd=str(cached))
     if os.environ.get("HF_REFSPEC_WRITE_OUTPUTS"):
         for cell in notebook.cells:  # warnings are this machine's
