@@ -67,6 +67,7 @@ def snippets(text: str) -> list[Snippet]:
             found.append(Snippet(kind, body, text.count("\n", 0, block.start("body")) + 1))
         elif kind in (OUTPUT, EXAMPLE):
             last = found[-1]
+            assert last.output is None, f"two outputs of one snippet, the second:\n{body}"
             last.output, last.place = body, slice(*block.span("body"))
             last.for_example = kind == EXAMPLE
     return found
