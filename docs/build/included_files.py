@@ -1,0 +1,24 @@
+"""A hook of mkdocs: files of the project that are pages of the documentation as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+_INCLUDED = {
+    "benchmarks/README.md": "benchmarks/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changes.md": "CHANGELOG.md",
+}
+_PICTURES = "benchmarks/*.[ps][nv]g"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds them, by their place in the documentation."""
+    project = Path(config.config_file_path).parent
+    pictures = [path.relative_to(project).as_posix() for path in project.glob(_PICTURES)]
+    for place, name in {**_INCLUDED, **dict(zip(pictures, pictures, strict=True))}.items():
+        files.append(File.generated(config, place, abs_src_path=str(project / name)))
+    return files

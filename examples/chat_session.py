@@ -1,0 +1,42 @@
+"""A conversation that is remembered: questions that come again are drafted nearly whole.
+
+python examples/chat_session.py    # twice: the second time begins with the first's answers
+"""
+
+from __future__ import annotations
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_refspec as rs
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+QUESTIONS = [
+    "Name the primary colours.",
+    "What can I mix from them?",
+    "Name the primary colours, please.",
+]
+
+
+def main() -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    tok = AutoTokenizer.from_pretrained(MODEL)
+    cache = rs.RetrievalCache(tokenizer=tok, path="sessions")
+    print(f"{len(cache)} sessions are remembered")
+    drafter = rs.ReferenceCopy() | cache
+    messages: list[dict[str, str]] = []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        inputs = tok.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = model.generate(
+            **inputs, max_new_tokens=24, do_sample=False, candidate_generator=drafter
+        )
+        answer = tok.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": answer})
+        print(f"> {question}\n{answer}\n  (MAT {drafter.stats.mat:.2f})")
+    cache.close()
+
+
+if __name__ == "__main__":
+    main()

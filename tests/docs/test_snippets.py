@@ -1,0 +1,51 @@
+"""Every snippet of README.md and of the documentation runs and prints what stands below it.
+
+    HF_REFSPEC_WRITE_OUTPUTS=1 pytest tests/docs/test_snippets.py
+
+writes what they print into the pages.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from snippets import Snippet, commands, parse, run, server, snippets, with_outputs
+
+from hf_refspec.demo.default_model import default_model
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITES = bool(os.environ.get("HF_REFSPEC_WRITE_OUTPUTS"))
+
+
+def snippets_of(page: Path, *kinds: str) -> list[Snippet]:
+    return [each for each in snippets(page.read_text(encoding="utf-8")) if each.kind in kinds]
+
+
+def with_snippets(kind: str) -> list:
+    pages = [page for page in PAGES if snippets_of(page, kind)]
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+@pytest.mark.parametrize("page", with_snippets("python"))
+def test_the_snippets_of_a_page_run_and_print_what_it_says(page, as_in_the_documentation):
+    namespace, outputs = {"__name__": page.stem}, []
+    text = page.read_text(encoding="utf-8")
+    with server(found := snippets(text)) as url:
+        for snippet in found:
+            if snippet.kind == "python" or snippet.output is not None:
+                outputs.append((snippet, run(snippet, page, namespace, url)))
+    if WRITES:
+        page.write_text(with_outputs(text, outputs), encoding="utf-8")
+    elif Path(default_model(), "converted.json").exists():  # the Hub's model words some things else
+        for snippet, output in outputs:
+            assert snippet.prints(output), f"{page}:{snippet.line} prints\n{output}"
+
+
+@pytest.mark.parametrize("page", with_snippets("bash"))
+def test_the_commands_of_a_page_have_these_options(page):
+    for snippet in snippets_of(page, "bash"):
+        for arguments in commands(snippet.code):
+            parse(arguments)
