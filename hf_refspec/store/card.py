@@ -80,4 +80,5 @@ def _metadata(licence: str | None) -> str:
         else:
             metadata.update(license="other", license_name=identifier)
     # The Hub's viewer would take config.json for rows of data.
+    metadata["library_name"] = "hf_refspec"
     return DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml()

@@ -535,6 +535,7 @@ def test_card_says_what_is_in_the_store(store):
     card = card_of(config, REPO)
     assert metadata(card) == {
         "license": "apache-2.0",
+        "library_name": "hf_refspec",
         "tags": ["hf-refspec", "speculative-decoding"],
         "viewer": False,
     }
