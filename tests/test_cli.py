@@ -41,6 +41,15 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
 
 
+def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_refspec.cli.import_module", interrupted)
+    assert main(["info", "x"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense", "info", "x"]])
 def test_what_is_no_command_is_refused_with_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
