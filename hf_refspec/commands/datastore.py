@@ -156,10 +156,10 @@ def _print_info(store: Datastore) -> None:
     print(f"  vocabulary  {config.vocab_size:,}")
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
+        shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
         print(
-            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, "
-            f"{len(config.shards)} shards, {_megabytes(size)}, {size / store.tokens:.2f} bytes a "
-            "token"
+            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
+            f"{_megabytes(size)}, {size / store.tokens:.2f} bytes a token"
         )
     if config.ngrams:
         orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)
