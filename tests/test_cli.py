@@ -32,6 +32,25 @@ def test_help_and_version_wait_for_no_library(argument):
     assert all(name in done.stdout for name in named)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "./missing"],
+        ["extend", "./missing", "texts"],
+        ["build", "texts", "--tokenizer", "./missing", "--out", "store"],
+    ],
+)
+def test_commands_about_datastores_do_not_wait_for_torch(arguments, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AND_LOADED, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "torch" not in done.stdout and "transformers" in done.stdout
+    assert "missing" in done.stderr and "does not exist" in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_help_with_its_options(command, capsys):
     with pytest.raises(SystemExit) as exit:

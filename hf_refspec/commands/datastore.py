@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from ..demo.default_model import load_tokenizer
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
+from ..store.names import load_tokenizer
 from .arguments import add_source, load_dataset, positive
 
 _TOKENIZER = "a folder or a Hub id; by default the one that the datastore carries or names"
