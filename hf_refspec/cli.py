@@ -38,7 +38,15 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input."""
+    """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after
+    ctrl-C, which may come while libraries are still being loaded."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         prog="hf-refspec", description="Lossless speculative decoding by look-up."
@@ -66,8 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, OSError, ValueError) as error:
         print(f"hf-refspec: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def _forget_output() -> None:

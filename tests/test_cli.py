@@ -32,6 +32,25 @@ def test_help_and_version_wait_for_no_library(argument):
     assert all(name in done.stdout for name in named)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "./missing"],
+        ["extend", "./missing", "texts"],
+        ["build", "texts", "--tokenizer", "./missing", "--out", "store"],
+    ],
+)
+def test_commands_about_datastores_do_not_wait_for_torch(arguments, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AND_LOADED, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "torch" not in done.stdout and "transformers" in done.stdout
+    assert "missing" in done.stderr and "does not exist" in done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_help_with_its_options(command, capsys):
     with pytest.raises(SystemExit) as exit:
@@ -39,6 +58,15 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert exit.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
+
+
+def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_refspec.cli.import_module", interrupted)
+    assert main(["info", "x"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense", "info", "x"]])

@@ -152,7 +152,7 @@ def read_text(path: Path, option: str) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        hint = "; the prompt stands before the options" if option == "--reference" else ""
+        hint = "; it takes all words up to the next option" if option == "--reference" else ""
         raise FileNotFoundError(f"{option} {path} does not exist{hint}") from error
     except OSError as error:
         raise OSError(f"{option} {path} cannot be read: {error.strerror}") from error

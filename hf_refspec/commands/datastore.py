@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from ..demo.default_model import load_tokenizer
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
+from ..store.names import load_tokenizer
 from .arguments import add_source, load_dataset, positive
 
 _TOKENIZER = "a folder or a Hub id; by default the one that the datastore carries or names"
@@ -156,10 +156,10 @@ def _print_info(store: Datastore) -> None:
     print(f"  vocabulary  {config.vocab_size:,}")
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)
+        shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
         print(
-            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, "
-            f"{len(config.shards)} shards, {_megabytes(size)}, {size / store.tokens:.2f} bytes a "
-            "token"
+            f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
+            f"{_megabytes(size)}, {size / store.tokens:.2f} bytes a token"
         )
     if config.ngrams:
         orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)

@@ -20,7 +20,7 @@ from ..retrieval.retriever import Retriever
 from ..store.build.text_encoder import load_encoder
 from ..store.knowledge_base import KnowledgeBase
 from . import ralm_answers
-from .answering import quieten_transformers
+from .answering import quieten_transformers, read_text
 from .arguments import add_source, load_dataset, positive
 from .text_files import text_files
 
@@ -138,10 +138,8 @@ def _questions(args: Namespace) -> list[str]:
     if any(not question.strip() for question in questions):
         raise ValueError("--question is empty; give the text that the model is to go on from")
     if args.question_file is not None:
-        lines = args.question_file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(args.question_file, "--question-file").splitlines()
         questions += [line for line in lines if line.strip()]
-        if not questions:
-            raise ValueError(f"--question-file {args.question_file} has no question in it")
     if not questions and not sys.stdin.isatty():
         raise ValueError(
             "there is no question and no terminal to type one: give --question or --question-file"

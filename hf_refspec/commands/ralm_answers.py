@@ -14,6 +14,7 @@ from rich.text import Text
 from transformers import PreTrainedModel, TextStreamer
 
 from ..demo.console import Terminal, verdict
+from ..demo.prompts import chat_inputs, text_inputs, user
 from ..ralm.checked_search import RetrievalError
 from ..ralm.stats import RetrievalStats
 from ..store.knowledge_base import KnowledgeBase
@@ -154,15 +155,9 @@ class Answers:
     def _prompt(self, question: str) -> Any:
         """The question in the chat template, if there is one; otherwise as it is."""
         if self._tokenizer.chat_template is not None:
-            inputs = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}],
-                add_generation_prompt=True,
-                return_tensors="pt",
-                return_dict=True,
-                tokenizer_kwargs={"return_token_type_ids": False},
-            )
+            inputs = chat_inputs(self._tokenizer, [user(question)])
         else:
-            inputs = self._tokenizer(question, return_tensors="pt", return_token_type_ids=False)
+            inputs = text_inputs(self._tokenizer, question)
         return inputs.to(self._model.device)
 
     def _call(self, inputs: Any, speculating: bool, streamer: TextStreamer | None = None) -> Call:

@@ -57,6 +57,8 @@ class DatastoreDrafts(Drafter):
             it if the datastore's tokens are outside of the target's vocabulary.
     """
 
+    _shown = (*Drafter._shown, Datastore)
+
     def __init__(
         self,
         store: Datastore,

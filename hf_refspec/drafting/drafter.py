@@ -53,6 +53,7 @@ class Drafter(CandidateGenerator):
     prompt_fraction: float = 0.0
     stats: SpeculationStats
     calibration: Calibration
+    _shown: ClassVar[tuple[type, ...]] = (bool, int, float, str)  # types of arguments, by repr()
     # What `a | b` is: `Blend`, which stands on this file and puts itself here.
     _blended: ClassVar[Any]
     _in_use: threading.Lock
@@ -150,7 +151,7 @@ class Drafter(CandidateGenerator):
         given = [
             f"{each.name}={getattr(self, each.name)!r}"
             for each in arguments
-            if isinstance(getattr(self, each.name, None), (bool, int, float, str))
+            if isinstance(getattr(self, each.name, None), self._shown)
             and getattr(self, each.name) != each.default
         ]
         return f"{type(self).__name__}({', '.join(given)})"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,8 @@ class SparseRetriever:
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched; it needs no embeddings.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars while indexing.
+        progress (`bool`, *optional*, defaults to `True`): Show progress bars while indexing, on
+            a terminal.
 
     Raises:
         ImportError: If bm25s is not installed (extra `retrieval`).
@@ -153,7 +155,7 @@ class SparseRetriever:
         vocabulary = range(knowledge_base.config.vocab_size)
         passages: Any = _Passages(knowledge_base)
         postings = bm25s.BM25(method="lucene", csc_backend="numpy").build_index_from_ids(
-            vocabulary, passages, show_progress=progress
+            vocabulary, passages, show_progress=progress and sys.stderr.isatty()
         )
         self._weights = np.ascontiguousarray(postings["data"], np.float32)
         self._passages = np.ascontiguousarray(postings["indices"], np.int32)

@@ -42,7 +42,12 @@ def make_app(
     if hosts is not None:
         # A page in a browser could otherwise reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    started = int(time.time())
+    model = {
+        "id": served.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "hf_refspec",
+    }
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
@@ -56,8 +61,12 @@ def make_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        model = {"id": served.name, "object": "model", "created": started, "owned_by": "hf_refspec"}
         return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        served.check_name(name)
+        return model
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

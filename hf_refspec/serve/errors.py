@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -86,10 +85,13 @@ def shutting_down() -> ApiError:
 
 def _of_first(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong. It does not repeat values, which may be no text."""
-    first = error.errors()[0]
+    errors = error.errors()
+    # A field of several types has an error for each; one that got past the type says more.
+    of_field = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
     if first["type"] == "json_invalid":
         return ApiError(400, f"{_NO_JSON} ({first['ctx']['error']}, character {first['loc'][-1]})")
-    place = ".".join(map(str, takewhile(_is_plain, first["loc"][1:])))
+    place = ".".join(map(str, filter(_is_plain, first["loc"][1:])))
     if not place and first["type"] in ("missing", "model_attributes_type", "dict_type"):
         return ApiError(400, _NO_JSON)
     param = first.get("ctx", {}).get("param", place or None)

@@ -48,7 +48,7 @@ class ServedModel:
         Raises:
             ApiError: If it cannot be answered.
         """
-        self._check_name(request)
+        self.check_name(request.model)
         # OpenAI's newer name of the system's messages, which templates do not know.
         roles = {"developer": "system"}
         messages = [
@@ -72,7 +72,7 @@ class ServedModel:
         Raises:
             ApiError: If it cannot be answered.
         """
-        self._check_name(request)
+        self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
                 inputs = text_inputs(self.tokenizer, text)
@@ -84,8 +84,13 @@ class ServedModel:
             )
         return self._request(request, inputs, "prompt", "this prompt")
 
-    def _check_name(self, request: AnyRequest) -> None:
-        if request.model not in (None, self.name):
+    def check_name(self, name: str | None) -> None:
+        """Refuses the name of another model; none is this one.
+
+        Raises:
+            ApiError: If it is another.
+        """
+        if name not in (None, self.name):
             message = f"there is no such model here; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
 

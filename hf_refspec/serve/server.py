@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:
-            logger.info("finishing %d requests; ctrl-C again ends them at once", left)
+            logger.info("requests left to finish: %d; ctrl-C again ends them at once", left)
         await super().shutdown(sockets)
         if self.force_exit and (tasks := self.server_state.tasks):
             self._engine.cancel_all()

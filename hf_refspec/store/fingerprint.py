@@ -6,11 +6,15 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .files import DatastoreError
 from .folder import FolderConfig
+
+if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
+    from transformers import PreTrainedModel
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 # How long the Hub may take to answer: whoever has no network waits for it, but once a minute.
 HUB_SECONDS = 3.0
@@ -183,6 +183,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: If it is no tokenizer that transformers knows.
     """
     source = _source(name, "tokenizer", _TOKENIZER)
+    from transformers import AutoTokenizer  # which takes seconds, and a wrong name is said before
+
     try:
         return AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     except Exception as error:  # a damaged file can fail in several libraries

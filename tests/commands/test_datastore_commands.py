@@ -103,7 +103,7 @@ def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer
     assert "corpus      c.txt, a.py" in printed
     assert "licence     not stated" in printed
     tokens = len(TEXTS["c.txt"]) + len(TEXTS["a.py"]) + 2
-    assert f"full        {tokens} tokens, 2 documents, 1 shards" in printed
+    assert f"full        {tokens} tokens, 2 documents, 1 shard, " in printed
     assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", printed)
 
 

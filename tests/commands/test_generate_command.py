@@ -125,9 +125,9 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
         (["--prompt-file", "missing.txt"], ["--prompt-file missing.txt"]),
         (
             ["x", "--reference", "missing.md"],
-            ["--reference missing.md", "the prompt stands before"],
+            ["--reference missing.md", "up to the next option"],
         ),
-        (["--reference", "no.md", "my prompt"], ["--reference no.md", "the prompt stands before"]),
+        (["--reference", "no.md", "my prompt"], ["--reference no.md", "up to the next option"]),
         (["x", "--context", "missing.md"], ["--context missing.md"]),
         (["x", "--datastore", "missing/store"], ["missing/store"]),
         (["x", "--model", "missing/model/folder"], ["missing/model/folder"]),

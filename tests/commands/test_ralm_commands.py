@@ -272,10 +272,13 @@ REFUSED = {
     "an absolute pattern": (["{texts}", "--pattern", "/x", *ASKED], "--pattern '/x'"),
     "an empty question": (["{texts}", "--question", " "], "--question is empty"),
     "no question": (["{texts}"], "give --question"),
-    "a missing file of questions": (["{texts}", "--question-file", "{missing}"], "{missing}"),
+    "a missing file of questions": (
+        ["{texts}", "--question-file", "{missing}"],
+        "--question-file {missing} does not exist",
+    ),
     "a file without questions": (
         ["{texts}", "--question-file", "{blank.txt}"],
-        "--question-file {blank.txt} has no question",
+        "--question-file {blank.txt} is empty",
     ),
     "dense without an encoder": (
         ["{texts}", "--retriever", "dense", *ASKED],

@@ -82,6 +82,10 @@ def prob_of(tree: DraftTree, path: tuple[int, ...]) -> float:
 # --- what is drafted
 
 
+def test_it_says_which_datastore_it_looks_in(store):
+    assert repr(DatastoreDrafts(store)).startswith(f"DatastoreDrafts(store={store!r}")
+
+
 def test_rest_takes_the_most_frequent_nodes(store):
     tree = draft(DatastoreDrafts(store, mode="rest"), [40, 2, 3])
     assert paths_of(tree)[:2] == [(4,), (4, 5)]

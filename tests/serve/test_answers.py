@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 import requests
 from running_server import NAME, serving
@@ -163,6 +164,9 @@ def test_requests_at_the_same_time_are_all_answered_right(server, plain):
 
 def test_models_and_health(server):
     assert [model.id for model in server.client.models.list()] == [NAME]
+    assert server.client.models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError, match=f"this server has {NAME}"):
+        server.client.models.retrieve("org/other")
     health = requests.get(server.url.removesuffix("/v1") + "/health", timeout=60).json()
     assert health == {"status": "ok", "running": 0, "waiting": 0}
 

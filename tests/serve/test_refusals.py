@@ -78,12 +78,27 @@ def test_a_field_that_is_not_supported_is_named(server, field, value):
         assert field in error["message"] and error["param"].split(".")[0] == field
 
 
-@pytest.mark.parametrize("content", [3, "\ud800", [{"type": "image_url"}]])
-def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, content):
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [(3, ""), (None, ""), ("\ud800", ""), ([{"type": "image_url"}], ".0.type")],
+)
+def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, content, place):
     body = {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": content}]}
     error = refused(server.post(json.dumps(body)))
-    assert error["param"] == "messages.1.content"
-    assert error["message"].startswith("messages.1.content: ")
+    assert error["param"] == f"messages.1.content{place}"
+    assert error["message"].startswith(f"messages.1.content{place}: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'text'"),
+        ({"stop": list("abcde")}, "at most 4"),
+        ({"stop": [""]}, "stop.0: Value should have at least 1"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_types_is_said_of_the_right_one(server, options, message):
+    assert message in refused(server.post(json.dumps({**CHAT, **options})))["message"]
 
 
 @pytest.mark.parametrize(

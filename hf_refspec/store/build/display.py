@@ -6,6 +6,7 @@ import sys
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from .progress import BuildProgress
@@ -29,25 +30,25 @@ class BuildDisplay:
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
-            BarColumn(20),
+            BarColumn(10),
             _Counts(),
-            TimeElapsedColumn(),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
             console=console,
             disable=not (show and drawn),
         )
         add = self._progress.add_task
         tokens = sum(shard.tokens for shard in progress.shards)
         self._reading = add(
-            "reading and tokenizing",
+            "tokenizing",
             total=total,
             completed=progress.documents,
-            unit="documents",
+            unit="document",
             tokens=tokens,
             before=tokens,
         )
         # How many shards there will be is known once all is read.
         self._sorting, self._writing = (
-            add(f"{phase} shards", total=None, completed=shards, unit="shards")
+            add(phase, total=None, completed=shards, unit="shard")
             for phase in ("sorting", "writing")
         )
 
@@ -88,13 +89,13 @@ class _Counts(TextColumn):
         super().__init__("")
 
     def render(self, task: Task) -> Text:
-        text = f"{task.completed:,.0f}"
+        text, count = f"{task.completed:,.0f}", task.completed
         if task.total is not None and not task.finished:
-            text += f" of {task.total:,.0f}"
-        text += f" {task.fields['unit']}"
+            text, count = f"{text} of {task.total:,.0f}", task.total
+        text += f" {task.fields['unit']}{'s' * (count != 1)}"
         if "tokens" in task.fields:
             tokens, seconds = task.fields["tokens"], task.finished_time or task.elapsed
             text += f", {tokens:,} tokens"
             if seconds:
-                text += f", {(tokens - task.fields['before']) / seconds:,.0f} tokens/s"
+                text += f", {(tokens - task.fields['before']) / seconds:,.0f}/s"
         return Text(text)

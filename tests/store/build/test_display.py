@@ -27,7 +27,7 @@ PROGRAM = dedent("""
 def on_a_terminal(command: list[str]) -> str:
     """What a command writes on a terminal, without its control sequences."""
     terminal, end = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     with subprocess.Popen(command, stdout=end, stderr=end, env=environment) as process:
         os.close(end)
         written = b""
@@ -43,11 +43,12 @@ def on_a_terminal(command: list[str]) -> str:
 
 def test_a_terminal_shows_the_phases_with_their_counts(tmp_path):
     shown = on_a_terminal([sys.executable, "-c", PROGRAM, str(tmp_path / "store")])
-    assert re.search(r"reading and tokenizing .* 2 documents, 8 tokens, [\d,]+ tokens/s", shown)
-    assert re.search(r"reading and tokenizing .* 1 documents, 4 tokens, [\d,]+ tokens/s", shown)
+    time = r"\d:\d\d:\d\d"
+    assert re.search(rf"✓ tokenizing .* 2 documents, 8 tokens, [\d,]+/s +{time}", shown)
+    assert re.search(rf"✓ tokenizing .* 1 document, 4 tokens, [\d,]+/s +{time}", shown)
     for phase in ("sorting", "writing"):
-        assert re.search(rf"✓ {phase} shards .* 2 shards", shown)
-        assert re.search(rf"✓ {phase} shards .* 1 shards", shown)
+        assert re.search(rf"✓ {phase} .* 2 shards +{time}", shown)
+        assert re.search(rf"✓ {phase} .* 1 shard +{time}", shown)
 
 
 def test_pipes_and_files_get_nothing_even_where_colours_are_forced(tmp_path):
