@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bench.evaluation import WITH_STORE, Evaluation, evaluate
+from ..bench.evaluation import FEWEST_PROMPTS, WITH_STORE, Evaluation, evaluate
 from ..bench.measure import IdsDifferError
 from ..bench.methods import DEFAULT, PLAIN
 from ..demo.default_model import HUB_ID, load_config, load_model, load_tokenizer
@@ -67,6 +67,8 @@ def _evaluate(args: Namespace) -> int:
         f"of {args.store}, {len(prompts)} prompts: {origin}",
         flush=True,
     )
+    if len(prompts) < FEWEST_PROMPTS:
+        print(f"note: {FEWEST_PROMPTS} prompts are needed to say whether it pays", flush=True)
     try:
         evaluation = evaluate(model, tokenizer, store, prompts, args.max_new_tokens)
     except IdsDifferError as error:

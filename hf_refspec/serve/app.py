@@ -36,7 +36,8 @@ def make_app(
         hosts (sequence of `str`, *optional*): The names by which clients may reach it; any by
             default.
     """
-    app = FastAPI(title="hf_refspec")
+    # Pages about the routes would load scripts from elsewhere.
+    app = FastAPI(title="hf_refspec", docs_url=None, redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if hosts is not None:
@@ -101,7 +102,7 @@ class Stream:
         except QueueFullError as error:
             raise ApiError(
                 429,
-                f"{error.waiting} requests are waiting, and no more can; try again later",
+                f"the queue is full, {error.waiting} waiting; try again later",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(error.seconds)},
             ) from error

@@ -58,7 +58,7 @@ def test_a_full_queue_says_how_many_wait_and_when_to_come_back(slow, pool):
     waiting = pool.submit(slow.chat, "two", max_tokens=4)
     wait_until(lambda: slow.engine.waiting == 1)
     assert slow.metrics()["waiting_requests"] == 1
-    with pytest.raises(openai.RateLimitError, match="1 requests are waiting") as refusal:
+    with pytest.raises(openai.RateLimitError, match="the queue is full, 1 waiting") as refusal:
         slow.chat("three")
     assert int(refusal.value.response.headers["Retry-After"]) >= 1
     running.close()
