@@ -178,7 +178,9 @@ def _answer(
     yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
     drawn = perf_counter()
     for _ in race.run():
-        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES and not conversation.left:
+        if race.stopped or conversation.left:  # what is shown last says so
+            continue
+        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
             yield _shown(conversation)
             drawn = perf_counter()
     if conversation.left:

@@ -58,5 +58,5 @@ def test_a_missing_template_or_model_is_named(tokenizer, tmp_path):
             check_chat_template(tokenizer, "some/model", "do this")
     finally:
         tokenizer.chat_template = template
-    with pytest.raises(ValueError, match=str(tmp_path)):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
         load_config(str(tmp_path))

@@ -67,5 +67,9 @@ def test_chat_completions(url, messages, stream):
     assert plain
     with rs.attach(max_draft_tokens=8) as attachment:
         assert completion(url, messages[0], stream) == plain
+        deadline = time.monotonic() + 60
+        while not attachment.stats.tokens:  # counted just after the stream has ended
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert attachment.stats.accepted > 0
     assert attachment.stats.forward_passes < attachment.stats.tokens
