@@ -96,6 +96,7 @@ def finished(call: Callable[[], Any]) -> Any:
     before = threading.enumerate()
     returned = call()
     for thread in threading.enumerate():
-        if thread not in before and not thread.daemon:
-            thread.join()
+        waits = thread.daemon or thread.name.startswith("ThreadPoolExecutor")  # for more to do
+        if thread not in before and not waits:
+            thread.join(60)
     return returned
