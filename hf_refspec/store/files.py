@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -46,6 +46,48 @@ class FileEntry:
     def of(cls, path: Path) -> FileEntry:
         """Reads the file at `path`."""
         return cls(path.name, path.stat().st_size, sha256(path))
+
+
+# Where a system lacks one, its files cannot be what the flag guards against.
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
+    """Opens a regular file for reading; a pipe or a device is never waited for.
+
+    Args:
+        path (`Path`): The file.
+        follow_links (`bool`, *optional*, defaults to `True`): Whether it may be a link to one, as
+            in the cache of the Hub.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: If there is none.
+        DatastoreError: If it is something else, or cannot be read.
+    """
+    try:
+        descriptor = os.open(
+            path, os.O_RDONLY | _NO_WAITING | _BINARY | (0 if follow_links else _NO_LINK)
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise DatastoreError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DatastoreError(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Creates a file for writing where nothing is, not even a link.
+
+    Raises:
+        OSError: If something is there, or it cannot be written.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY | _NO_LINK
+    return os.fdopen(os.open(path, flags, 0o644), "w+b", buffering=0)
 
 
 @contextmanager
