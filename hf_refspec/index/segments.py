@@ -110,7 +110,9 @@ class Segment(Documents):
             raise ValueError("its prompts do not fit into its documents")
         outside = np.flatnonzero(tokens >= self.text.vocab_size)
         if not np.array_equal(outside, self.ends) or np.any(tokens[outside] != self.text.separator):
-            raise ValueError("it has tokens outside of its vocabulary")
+            raise ValueError(
+                "its tokens are not all in its vocabulary, with separators at its ends"
+            )
         found = np.zeros(len(tokens), dtype=bool)
         if len(suffixes) == len(tokens) and suffixes.min() >= 0 and suffixes.max() < len(tokens):
             found[suffixes] = True

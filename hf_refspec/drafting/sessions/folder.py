@@ -46,6 +46,7 @@ logger = logging.getLogger("hf_refspec")
 # As they are written: no number has two names.
 _NUMBER = "([0-9]{5}|[1-9][0-9]{5,11})"
 _LARGEST_NUMBER = 10**11  # one by one nobody gets so far, let alone to the last of the names
+_MOST_MISSING = 1000  # logs; one that is further away from the others is not one of them
 SEGMENT = Named("a segment", rf"segment-{_NUMBER}\.safetensors")
 LOG = Named("a log", rf"log-{_NUMBER}")
 _UNFINISHED = Named("an unfinished file", rf"\.({re.escape(CONFIG)}|{SEGMENT.pattern})\.new")
@@ -151,6 +152,7 @@ class SessionFolder:
         # Begun with the first call: a log that another process has written is not written to.
         self._log: SessionLog | None = None
         self._log_number = 1
+        self._last_segment = 0
         self._damaged: set[str] = set()  # logs
         self._unnamed: dict[str, SegmentEntry] = {}
         # Why nothing can be appended: config.json does not say yet what it has to say before.
@@ -195,14 +197,14 @@ class SessionFolder:
 
     def save(self, segment: Segment) -> Segment:
         """Writes a segment and opens it from the file."""
-        self._segment_number += 1
+        number = self._last_segment = self._last_segment + 1
         arrays = {
             "tokens": segment.text.tokens,
             "suffixes": segment.text.suffixes,
             "ends": segment.ends,
             "prompt_lengths": segment.prompt_lengths,
         }
-        file = write_arrays(self.path / f"segment-{self._segment_number:05d}.safetensors", arrays)
+        file = write_arrays(self.path / f"segment-{number:05d}.safetensors", arrays)
         entry = SegmentEntry(
             len(segment.text.tokens), len(segment.ends), segment.text.vocab_size, file
         )
@@ -227,7 +229,7 @@ class SessionFolder:
         config = replace(
             old,
             segments=entries,
-            last_segment=self._segment_number,
+            last_segment=self._last_segment,
             first_log=first_log,
             retired=sorted(retired),
         )
@@ -277,16 +279,16 @@ class SessionFolder:
         """Reads all that there is, and only then changes what has to be changed."""
         found = self._read_config()
         self._config = found or SessionConfig(None, None, [], 0, 1, [])
-        largest = max((_number(SEGMENT, name) for name in os.listdir(self.path)), default=0)
         if self._config.last_segment is None:
+            largest = max(_number(SEGMENT, name) for name in os.listdir(self.path))
             self._config = replace(self._config, last_segment=largest)
-        self._segment_number = max(largest, self._config.last_segment or 0)
         if tokenizer is not None:
             self._check_tokenizer(tokenizer)
         self.segments = self._open_segments()
         self.calls = self._read_logs()
         if self._config != found:
             self._write_config(is_new=found is None)
+        self._last_segment = self._config.last_segment or 0
         self._sweep([] if found is None else found.retired)
 
     def _read_config(self) -> SessionConfig | None:
@@ -346,6 +348,12 @@ class SessionFolder:
             self._config = config = replace(config, first_log=min(before), retired=[])
         self._log_number = max(logs, default=config.first_log - 1) + 1
         missing = self._log_number - config.first_log - len(logs)
+        if missing > _MOST_MISSING:
+            raise DatastoreError(
+                f"{self.path / logs[max(logs)]} is not one of its logs: {CONFIG} says that they "
+                f"begin with log-{config.first_log:05d}, and {missing} are missing; move it "
+                "elsewhere"
+            )
         if missing:
             logger.warning(
                 "%s: %d logs before log-%05d are missing; the calls in them are lost",
@@ -384,11 +392,7 @@ class SessionFolder:
         named = {file.name for file in self._config.files()}
         for name in os.listdir(self.path):
             number = _number(SEGMENT, name)
-            if (
-                name in retired
-                or _UNFINISHED.matches(name)
-                or number > (self._config.last_segment or 0)
-            ):
+            if name in retired or _UNFINISHED.matches(name) or number > self._last_segment:
                 delete(self.path / name)
             elif number and name not in named:
                 logger.warning(

@@ -89,7 +89,7 @@ def test_a_changed_byte_costs_no_more_than_its_record(tmp_path):
         assert damaged == sizes[hit + 1] - sizes[hit]
 
 
-@pytest.mark.parametrize("more", [b"", b"\7\xf5h"])
+@pytest.mark.parametrize("more", [b"", b"\7\xf5\7"])
 def test_bytes_that_are_missing_or_too_many_cost_no_more_than_their_record(tmp_path, more):
     path = tmp_path / "log"
     sizes = written(path)
