@@ -73,26 +73,29 @@ class SessionLog:
         Raises:
             OSError: If it cannot be written, as on a full disk. The log is as it was.
         """
-        ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
-        lengths = _LENGTHS.pack(len(prompt), len(output))
-        checksums = struct.pack("<II", zlib.crc32(lengths), zlib.crc32(ids))
-        record = memoryview(_MARK + lengths + checksums + ids)
-        written = 0
+        data, written = memoryview(record(prompt, output)), 0
         try:
             self._file.seek(self._size)
-            while written < len(record):
-                written += os.write(self._file.fileno(), record[written:])
+            while written < len(data):
+                written += os.write(self._file.fileno(), data[written:])
         except BaseException as error:
             with suppress(OSError):  # else the next record is written over it
                 self._file.truncate(self._size)
             if isinstance(error, OSError):
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
             raise
-        self._size += len(record)
+        self._size += len(data)
 
     def close(self) -> None:
         """No more is appended."""
         self._file.close()
+
+
+def record(prompt: np.ndarray, output: np.ndarray) -> bytes:
+    """A record of a log."""
+    ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
+    lengths = _LENGTHS.pack(len(prompt), len(output))
+    return _HEADER.pack(_MARK, len(prompt), len(output), zlib.crc32(lengths), zlib.crc32(ids)) + ids
 
 
 def read_log(path: Path) -> tuple[list[Call], int]:
