@@ -118,6 +118,9 @@ class SessionConfig(FolderConfig):
             if not size <= entry.file.size <= size + _LARGEST_HEADER:
                 raise ValueError(f"{entry.file.name} cannot have {entry.file.size} bytes")
         named = {file.name for file in self.files()}
+        last = max((_number(SEGMENT, name) for name in named), default=0)
+        if self.last_segment is not None and self.last_segment < last:
+            raise ValueError(f"last_segment is {self.last_segment}, though it names segment {last}")
         for name in self.retired:
             is_needed = name in named or _number(LOG, name) >= self.first_log
             if is_needed or not (SEGMENT.matches(name) or LOG.matches(name)):

@@ -279,6 +279,7 @@ def test_other_files_cut(kept, tmp_path):
         {"first_log": True},
         {"first_log": 10**12},
         {"last_segment": "7"},
+        {"last_segment": 0},
         {"retired": ["../victim"]},
         {"retired": [".lock"]},
         {"retired": ["log-99999"]},
