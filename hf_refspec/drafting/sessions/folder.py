@@ -12,8 +12,8 @@ sealed, the next calls go into a new log, and the old ones are deleted once conf
 segment. So the folder is whole at every moment.
 
 Each process begins a log of its own, with its first call: what it has found is never changed, and
-to open a cache writes nothing (but config.json, where that is out of date). None of these files is a
-link: a link, a pipe or a folder that has one of their names is refused. What a process that was
+to open a cache writes nothing (but config.json, where that is out of date). None of these files is
+a link: a link, a pipe or a folder that has one of their names is refused. What a process that was
 killed has left is known: files that config.json has retired, and segments with numbers that it has
 not come to. Nothing else is deleted.
 """
