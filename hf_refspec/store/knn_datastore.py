@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
+from ..index.vector_index import squared_lengths
 from .build.hidden_states import (
     Layer,
     checked_lengths,
@@ -303,8 +304,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         Raises:
             ImportError: If FAISS is not installed (extra `retrieval`).
             ValueError: If there are fewer than 16, or they have one dimension alone.
-            DatastoreError: If another process is writing one.
+            DatastoreError: If another process is writing one, or keys are not finite.
         """
+        if not np.isfinite(squared_lengths(self.keys)).all():
+            raise self._damaged("keys are not finite; build it again")
         built = PQIndex.build(self.keys)
         with only_writer(self.path):
             self._replace_config(pq_index=built.write(self.path))
