@@ -71,7 +71,7 @@ def check_tokenizer(
     found = tokenizer_fingerprint(tokenizer)
     if found != config.fingerprint:
         raise DatastoreError(
-            f"{path} was made for another tokenizer: {printable(config.tokenizer)} with the "
-            f"fingerprint {printable(config.fingerprint)}, not {tokenizer.name_or_path} with "
+            f"{path} was made for another tokenizer: {printable(config.tokenizer):.100} with the "
+            f"fingerprint {printable(config.fingerprint):.100}, not {tokenizer.name_or_path} with "
             f"{found}; {remedy}"
         )
