@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
@@ -22,6 +22,7 @@ from hf_refspec.store.card import card as card_of
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file, sha256, write_arrays
+from hf_refspec.store.folder import write_json
 
 REPO = "owner/store"
 SOURCE = {
@@ -150,6 +151,53 @@ def test_a_card_of_ones_own_is_kept(hub, store):
     push(store, REPO, token=TOKEN)
     assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
     assert fetch(REPO).joinpath("README.md").read_text().endswith("# Mine\n")
+
+
+def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
+    secret = tmp_path / "blobs" / ("a" * 40)
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    link = tmp_path / "link"
+    link.symlink_to(secret)
+    for target in (secret, Path("../blobs") / secret.name, link, tmp_path / "nothing"):
+        (store / "README.md").symlink_to(target)
+        with pytest.raises(DatastoreError, match=r"README\.md is a link, which is not followed"):
+            push(store, REPO, token=TOKEN)
+        (store / "README.md").unlink()
+    # Nor is one in a folder that looks like the Hub's cache, if what it is to is not a file there.
+    snapshot = tmp_path / "snapshots" / "b"
+    snapshot.parent.mkdir()
+    store.rename(snapshot)
+    secret.unlink()
+    secret.symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "README.md").symlink_to(Path("../../blobs") / secret.name)
+    with pytest.raises(DatastoreError, match=r"blobs/a* is a link, which is not followed"):
+        push(snapshot, REPO, token=TOKEN)
+    assert not hub.repos
+
+
+def test_a_card_in_the_cache_of_the_hub_is_published_again(hub, store):
+    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    push(store, REPO, token=TOKEN)
+    fetched = fetch(REPO)
+    assert (fetched / "README.md").is_symlink()
+    push(fetched, "owner/copy", token=TOKEN)
+    assert hub.repos["owner/copy"].files() == hub.repos[REPO].files()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_card_is_refused_and_not_waited_for(hub, store, make):
+    make(store / "README.md")
+    with pytest.raises(DatastoreError, match=r"README\.md is not a file"):
+        push(store, REPO, token=TOKEN)
+
+
+def test_a_card_that_is_too_large_is_not_read(hub, store):
+    with open(store / "README.md", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DatastoreError, match=r"README\.md has more than .* bytes"):
+        push(store, REPO, token=TOKEN)
 
 
 def test_a_new_version_removes_the_old_ones_files(hub, store):
@@ -365,7 +413,8 @@ def test_patterns_in_names_match_nothing_else(hub, store):
     config = StoreConfig.read(store)
     assert config.ngrams
     file = replace(config.ngrams.file, name="*.safetensors")
-    replace(config, ngrams=replace(config.ngrams, file=file)).write(store)
+    changed = replace(config, ngrams=replace(config.ngrams, file=file))
+    write_json(store / CONFIG, config.HEADER | asdict(changed))
     repo = hub.create(REPO)
     repo.commit("main", {name: Blob(data, False) for name, data in content(store).items()})
     hub.requests.clear()
