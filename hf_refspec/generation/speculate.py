@@ -140,9 +140,10 @@ class _Call:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
                 return self._decode_plainly(drafters, found)
+            passes = (verifier.kind_of_pass, verifier.widths)
             loop = Loop(
                 verifier,
-                make_budget(max_draft_tokens, drafter, self.model, verifier.name),
+                make_budget(max_draft_tokens, drafter, self.model, *passes),
                 Reach(type(verifier), self.model, len(rows), self.model_kwargs),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
@@ -168,7 +169,7 @@ class _Call:
         pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
         criteria = BatchCriteria(of_batch, self.input_ids.shape[1], pads, pad_id)
         try:
-            loop.run(rows, drafters, criteria, pads, keeps_cache)
+            loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])

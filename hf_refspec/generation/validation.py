@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, QuantizedCache
+from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
@@ -164,7 +164,7 @@ def check_request(
             bool(config.output_attentions),
             "`output_attentions=True`: not supported yet. Run the model over the returned ids",
         ),
-        *_cache_refusals(config, model_kwargs),
+        *_cache_refusals(config, model_kwargs, caller),
     ]
     for refused, why in refusals:
         if refused:
@@ -203,16 +203,22 @@ def check_batch(
 
 
 def _cache_refusals(
-    config: GenerationConfig, model_kwargs: dict[str, Any]
+    config: GenerationConfig, model_kwargs: dict[str, Any], caller: str
 ) -> list[tuple[bool, str]]:
     cache = model_kwargs.get("past_key_values")
     static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
     implementation = config.cache_implementation
+    rolls_back = caller != "candidate_generator"
     return [
         (
-            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS,
-            f"`cache_implementation={implementation!r}`: a static cache cannot drop rejected "
-            "tokens. Leave it out",
+            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and "offloaded" in implementation,
+            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
+            "runs. Pass `cache_implementation='static'`",
+        ),
+        (
+            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and rolls_back,
+            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
+            "a retrieval. Leave it out",
         ),
         (
             implementation == "quantized" or isinstance(cache, QuantizedCache),
@@ -220,8 +226,13 @@ def _cache_refusals(
             "the default cache",
         ),
         (
-            static,
-            f"`past_key_values` of type {type(cache).__name__}: a static cache cannot drop "
+            static and (rolls_back or not isinstance(cache, StaticCache)),
+            f"`past_key_values` of type {type(cache).__name__}: it cannot go back to before "
             "rejected tokens. Pass a `DynamicCache`",
+        ),
+        (
+            static and bool(getattr(cache, "offloading", False)),
+            f"`past_key_values` of type {type(cache).__name__} with `offloading=True`: its layers "
+            "come and go while a pass runs. Pass one without",
         ),
     ]

@@ -24,12 +24,18 @@ from .cache import fresh_kwargs
 from .chain import ChainVerifier
 from .facts import facts_about
 from .recurrent import RecurrentVerifier
+from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import FixedTokens, Verifier
 
 logger = logging.getLogger("hf_refspec")
 
-VERIFIERS: tuple[type[Verifier], ...] = (TreeVerifier, ChainVerifier, RecurrentVerifier)
+VERIFIERS: tuple[type[Verifier], ...] = (
+    StaticVerifier,
+    TreeVerifier,
+    ChainVerifier,
+    RecurrentVerifier,
+)
 
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
@@ -101,8 +107,9 @@ def select_verifier(
     """
     findings = []
     for kind in VERIFIERS:
-        # Rows of a batch have holes between them, which only the mask of a tree can hide.
-        allowed = requested in ("auto", kind.name) or (rows > 1 and requested == "chain")
+        # Rows of a batch have holes between them, which only the mask of a tree can hide; and in a
+        # static cache a chain is verified as a tree.
+        allowed = requested in ("auto", kind.name) or kind.takes_trees
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
         plain = not drafts and rows == 1 and not _is_padded(model_kwargs)
@@ -297,7 +304,8 @@ class _Probe:
     def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over what is left: `(5 R + 1, vocab_size)`, with a second row 3 more."""
-        verifier = kind(self.model, GenerationConfig(), self._kwargs())
+        config = GenerationConfig(max_length=self.text.shape[1])
+        verifier = kind(self.model, config, self._kwargs())
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
         draft, path = self._draft(kind, distractors)

@@ -6,6 +6,7 @@ is then told which nodes were accepted. The first pass, with nothing cached, is 
 
 - [`TreeVerifier`]: all branches at once, for any number of rows (REST, arXiv 2311.08252,
   section 3.3).
+- [`StaticVerifier`]: the same in a static cache, by passes that can be compiled.
 - [`ChainVerifier`]: one path of one row, under the model's own causal mask.
 - [`RecurrentVerifier`]: the same for caches that hold a running state.
 - [`PlainVerifier`]: no draft at all.
@@ -15,6 +16,7 @@ Which of them is exact on a model is asked of the model itself, see `probe.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,6 +95,10 @@ class Verifier:
     continues = True
     # Whether a rejection makes the next pass longer.
     reruns = False
+    # Whether rows can leave, see `select`.
+    drops_rows = True
+    # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
+    widths: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -112,6 +118,8 @@ class Verifier:
         # cache may hold tokens that the ids lack.
         self._offsets: list[int] = []
         self._prompt_length = 0
+        # How many tokens of a row the last pass ran, padding among them.
+        self.pass_tokens = 0
         # What the last pass ran, until `keep` is told what stays: the pending tokens of each row
         # and the drafts.
         self._pending: list[int] = []
@@ -138,6 +146,7 @@ class Verifier:
             return self._prefill(rows)
         self._pending = [len(row) - n for row, n in zip(rows, self.cached, strict=True)]
         self._drafts = drafts
+        self.pass_tokens = max(p + len(d) for p, d in zip(self._pending, drafts, strict=True))
         try:
             return self._run(rows, drafts)
         except BaseException:  # a key in the middle of a pass, a hook of somebody else's
@@ -210,6 +219,16 @@ class Verifier:
     def last_position(self, index: int, row: TokenSequence) -> int:
         """The position of the last token of the row with this index."""
         return len(row) - 1 + self._offsets[index]
+
+    @property
+    def most_nodes(self) -> int:
+        """The most draft nodes of a row that the next pass can take."""
+        return sys.maxsize
+
+    @property
+    def kind_of_pass(self) -> str:
+        """What the cost of a pass depends on, beside its number of tokens."""
+        return self.name
 
     @property
     def in_step(self) -> bool:
