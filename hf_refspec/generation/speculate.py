@@ -35,7 +35,7 @@ from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
 from .row import Row
-from .validation import check_batch, check_model, check_options, check_request
+from .validation import REPRODUCIBLE, check_batch, check_model, check_options, check_request
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -77,6 +77,9 @@ def speculate(
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
             it exact, else the chain; where neither is exact it decodes plainly, with a warning.
+            `"reproducible"` verifies chains by passes of one width in a static cache: ids, logits
+            and scores are then the same bit by bit whatever was drafted, in bfloat16 and float16
+            too, and as without a `candidate_generator`.
 
     Returns:
         What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
@@ -87,7 +90,9 @@ def speculate(
         ValueError: If an argument asks for what cannot be lossless, see the README's limits.
         RuntimeError: If another call is using this drafter.
     """
-    given: Any = "auto" if candidate_generator is None else with_drafts(candidate_generator)
+    given: Any = with_drafts(candidate_generator)
+    if candidate_generator is None:
+        given = Drafter() if verification == REPRODUCIBLE else "auto"
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)

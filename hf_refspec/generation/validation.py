@@ -18,7 +18,8 @@ class RefusedCallError(ValueError):
     """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
-VERIFICATIONS = ("auto", "tree", "chain")
+REPRODUCIBLE = "reproducible"
+VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
 
 
 def check_model(model: PreTrainedModel, caller: str) -> None:

@@ -39,7 +39,9 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
     types = getattr(config, "layer_types", None)
     if types is not None:
         known = {"full_attention": None, "sliding_attention": window}
-        return {kind: known[kind] for kind in dict.fromkeys(types)} if {*types} <= {*known} else None
+        return (
+            {kind: known[kind] for kind in dict.fromkeys(types)} if {*types} <= {*known} else None
+        )
     others = (name for name in LOCAL_ATTENTION if name != "sliding_window")
     if any(isinstance(getattr(config, name, None), int) for name in others):
         return None

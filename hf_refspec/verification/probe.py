@@ -24,6 +24,7 @@ from .cache import fresh_kwargs
 from .chain import ChainVerifier
 from .facts import facts_about
 from .recurrent import RecurrentVerifier
+from .reproducible import ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import FixedTokens, Verifier
@@ -44,7 +45,7 @@ _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # logits are flat, and rounding is large beside what they differ by.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
-# two texts of three decide.
+# two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
 
 
@@ -58,6 +59,8 @@ class Finding:
         rounding (`float`): How far those of the same tokens in one pass without a cache are off.
         leak (`float`, *optional*): How much the content of other branches matters; `None` if it was
             not measured.
+        same_bits (`bool`): Whether its logits are the same bit by bit without drafts, where it
+            promises that.
         failure (`str`, *optional*): What the model raised.
     """
 
@@ -65,11 +68,14 @@ class Finding:
     error: float = 0.0
     rounding: float = 0.0
     leak: float | None = None
+    same_bits: bool = True
     failure: str | None = None
 
     def __str__(self) -> str:
         if self.failure is not None:
             return self.failure
+        if not self.same_bits:
+            return "bits of logits depend on what else is in a pass"
         text = (
             f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
             f"{self.rounding:.1e}"
@@ -91,7 +97,7 @@ def select_verifier(
 
     Args:
         model (`PreTrainedModel`): The target model.
-        requested (`str`): `"auto"`, or `"tree"` or `"chain"` to allow only that.
+        requested (`str`): `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that.
         rows (`int`): How many.
         generation_config (`GenerationConfig`): The call's own.
         model_kwargs (`dict`): Keyword arguments of the forward pass.
@@ -106,13 +112,13 @@ def select_verifier(
         ValueError: If the verifier that was asked for is not exact on this model.
     """
     findings = []
-    for kind in VERIFIERS:
-        # Rows of a batch have holes between them, which only the mask of a tree can hide; and in a
-        # static cache a chain is verified as a tree.
-        allowed = requested in ("auto", kind.name) or kind.takes_trees
+    for kind in (ReproducibleVerifier,) if requested == ReproducibleVerifier.name else VERIFIERS:
+        # In a static cache, and with several rows, a chain is verified as a tree.
+        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
+        allowed = requested in ("auto", kind.name) or as_tree
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
-        plain = not drafts and rows == 1 and not _is_padded(model_kwargs)
+        plain = not drafts and rows == 1 and kind.widths is None and not _is_padded(model_kwargs)
         untried = plain and not _drops_cache(model)
         finding = Finding(True) if untried else probe(kind, model, rows, model_kwargs)
         if finding.exact:
@@ -157,12 +163,14 @@ def probe(
     if key not in facts:
         found = []
         needed = 1 if dtype == torch.float32 else 2
+        if kind is ReproducibleVerifier:
+            needed = _TEXTS
         for seed in range(_TEXTS):
             finding = _found(kind, model, min(rows, 2), padded, model_kwargs, boundary, seed)
             logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
             found.append(finding)
             exact = sum(each.exact for each in found)
-            if exact == needed or len(found) - exact == 2:
+            if exact == needed or len(found) - exact == 2 or not finding.same_bits:
                 break
         facts[key] = found[-1]
     return facts[key]
@@ -255,7 +263,9 @@ class _Probe:
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = _difference(other, verified)
         error = _difference(verified, expected)
-        return Finding(self._within_rounding(error, rounding, leak), error, rounding, leak)
+        same_bits = kind is not ReproducibleVerifier or self._has_same_bits(kind, verified)
+        exact = same_bits and self._within_rounding(error, rounding, leak)
+        return Finding(exact, error, rounding, leak, same_bits)
 
     def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
         eps = torch.finfo(self.model.dtype).eps
@@ -304,8 +314,7 @@ class _Probe:
     def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over what is left: `(5 R + 1, vocab_size)`, with a second row 3 more."""
-        config = GenerationConfig(max_length=self.text.shape[1])
-        verifier = kind(self.model, config, self._kwargs())
+        verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
         draft, path = self._draft(kind, distractors)
@@ -318,6 +327,22 @@ class _Probe:
         nodes = [0, *(1 + node for node in path)]
         after = [second[0, :1], *(row[: 1 + len(rest[-1])] for row in second[1:])]
         return torch.cat([first[:, nodes].flatten(0, 1), *after])
+
+    def _verifier(self, kind: type[Verifier]) -> Verifier:
+        return kind(self.model, GenerationConfig(max_length=self.text.shape[1]), self._kwargs())
+
+    def _has_same_bits(self, kind: type[Verifier], verified: torch.Tensor) -> bool:
+        """Whether the same verifier returns the same bits without drafts."""
+        verifier = self._verifier(kind)
+        none = [DraftTree.empty()] * self.rows
+        steps = []
+        for length in range(self.prompt - 1, self.prompt + _PATH + 1):
+            logits = verifier.forward(self._rows([length] * self.rows), none)
+            verifier.keep([[]] * self.rows)
+            steps.append(logits[:, 0])
+        expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
+        after = [expected[0, -1:], *expected[1:, -3:]]
+        return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
 
     def _rows(self, lengths: Sequence[int]) -> list[FixedTokens]:
         return [

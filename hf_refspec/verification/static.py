@@ -39,7 +39,11 @@ _MOST_MOVED = 16
 # Lengths of caches are multiples of it: a prompt that is a little longer compiles nothing anew.
 _LENGTH_STEP = 128
 # torch gives a function up after 8 graphs; all models have one in common, by two names of a limit.
-_MOST_GRAPHS = {"recompile_limit": 256, "cache_size_limit": 256, "accumulated_recompile_limit": 4096}
+_MOST_GRAPHS = {
+    "recompile_limit": 256,
+    "cache_size_limit": 256,
+    "accumulated_recompile_limit": 4096,
+}
 # The arguments of a forward pass that have an entry for each token.
 _OF_TOKENS = ("input_ids", "position_ids", "token_type_ids")
 _DOES_NOT_COMPILE = "does not compile"
@@ -151,7 +155,9 @@ class StaticVerifier(TreeVerifier):
         token_ids, token_places, self._slots.targets, *moved = on_device
         self._slots.moved_from, self._slots.moved_to = moved or (None, None)
         masks = self._masks(token_places, visible_on_device)
-        model_inputs = self._model_inputs(token_ids, token_places, next(iter(masks.values())), width)
+        model_inputs = self._model_inputs(
+            token_ids, token_places, next(iter(masks.values())), width
+        )
         if "" not in masks:  # one for each type of layer
             model_inputs["attention_mask"] = masks
         logits = self._logits_of(model_inputs, compiled)
@@ -251,9 +257,7 @@ class StaticVerifier(TreeVerifier):
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         self._moves, self._cached_in_place = [], []
-        for cached, end, p, path in zip(
-            self.cached, self._ends, self._pending, paths, strict=True
-        ):
+        for cached, end, p, path in zip(self.cached, self._ends, self._pending, paths, strict=True):
             kept = [] if path is None else [*range(p), *(p + node for node in path)]
             first = next((i for i, node in enumerate(kept) if i != node), len(kept))
             self._cached_in_place.append(cached + first)
@@ -274,7 +278,8 @@ class StaticVerifier(TreeVerifier):
         moves = self._moves or [([], [])] * len(self.cached)
         count = max(_MOST_MOVED, *(len(sources) for sources, _ in moves))
         padded = [
-            [slots + [0] * (count - len(slots)) for slots in side] for side in zip(*moves, strict=True)
+            [slots + [0] * (count - len(slots)) for slots in side]
+            for side in zip(*moves, strict=True)
         ]
         return [np.array(side, dtype=np.int64) for side in padded]
 
