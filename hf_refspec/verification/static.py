@@ -20,13 +20,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from .cache import find_cache, move_entries
 from .facts import facts_about
 from .positions import attention_windows, length_dependent_rope
-from .static_cache import SlottedLayer, Slots, has_begun, is_static, keep_all, keeps_all
+from .static_cache import Slots, SlottedLayer, has_begun, is_static, keep_all, keeps_all
 from .tree import TreeVerifier, laid_out
 from .verifier import TokenSequence
 
