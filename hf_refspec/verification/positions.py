@@ -39,9 +39,8 @@ def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
     types = getattr(config, "layer_types", None)
     if types is not None:
         known = {"full_attention": None, "sliding_attention": window}
-        return (
-            {kind: known[kind] for kind in dict.fromkeys(types)} if {*types} <= {*known} else None
-        )
+        windows = {kind: known[kind] for kind in types if kind in known}
+        return windows if len(windows) == len({*types}) else None
     others = (name for name in LOCAL_ATTENTION if name != "sliding_window")
     if any(isinstance(getattr(config, name, None), int) for name in others):
         return None

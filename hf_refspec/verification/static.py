@@ -38,7 +38,8 @@ WIDTHS = (1, 8, 16, 32, 65)
 _MOST_MOVED = 16
 # Lengths of caches are multiples of it: a prompt that is a little longer compiles nothing anew.
 _LENGTH_STEP = 128
-# torch gives a function up after 8 graphs; all models have one in common, by two names of a limit.
+# torch gives a function up after 8 graphs, and all models have one in common. The first limit was
+# called otherwise before torch 2.6.
 _MOST_GRAPHS = {
     "recompile_limit": 256,
     "cache_size_limit": 256,
@@ -56,7 +57,7 @@ class StaticVerifier(TreeVerifier):
 
     name = "static"
     drops_rows = False
-    widths = WIDTHS
+    widths: tuple[int, ...] = WIDTHS
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class StaticVerifier(TreeVerifier):
             and model_kwargs.get("position_ids") is not None
             and (mask is None or mask.ndim == 2)
             and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
-            and not cache.offloading
+            and not getattr(cache, "offloading", False)
             and (keeps_all(cache) or not has_begun(cache))
             and attention_windows(config) is not None
             and not length_dependent_rope(config)
@@ -155,9 +156,8 @@ class StaticVerifier(TreeVerifier):
         token_ids, token_places, self._slots.targets, *moved = on_device
         self._slots.moved_from, self._slots.moved_to = moved or (None, None)
         masks = self._masks(token_places, visible_on_device)
-        model_inputs = self._model_inputs(
-            token_ids, token_places, next(iter(masks.values())), width
-        )
+        [mask, *_] = masks.values()
+        model_inputs = self._model_inputs(token_ids, token_places, mask, width)
         if "" not in masks:  # one for each type of layer
             model_inputs["attention_mask"] = masks
         logits = self._logits_of(model_inputs, compiled)
@@ -277,11 +277,11 @@ class StaticVerifier(TreeVerifier):
         slot, which stays where it is."""
         moves = self._moves or [([], [])] * len(self.cached)
         count = max(_MOST_MOVED, *(len(sources) for sources, _ in moves))
-        padded = [
-            [slots + [0] * (count - len(slots)) for slots in side]
-            for side in zip(*moves, strict=True)
-        ]
-        return [np.array(side, dtype=np.int64) for side in padded]
+        padded = np.zeros((2, len(moves), count), dtype=np.int64)
+        for row, sides in enumerate(moves):
+            for side, slots in zip(padded, sides, strict=True):
+                side[row, : len(slots)] = slots
+        return list(padded)
 
     def _take_back(self) -> None:
         if any(sources for sources, _ in self._moves):  # some layers have moved them, some have not

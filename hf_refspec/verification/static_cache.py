@@ -39,7 +39,7 @@ class SlottedLayer(StaticLayer):
     """
 
     def __init__(self, layer: StaticLayer, slots: Slots) -> None:
-        vars(self).update(vars(layer))
+        self.__dict__ |= layer.__dict__
         self.slots = slots
 
     def update(

@@ -157,11 +157,10 @@ class TreeVerifier(Verifier):
     ) -> torch.Tensor:
         """One forward pass over tokens `(R, S)` that stand at these indices of their rows, of which
         the logits of the last `kept` are returned; no mask hides nothing."""
-        on_device = (
-            torch.from_numpy(each).to(self._prompt_mask.device, non_blocking=True)
-            for each in (tokens, places)
-        )
-        model_inputs = self._model_inputs(*on_device, mask, kept)
+        device = self._prompt_mask.device
+        ids = torch.from_numpy(tokens).to(device, non_blocking=True)
+        places_on_device = torch.from_numpy(places).to(device, non_blocking=True)
+        model_inputs = self._model_inputs(ids, places_on_device, mask, kept)
         return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
 
     def _model_inputs(
