@@ -85,14 +85,17 @@ class AutoBudget(Budget):
 
     Args:
         costs (callable): Returns the [`PassCosts`] of the target model for a number of rows.
-        padded (`bool`, *optional*, defaults to `False`): Whether passes have the numbers of tokens
-            that these costs are of, and no others.
+        widths (sequence of `int`, *optional*): The numbers of tokens that passes are padded to,
+            which these costs are of.
     """
 
-    def __init__(self, costs: Callable[[int], PassCosts], padded: bool = False) -> None:
-        super().__init__(costs(1).tokens[-1] - 1)
+    def __init__(
+        self, costs: Callable[[int], PassCosts], widths: tuple[int, ...] | None = None
+    ) -> None:
+        self._tokens = np.array(widths or PASS_TOKENS)
+        super().__init__(int(self._tokens[-1]) - 1)
         self._costs = cache(costs)
-        self._padded = padded
+        self._padded = widths is not None
         self._pause = _Pause()
         self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
 
@@ -144,13 +147,13 @@ class AutoBudget(Budget):
             pass_tokens,
             seconds,
             sum(len(tokens) for tokens in new_tokens if tokens is not None),
-            list(costs.tokens),
+            self._tokens.tolist(),
             None if self._expected is None else self._expected.round(3).tolist(),
             costs.seconds().round(5).tolist(),
         )
 
     def _paying(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
-        sizes = np.array(self._costs(len(drafts)).tokens) - 1
+        sizes = self._tokens - 1
         expected = np.zeros(len(sizes))  # tokens of all rows, by the nodes of a row
         orders = []
         for drafter, draft in zip(drafters, drafts, strict=True):
@@ -165,13 +168,12 @@ class AutoBudget(Budget):
         return [_part(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
-        """The best number of nodes; `expected` tokens come of `costs.tokens` - 1 nodes a row, of
-        which no row has drafted more than `widest`."""
+        """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
+        tokens but one, of which no row has drafted more than `widest`."""
         costs = self._costs(rows)
-        tokens = np.array(costs.tokens)
-        sizes = np.minimum(tokens - 1, widest)
-        run = tokens if self._padded else sizes + 1
-        speed = expected / np.interp(run, tokens, costs.seconds())
+        sizes = np.minimum(self._tokens - 1, widest)
+        run = self._tokens if self._padded else sizes + 1
+        speed = expected / np.interp(run, self._tokens, costs.seconds())
         speed[0] *= _MARGIN
         return min(int(sizes[speed.argmax()]), costs.most_tokens - 1)
 
@@ -226,8 +228,9 @@ def make_budget(
         return Budget(max_draft_tokens)
     if drafter.decides_length:
         return Budget(np.iinfo(np.int32).max)
-    costs = partial(pass_costs, model, kind_of_pass, tokens=widths or PASS_TOKENS)
-    return AutoBudget(costs, padded=widths is not None)
+    if widths is None:
+        return AutoBudget(partial(pass_costs, model, kind_of_pass))
+    return AutoBudget(partial(pass_costs, model, kind_of_pass, tokens=widths), widths)
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:
