@@ -199,6 +199,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     options |= {name: kwargs[name] for name in names if name in kwargs}
     prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))
     if _is_reproducible(options):
+        options.setdefault("candidate_generator", None)
         prepared = _with_static_cache(model, prepared)
     others = {name: value for name, value in prepared.items() if name not in options}
     if "tokenizer" in kwargs and "tokenizer" not in names:

@@ -35,7 +35,14 @@ from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
 from .row import Row
-from .validation import REPRODUCIBLE, check_batch, check_model, check_options, check_request
+from .validation import (
+    REPRODUCIBLE,
+    check_batch,
+    check_model,
+    check_options,
+    check_reproducible,
+    check_request,
+)
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -69,7 +76,7 @@ def speculate(
             *optional*, defaults to `"auto"`): What drafts; a datastore is taken as
             `DatastoreDrafts(store)`, a transformers `CandidateGenerator` is verified as a chain.
             `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is kept at the
-            model from call to call.
+            model from call to call. With `verification="reproducible"` `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
             as many as pay for themselves, see [`~generation.budget.AutoBudget`]; a
@@ -91,13 +98,17 @@ def speculate(
         RuntimeError: If another call is using this drafter.
     """
     given: Any = with_drafts(candidate_generator)
-    if candidate_generator is None:
-        given = Drafter() if verification == REPRODUCIBLE else "auto"
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
+    if given is None and verification == REPRODUCIBLE:
+        given, max_draft_tokens = Drafter(), 0
+    elif given is None:
+        given = "auto"
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_batch(input_ids, generation_config, streamer)
+    if verification == REPRODUCIBLE:
+        check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):
         given = CandidateChain(given)
         verification = "chain" if verification == "auto" else verification

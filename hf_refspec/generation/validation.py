@@ -13,12 +13,14 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
+from ..verification.reproducible import WIDTH, ReproducibleVerifier
+
 
 class RefusedCallError(ValueError):
     """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
-REPRODUCIBLE = "reproducible"
+REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
 
 
@@ -200,6 +202,32 @@ def check_batch(
             raise RefusedCallError(
                 f"`candidate_generator` and `input_ids` with {len(input_ids)} rows cannot be "
                 f"combined with {why}. Pass one prompt at a time, or leave it out."
+            )
+
+
+def check_reproducible(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuses caches in which passes cannot all have one shape.
+
+    Raises:
+        RefusedCallError: If the cache is not static, or has no room for a pass behind the text.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if not isinstance(cache, StaticCache):
+        raise RefusedCallError(
+            f"`verification={REPRODUCIBLE!r}` needs a static cache, but `past_key_values` is a "
+            f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
+            "`StaticCache`."
+        )
+    if generation_config.cache_implementation is None:
+        given = max(int(cache.get_seq_length()) - input_ids.shape[1] + 1, 0)
+        needed = generation_config.max_length + given + WIDTH - 1
+        length = max(layer.max_cache_len for layer in cache.layers)
+        if length < needed:
+            raise RefusedCallError(
+                f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a `max_cache_len` of "
+                f"{needed} or more, but it has {length}: a pass runs {WIDTH} tokens."
             )
 
 

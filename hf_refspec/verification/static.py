@@ -28,7 +28,7 @@ from .facts import facts_about
 from .positions import attention_windows, length_dependent_rope
 from .static_cache import Slots, SlottedLayer, has_begun, is_static, keep_all, keeps_all
 from .tree import TreeVerifier, laid_out
-from .verifier import TokenSequence
+from .verifier import CacheMark, TokenSequence
 
 logger = logging.getLogger("hf_refspec")
 
@@ -113,10 +113,21 @@ class StaticVerifier(TreeVerifier):
     def select(self, rows: list[int]) -> None:
         raise NotImplementedError("other numbers of rows would be compiled anew")
 
+    def mark(self) -> CacheMark:
+        self._move()
+        return CacheMark(self._marked(), 0, None)
+
+    def roll_back(self, mark: CacheMark) -> None:
+        """The entries behind the rows may stay, no mask shows them."""
+        vars(self).update(mark.attributes)
+        self._moves = []
+
     def finish(self, ids: torch.Tensor, own: Sequence[int]) -> None:
-        if self._given + ids.shape[1] > self._length:
-            # No slot is spare: so that no row has more to run than another, and none is padded.
-            self.cached = [min(self.cached)] * len(self.cached)
+        if len(ids) > 1 and self._given + ids.shape[1] > self._length:
+            # No slot is spare: rows that stood still have written into the last one. All run the
+            # same number of tokens again, so that none is padded.
+            last = self._length - 1 - self._given
+            self.cached = [min(last, *self.cached)] * len(self.cached)
         super().finish(ids, own)
 
     @property
@@ -174,8 +185,11 @@ class StaticVerifier(TreeVerifier):
                 )
 
     def _width(self, size: int) -> int:
-        """The narrowest pass for so many tokens of a row. Only the rows of a batch that are brought
-        to one length in the end may need a wider one than there is."""
+        """The narrowest pass for so many tokens of a row. Where they reach the last slot, nothing
+        may be padded; and rows that are brought to one length in the end may need a wider pass than
+        there is."""
+        if max(self._ends) + size >= self._length:
+            return size
         return next((width for width in self.widths if width >= size), size)
 
     def _uploaded(self, numbers: Sequence[np.ndarray], visible: np.ndarray) -> list[torch.Tensor]:

@@ -167,13 +167,16 @@ class Verifier:
 
     def mark(self) -> CacheMark:
         """What there is now, to go [`~Verifier.roll_back`] to."""
-        names = ("cache", "cached", "restarted", "model_kwargs", "_offsets", "_prompt_length")
-        attributes = {name: getattr(self, name) for name in names}
+        attributes = self._marked()
         if self.cache is None:
             return CacheMark(attributes, 0, None)
         if keeps_every_position(self.cache):
             return CacheMark(attributes, self.cache.get_seq_length(), None)
         return CacheMark(attributes, 0, snapshot(self.cache))
+
+    def _marked(self) -> dict[str, Any]:
+        names = ("cache", "cached", "restarted", "model_kwargs", "_offsets", "_prompt_length")
+        return {name: getattr(self, name) for name in names}
 
     def roll_back(self, mark: CacheMark) -> None:
         """Goes back to a mark; the rows have done so, or do so before the next pass."""
