@@ -189,6 +189,8 @@ class _Call:
             ids = padded(rows, longest_row(rows), pads, pad_id)
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])
+            else:
+                verifier.release()
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise

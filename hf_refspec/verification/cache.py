@@ -14,8 +14,8 @@ from .static_cache import new_static_cache
 
 # The names under which transformers' models take their cache.
 CACHE_NAMES = ("past_key_values", "cache_params")
-# Tokens that may follow other prompts in a static cache.
-_ROOM = 128
+# Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
+_ROOM = 8
 
 
 def find_cache(values: Mapping[str, Any]) -> Cache | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ VERIFIERS: tuple[type[Verifier], ...] = (
     RecurrentVerifier,
 )
 
+_EAGER = GenerationConfig(disable_compile=True)
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
@@ -120,7 +122,10 @@ def select_verifier(
             continue
         plain = not drafts and rows == 1 and kind.widths is None and not _is_padded(model_kwargs)
         untried = plain and not _drops_cache(model)
-        finding = Finding(True) if untried else probe(kind, model, rows, model_kwargs)
+        # The bits may be others where passes are compiled: they are asked of the call's own.
+        config = generation_config if kind is ReproducibleVerifier else _EAGER
+        probed = (kind, model, rows, model_kwargs)
+        finding = Finding(True) if untried else probe(*probed, config=config)
         if finding.exact:
             return kind(model, generation_config, model_kwargs), ""
         findings.append(f"{kind.name}: {finding}")
@@ -141,6 +146,7 @@ def probe(
     rows: int,
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
+    config: GenerationConfig = _EAGER,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding; asked once of each model.
 
@@ -150,6 +156,8 @@ def probe(
         rows (`int`): Two stand for several.
         model_kwargs (`dict`): Keyword arguments of the forward pass.
         boundary (`int`, *optional*): A length that the probe's text is to cross.
+        config (`GenerationConfig`, *optional*): Says whether passes over a static cache are
+            compiled, by default not.
     """
     if _is_random(model):
         return Finding(False, failure="dropout is at work, no two passes agree")
@@ -158,7 +166,8 @@ def probe(
     device, dtype = model.device.type, model.dtype
     attention = getattr(model.config, "_attn_implementation", None)
     padded = rows > 1 or _is_padded(model_kwargs)
-    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary)
+    compiled = "" if config.disable_compile else repr(config.compile_config)
+    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary, compiled)
     facts = facts_about(model)
     if key not in facts:
         found = []
@@ -166,7 +175,8 @@ def probe(
         if kind is ReproducibleVerifier:
             needed = _TEXTS
         for seed in range(_TEXTS):
-            finding = _found(kind, model, min(rows, 2), padded, model_kwargs, boundary, seed)
+            found_in = (min(rows, 2), padded, model_kwargs, boundary, config, seed)
+            finding = _found(kind, model, *found_in)
             logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
             found.append(finding)
             exact = sum(each.exact for each in found)
@@ -204,10 +214,11 @@ def _found(
     padded: bool,
     model_kwargs: dict[str, Any],
     boundary: int | None,
+    config: GenerationConfig,
     seed: int,
 ) -> Finding:
     try:
-        return _Probe(model, rows, padded, model_kwargs, boundary, seed).finding(kind)
+        return _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -232,9 +243,11 @@ class _Probe:
         padded: bool,
         model_kwargs: dict[str, Any],
         boundary: int | None,
+        config: GenerationConfig,
         seed: int,
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
+        self.config = config
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
@@ -329,7 +342,11 @@ class _Probe:
         return torch.cat([first[:, nodes].flatten(0, 1), *after])
 
     def _verifier(self, kind: type[Verifier]) -> Verifier:
-        return kind(self.model, GenerationConfig(max_length=self.text.shape[1]), self._kwargs())
+        """One with a cache of the call's length, and of its own."""
+        config = copy(self.config)
+        config.max_length = max(config.max_length or 0, self.text.shape[1])
+        config.cache_implementation, config.return_dict_in_generate = "static", True
+        return kind(self.model, config, self._kwargs())
 
     def _has_same_bits(self, kind: type[Verifier], verified: torch.Tensor) -> bool:
         """Whether the same verifier returns the same bits without drafts."""

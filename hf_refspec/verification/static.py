@@ -47,7 +47,6 @@ _MOST_GRAPHS = {
 }
 # The arguments of a forward pass that have an entry for each token.
 _OF_TOKENS = ("input_ids", "position_ids", "token_type_ids")
-_DOES_NOT_COMPILE = "does not compile"
 
 _Moves: TypeAlias = "list[tuple[list[int], list[int]]]"
 
@@ -66,9 +65,16 @@ class StaticVerifier(TreeVerifier):
         model_kwargs: dict[str, Any],
     ) -> None:
         super().__init__(model, generation_config, model_kwargs)
+        self._compiled = _compiles(model, generation_config, self.model_kwargs)
         if not has_begun(self.cache):
             keep_all(self.cache, self._wanted_length())
         self._length: int = self.cache.layers[0].max_cache_len
+        rows = self.model_kwargs["position_ids"].shape[-2]
+        self._layers_key = ("static layers", self._length, rows, model.dtype, model.device)
+        if self._owns_cache:
+            # A CUDA graph is bound to the memory that it was captured with.
+            layers = facts_about(model).pop(self._layers_key, self.cache.layers)
+            self.cache.layers = layers
         self._layers = self.cache.layers
         self._slots = Slots()
         # What the next pass moves: of each row, from these slots to those; and how much of it was
@@ -77,7 +83,6 @@ class StaticVerifier(TreeVerifier):
         self._cached_in_place: list[int] = []
         self._windows = attention_windows(model.config.get_text_config(decoder=True)) or {}
         self._has_just_compiled = False
-        self._compiled = _compiles(model, generation_config, self.model_kwargs)
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -129,6 +134,23 @@ class StaticVerifier(TreeVerifier):
             last = self._length - 1 - self._given
             self.cached = [min(last, *self.cached)] * len(self.cached)
         super().finish(ids, own)
+
+    def release(self) -> None:
+        """Keeps the layers of compiled passes for the next call that has as many rows and a cache
+        of the same length."""
+        if self._owns_cache:
+            for layer in self._layers:
+                for tensor in (layer.keys, layer.values, layer.cumulative_length):
+                    tensor.zero_()
+            facts_about(self.model)[self._layers_key] = self._layers
+
+    @property
+    def _owns_cache(self) -> bool:
+        """Whether `generate` has made the cache of a call that is compiled, and returns it to
+        nobody."""
+        config = self.generation_config
+        made = config.cache_implementation is not None and not config.return_dict_in_generate
+        return self._compiled and made
 
     @property
     def _ends(self) -> list[int]:
@@ -246,7 +268,7 @@ class StaticVerifier(TreeVerifier):
                 logits = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self._compiled = False
-            facts_about(self.model)[_DOES_NOT_COMPILE] = True
+            facts_about(self.model)[_not_compiled(self.generation_config)] = True
             logger.warning(
                 "%s cannot be compiled, and runs as it is: %s",
                 type(self.model).__name__,
@@ -329,7 +351,12 @@ def _more_graphs() -> AbstractContextManager[None]:
 def _compiles(
     model: PreTrainedModel, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> bool:
-    """Whether `generate` would compile the passes of this call, and nobody has failed to."""
-    return _DOES_NOT_COMPILE not in facts_about(model) and bool(
+    """Whether `generate` would compile the passes of this call, and it has not failed before."""
+    return _not_compiled(generation_config) not in facts_about(model) and bool(
         model._valid_auto_compile_criteria(model_kwargs, generation_config)
     )
+
+
+def _not_compiled(generation_config: GenerationConfig) -> tuple[str, str]:
+    """The fact that a model cannot be compiled so."""
+    return "not compiled", repr(generation_config.compile_config)

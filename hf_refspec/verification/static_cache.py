@@ -45,12 +45,14 @@ class SlottedLayer(StaticLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        slots = self.slots
+        slots, device = self.slots, self.keys.device  # layers may be on several devices
+        targets = slots.targets.to(device)
         if slots.moved_from is not None and slots.moved_to is not None:
-            _write(self.keys, slots.moved_to, _read(self.keys, slots.moved_from))
-            _write(self.values, slots.moved_to, _read(self.values, slots.moved_from))
-        _write(self.keys, slots.targets, key_states)
-        _write(self.values, slots.targets, value_states)
+            moved_from, moved_to = slots.moved_from.to(device), slots.moved_to.to(device)
+            _write(self.keys, moved_to, _read(self.keys, moved_from))
+            _write(self.values, moved_to, _read(self.values, moved_from))
+        _write(self.keys, targets, key_states)
+        _write(self.values, targets, value_states)
         return self.keys, self.values
 
 

@@ -209,6 +209,9 @@ class Verifier:
             self.keep([None if waiting else [] for waiting in waits])
         self._settle()
 
+    def release(self) -> None:
+        """Is told that nobody goes on with the cache."""
+
     def abandon(self) -> None:
         """Leaves a cache that holds a prefix of each row and nothing else: an exception has ended
         the call."""

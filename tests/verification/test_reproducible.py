@@ -9,7 +9,8 @@ from calls import Call
 from drafters import Noise, Prophet, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, StaticCache
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, DynamicCache, StaticCache
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import hf_refspec as rs
@@ -134,3 +135,16 @@ def test_a_cache_without_room_for_a_pass_is_refused(llama):
         generate(llama, past_key_values=cache)
     roomy = StaticCache(config=llama.config, max_cache_len=60)
     assert generate(llama, past_key_values=roomy).sequences.shape == (1, 44)
+
+
+def test_compiled_passes_have_the_same_bits(models):
+    """Of one graph, which the probe compiles."""
+    torch._dynamo.reset()
+    counters.clear()
+    config = CompileConfig(mode="default", backend="aot_eager")
+    config._compile_all_devices = True
+    model, options = models("llama", torch.bfloat16), {"compile_config": config}
+    plain = generate(model, **options)
+    drafter = Prophet(plain.sequences, accuracy=0.8)
+    assert_same_bits(generate(model, drafter, **options), plain)
+    assert counters["stats"]["unique_graphs"] == 1
