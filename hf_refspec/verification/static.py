@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -82,6 +82,7 @@ class StaticVerifier(TreeVerifier):
         self._moves: _Moves = []
         self._cached_in_place: list[int] = []
         self._windows = attention_windows(model.config.get_text_config(decoder=True)) or {}
+        self._run_before: set[int] = set()  # the widths of compiled passes
         self._has_just_compiled = False
 
     @classmethod
@@ -264,7 +265,8 @@ class StaticVerifier(TreeVerifier):
         graphs = _graphs()
         forward = self.model.get_compiled_call(self.generation_config.compile_config)
         try:
-            with _more_graphs():
+            # The first pass of each width in a call may compile, those after it have the same shapes.
+            with nullcontext() if self.pass_tokens in self._run_before else _more_graphs():
                 logits = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self._compiled = False
@@ -277,6 +279,7 @@ class StaticVerifier(TreeVerifier):
             self._move()
             self._slots.moved_from = self._slots.moved_to = None
             return self._logits_of(model_inputs, compiled=False)
+        self._run_before.add(self.pass_tokens)
         self._has_just_compiled = _graphs() > graphs
         # The next pass of a CUDA graph writes over what this one has returned.
         return logits.clone() if logits.device.type == "cuda" else logits
