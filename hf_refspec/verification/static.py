@@ -265,7 +265,7 @@ class StaticVerifier(TreeVerifier):
         graphs = _graphs()
         forward = self.model.get_compiled_call(self.generation_config.compile_config)
         try:
-            # The first pass of each width in a call may compile, those after it have the same shapes.
+            # Only the first pass of each width in a call may compile anything.
             with nullcontext() if self.pass_tokens in self._run_before else _more_graphs():
                 logits = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
