@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
     from .generation.speculate import speculate as speculate
-    from .index.kernels import warmup as warmup
+    from .generation.warmup import warmup as warmup
     from .index.retrieved import Retrieved as Retrieved
     from .ralm.checked_search import RetrievalError as RetrievalError
     from .ralm.iterative import iterative_ralm as iterative_ralm
@@ -55,7 +55,7 @@ _MODULES = {
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
     "generation.speculate": ["speculate"],
-    "index.kernels": ["warmup"],
+    "generation.warmup": ["warmup"],
     "index.retrieved": ["Retrieved"],
     "ralm.checked_search": ["RetrievalError"],
     "ralm.options": ["Speculation"],

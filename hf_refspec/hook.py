@@ -111,7 +111,9 @@ def _speculative(generate: Any) -> Any:
         names_none = "candidate_generator" not in kwargs and custom_generate is None
         attachment = attachment_of(self) if names_none else None
         ours = (
-            kwargs.get("candidate_generator") is not None or taken_by(custom_generate) is not None
+            kwargs.get("candidate_generator") is not None
+            or taken_by(custom_generate) is not None
+            or _is_reproducible(kwargs)
         )
         if attachment is None and not ours:
             return generate(self, *args, **_plain(kwargs))
@@ -145,8 +147,8 @@ def _attached(
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call without a drafter. With `candidate_generator=None` it is a
-    plain call, whatever the other options."""
+    """The keyword arguments of a plain call. With `candidate_generator=None` it is one, whatever
+    the other options but `verification="reproducible"`."""
     for option in OPTIONS if "candidate_generator" not in kwargs else ():
         if kwargs.get(option) is not None:
             raise ValueError(
@@ -196,10 +198,28 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     options = dict(getattr(custom_generate, "keywords", {}))
     options |= {name: kwargs[name] for name in names if name in kwargs}
     prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))
+    if _is_reproducible(options):
+        options.setdefault("candidate_generator", None)
+        prepared = _with_static_cache(model, prepared)
     others = {name: value for name, value in prepared.items() if name not in options}
     if "tokenizer" in kwargs and "tokenizer" not in names:
         others["tokenizer"] = kwargs["tokenizer"]
     return {**others, "custom_generate": functools.partial(loop, **options)}
+
+
+def _is_reproducible(kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks for bits that drafts do not change. Without a drafter, it is what others
+    are compared with."""
+    return kwargs.get("verification") == "reproducible"
+
+
+def _with_static_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Gives a call that names no cache a static one."""
+    from .generation.validation import setting
+
+    if kwargs.get("past_key_values") is None and not setting("cache_implementation", model, kwargs):
+        return {**kwargs, "cache_implementation": "static"}
+    return kwargs
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:

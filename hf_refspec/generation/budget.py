@@ -20,7 +20,6 @@ from .pass_costs import PASS_TOKENS, PassCosts, pass_costs
 
 logger = logging.getLogger(__name__)
 
-MOST_NODES = PASS_TOKENS[-1] - 1
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.02
@@ -86,11 +85,17 @@ class AutoBudget(Budget):
 
     Args:
         costs (callable): Returns the [`PassCosts`] of the target model for a number of rows.
+        widths (sequence of `int`, *optional*): The numbers of tokens that passes are padded to,
+            which these costs are of.
     """
 
-    def __init__(self, costs: Callable[[int], PassCosts]) -> None:
-        super().__init__(MOST_NODES)
+    def __init__(
+        self, costs: Callable[[int], PassCosts], widths: tuple[int, ...] | None = None
+    ) -> None:
+        self._tokens = np.array(widths or PASS_TOKENS)
+        super().__init__(int(self._tokens[-1]) - 1)
         self._costs = cache(costs)
+        self._padded = widths is not None
         self._pause = _Pause()
         self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
 
@@ -142,13 +147,13 @@ class AutoBudget(Budget):
             pass_tokens,
             seconds,
             sum(len(tokens) for tokens in new_tokens if tokens is not None),
-            list(PASS_TOKENS),
+            self._tokens.tolist(),
             None if self._expected is None else self._expected.round(3).tolist(),
             costs.seconds().round(5).tolist(),
         )
 
     def _paying(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
-        sizes = np.array(PASS_TOKENS) - 1
+        sizes = self._tokens - 1
         expected = np.zeros(len(sizes))  # tokens of all rows, by the nodes of a row
         orders = []
         for drafter, draft in zip(drafters, drafts, strict=True):
@@ -163,11 +168,12 @@ class AutoBudget(Budget):
         return [_part(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
-        """The best number of nodes; `expected` tokens come of `PASS_TOKENS` - 1 nodes a row, of
-        which no row has drafted more than `widest`."""
+        """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
+        tokens but one, of which no row has drafted more than `widest`."""
         costs = self._costs(rows)
-        sizes = np.minimum(np.array(PASS_TOKENS) - 1, widest)
-        speed = expected / np.interp(sizes + 1, PASS_TOKENS, costs.seconds())
+        sizes = np.minimum(self._tokens - 1, widest)
+        run = self._tokens if self._padded else sizes + 1
+        speed = expected / np.interp(run, self._tokens, costs.seconds())
         speed[0] *= _MARGIN
         return min(int(sizes[speed.argmax()]), costs.most_tokens - 1)
 
@@ -203,7 +209,11 @@ class _Pause:
 
 
 def make_budget(
-    max_draft_tokens: int | str, drafter: Drafter, model: nn.Module, verification: str
+    max_draft_tokens: int | str,
+    drafter: Drafter,
+    model: nn.Module,
+    kind_of_pass: str,
+    widths: tuple[int, ...] | None = None,
 ) -> Budget:
     """The budget that a call asks for.
 
@@ -212,13 +222,15 @@ def make_budget(
         drafter ([`Drafter`]): What drafts; one that decides itself how long its drafts are is not
             cut by `"auto"`.
         model (`nn.Module`): The target model.
-        verification (`str`): The name of the verifier.
+        kind_of_pass (`str`), widths (sequence of `int`, *optional*): As the verifier's.
     """
     if isinstance(max_draft_tokens, int):
         return Budget(max_draft_tokens)
     if drafter.decides_length:
         return Budget(np.iinfo(np.int32).max)
-    return AutoBudget(partial(pass_costs, model, verification))
+    if widths is None:
+        return AutoBudget(partial(pass_costs, model, kind_of_pass))
+    return AutoBudget(partial(pass_costs, model, kind_of_pass, tokens=widths), widths)
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

@@ -117,7 +117,8 @@ class Loop:
             for row, path in zip(rows, paths, strict=True)
         ]
         if self.verifier.in_step:
-            self.budget.record(drafters, drafts, new_tokens, logits.shape[1], verified - drafted)
+            pass_tokens = self.verifier.pass_tokens
+            self.budget.record(drafters, drafts, new_tokens, pass_tokens, verified - drafted)
         kept = self.clock()
         self._observe(drafters, trimmed, paths, new_tokens, logits, top)
         self.stats.drafting_seconds += drafted - began
@@ -126,7 +127,7 @@ class Loop:
         self.stats.other_seconds += kept - verified
 
     def _draft(self, index: int, row: Row, drafter: Drafter, goes_on: bool) -> DraftTree:
-        nodes = self.budget.nodes
+        nodes = min(self.budget.nodes, self.verifier.most_nodes)
         if nodes == 0 or not goes_on or self.verifier.restarted:
             return DraftTree.empty()
         position = self.verifier.last_position(index, row.seen)

@@ -51,16 +51,22 @@ class PassCosts:
 
     Args:
         growth (sequence of `float`, *optional*): How the logarithm of the cost is expected to grow
-            from each of `PASS_TOKENS` to the next.
+            from each of `tokens` to the next.
+        tokens (sequence of `int`, *optional*): The numbers of tokens, `PASS_TOKENS` by default.
     """
 
-    def __init__(self, growth: tuple[float, ...] = _GROWTH["32 bits"]) -> None:
-        self.passes = [0] * len(PASS_TOKENS)
+    def __init__(
+        self,
+        growth: tuple[float, ...] = _GROWTH["32 bits"],
+        tokens: tuple[int, ...] = PASS_TOKENS,
+    ) -> None:
+        self.tokens = tokens
+        self.passes = [0] * len(tokens)
         self._log_seconds = np.concatenate(([0.0], np.cumsum(growth)))
         self._largest_known = 0
         # Of sums of independent growths: entry (i, j) counts those that i and j have in common.
-        common = np.minimum.outer(np.arange(len(PASS_TOKENS)), np.arange(len(PASS_TOKENS)))
-        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(PASS_TOKENS))
+        common = np.minimum.outer(np.arange(len(self.tokens)), np.arange(len(self.tokens)))
+        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(self.tokens))
         # How long a pass takes at all is not known before the first one.
         self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common
 
@@ -71,11 +77,11 @@ class PassCosts:
             tokens (`int`): The tokens of a row in it.
             seconds (`float`): How long it took, until the next token was known.
         """
-        tokens = min(tokens, PASS_TOKENS[-1])
-        i = bisect_right(PASS_TOKENS, tokens) - 1
+        tokens = min(tokens, self.tokens[-1])
+        i = bisect_right(self.tokens, tokens) - 1
         # Between two numbers the logarithm is interpolated.
-        next_i = min(i + 1, len(PASS_TOKENS) - 1)
-        part = (tokens - PASS_TOKENS[i]) / max(PASS_TOKENS[next_i] - PASS_TOKENS[i], 1)
+        next_i = min(i + 1, len(self.tokens) - 1)
+        part = (tokens - self.tokens[i]) / max(self.tokens[next_i] - self.tokens[i], 1)
         covariances = (1 - part) * self._covariance[i] + part * self._covariance[next_i]
         variance = (1 - part) * covariances[i] + part * covariances[next_i]
         expected = (1 - part) * self._log_seconds[i] + part * self._log_seconds[next_i]
@@ -103,10 +109,10 @@ class PassCosts:
 
         Where each token costs as much as a pass, the first drafts would else cost dozens of passes.
         """
-        return PASS_TOKENS[min(self._largest_known + 1, len(PASS_TOKENS) - 1)]
+        return self.tokens[min(self._largest_known + 1, len(self.tokens) - 1)]
 
     def seconds(self) -> np.ndarray:
-        """The cost of a pass over each of `PASS_TOKENS`, float64: longer passes are never cheaper.
+        """The cost of a pass over each of `tokens`, float64: longer passes are never cheaper.
         Those that are not well known are taken to be cheap, within reason."""
         errors = np.sqrt(np.maximum(self._relative_variance(), 0.0))
         return np.exp(np.maximum.accumulate(self._log_seconds - _OPTIMISM * errors))
@@ -119,32 +125,38 @@ class PassCosts:
         return own + own[best] - 2 * self._covariance[best]
 
 
-def pass_costs(model: nn.Module, verification: str, rows: int = 1) -> PassCosts:
+def pass_costs(
+    model: nn.Module,
+    verification: str,
+    rows: int = 1,
+    tokens: tuple[int, ...] = PASS_TOKENS,
+) -> PassCosts:
     """What is known of a model's forward passes, kept at the model.
 
     Args:
         model (`nn.Module`): The target model.
-        verification (`str`): The name of the verifier.
+        verification (`str`): How they are run: the name of the verifier.
         rows (`int`, *optional*, defaults to 1): How many texts there are in a pass.
+        tokens (sequence of `int`, *optional*): The numbers of tokens of a row that passes have.
     """
     parameter = next(model.parameters())
     threads = torch.get_num_threads()
-    key = ("pass costs", parameter.device, parameter.dtype, verification, rows, threads)
+    key = ("pass costs", parameter.device, parameter.dtype, verification, rows, tokens, threads)
     facts = facts_about(model)
     if key not in facts:
-        facts[key] = PassCosts(_expected_growth(parameter, rows))
+        facts[key] = PassCosts(_expected_growth(parameter, rows, tokens), tokens)
     return facts[key]
 
 
-def _expected_growth(parameter: torch.Tensor, rows: int) -> tuple[float, ...]:
+def _expected_growth(
+    parameter: torch.Tensor, rows: int, tokens: tuple[int, ...]
+) -> tuple[float, ...]:
     kind = parameter.device.type
     if kind == "cpu":
         kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
     costs = np.concatenate(([0.0], np.cumsum(_GROWTH.get(kind, _GROWTH["cuda"]))))
-    tokens = np.log(PASS_TOKENS)
+    known = np.log(PASS_TOKENS)
     # What counts is the number of tokens of all rows; past the last one costs grow on as before it.
-    of_all = tokens + np.log(rows)
-    past = (
-        np.maximum(of_all - tokens[-1], 0.0) * (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
-    )
-    return tuple(np.diff(np.interp(of_all, tokens, costs) + past))
+    of_all = np.log(tokens) + np.log(rows)
+    past = np.maximum(of_all - known[-1], 0.0) * (costs[-1] - costs[-2]) / (known[-1] - known[-2])
+    return tuple(np.diff(np.interp(of_all, known, costs) + past))

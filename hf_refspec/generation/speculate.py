@@ -35,7 +35,14 @@ from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
 from .row import Row
-from .validation import check_batch, check_model, check_options, check_request
+from .validation import (
+    REPRODUCIBLE,
+    check_batch,
+    check_model,
+    check_options,
+    check_reproducible,
+    check_request,
+)
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -69,7 +76,7 @@ def speculate(
             *optional*, defaults to `"auto"`): What drafts; a datastore is taken as
             `DatastoreDrafts(store)`, a transformers `CandidateGenerator` is verified as a chain.
             `"auto"`, or `None`, is `ReferenceCopy() | TokenRecycling()`, whose table is kept at the
-            model from call to call.
+            model from call to call. With `verification="reproducible"` `None` drafts nothing.
         max_draft_tokens (`int` or `"auto"`, *optional*, defaults to `"auto"`): The most draft nodes
             in one forward pass (of each row), 0 for plain decoding. `"auto"`, or `None`, verifies
             as many as pay for themselves, see [`~generation.budget.AutoBudget`]; a
@@ -77,6 +84,9 @@ def speculate(
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
             it exact, else the chain; where neither is exact it decodes plainly, with a warning.
+            `"reproducible"` verifies chains by passes of one width in a static cache: ids, logits
+            and scores are then the same bit by bit whatever was drafted, in bfloat16 and float16
+            too, and as without a `candidate_generator`.
 
     Returns:
         What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
@@ -87,12 +97,18 @@ def speculate(
         ValueError: If an argument asks for what cannot be lossless, see the README's limits.
         RuntimeError: If another call is using this drafter.
     """
-    given: Any = "auto" if candidate_generator is None else with_drafts(candidate_generator)
+    given: Any = with_drafts(candidate_generator)
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
+    if given is None and verification == REPRODUCIBLE:
+        given, max_draft_tokens = Drafter(), 0
+    elif given is None:
+        given = "auto"
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_batch(input_ids, generation_config, streamer)
+    if verification == REPRODUCIBLE:
+        check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):
         given = CandidateChain(given)
         verification = "chain" if verification == "auto" else verification
@@ -140,9 +156,10 @@ class _Call:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
                 return self._decode_plainly(drafters, found)
+            passes = (verifier.kind_of_pass, verifier.widths)
             loop = Loop(
                 verifier,
-                make_budget(max_draft_tokens, drafter, self.model, verifier.name),
+                make_budget(max_draft_tokens, drafter, self.model, *passes),
                 Reach(type(verifier), self.model, len(rows), self.model_kwargs),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
@@ -168,10 +185,12 @@ class _Call:
         pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
         criteria = BatchCriteria(of_batch, self.input_ids.shape[1], pads, pad_id)
         try:
-            loop.run(rows, drafters, criteria, pads, keeps_cache)
+            loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])
+            else:
+                verifier.release()
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise

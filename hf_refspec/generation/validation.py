@@ -8,17 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, QuantizedCache
+from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
+
+from ..verification.reproducible import WIDTH, ReproducibleVerifier
 
 
 class RefusedCallError(ValueError):
     """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
-VERIFICATIONS = ("auto", "tree", "chain")
+REPRODUCIBLE = ReproducibleVerifier.name
+VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
 
 
 def check_model(model: PreTrainedModel, caller: str) -> None:
@@ -164,7 +167,7 @@ def check_request(
             bool(config.output_attentions),
             "`output_attentions=True`: not supported yet. Run the model over the returned ids",
         ),
-        *_cache_refusals(config, model_kwargs),
+        *_cache_refusals(config, model_kwargs, caller),
     ]
     for refused, why in refusals:
         if refused:
@@ -202,17 +205,49 @@ def check_batch(
             )
 
 
+def check_reproducible(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuses caches in which passes cannot all have one shape.
+
+    Raises:
+        RefusedCallError: If the cache is not static, or has no room for a pass behind the text.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if not isinstance(cache, StaticCache):
+        raise RefusedCallError(
+            f"`verification={REPRODUCIBLE!r}` needs a static cache, but `past_key_values` is a "
+            f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
+            "`StaticCache`."
+        )
+    if generation_config.cache_implementation is None:
+        given = max(int(cache.get_seq_length()) - input_ids.shape[1] + 1, 0)
+        needed = generation_config.max_length + given + WIDTH - 1
+        length = max(layer.max_cache_len for layer in cache.layers)
+        if length < needed:
+            raise RefusedCallError(
+                f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a `max_cache_len` of "
+                f"{needed} or more, but it has {length}: a pass runs {WIDTH} tokens."
+            )
+
+
 def _cache_refusals(
-    config: GenerationConfig, model_kwargs: dict[str, Any]
+    config: GenerationConfig, model_kwargs: dict[str, Any], caller: str
 ) -> list[tuple[bool, str]]:
     cache = model_kwargs.get("past_key_values")
     static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
     implementation = config.cache_implementation
+    rolls_back = caller != "candidate_generator"
     return [
         (
-            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS,
-            f"`cache_implementation={implementation!r}`: a static cache cannot drop rejected "
-            "tokens. Leave it out",
+            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and "offloaded" in implementation,
+            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
+            "runs. Pass `cache_implementation='static'`",
+        ),
+        (
+            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and rolls_back,
+            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
+            "a retrieval. Leave it out",
         ),
         (
             implementation == "quantized" or isinstance(cache, QuantizedCache),
@@ -220,8 +255,13 @@ def _cache_refusals(
             "the default cache",
         ),
         (
-            static,
-            f"`past_key_values` of type {type(cache).__name__}: a static cache cannot drop "
+            static and (rolls_back or not isinstance(cache, StaticCache)),
+            f"`past_key_values` of type {type(cache).__name__}: it cannot go back to before "
             "rejected tokens. Pass a `DynamicCache`",
+        ),
+        (
+            static and bool(getattr(cache, "offloading", False)),
+            f"`past_key_values` of type {type(cache).__name__} with `offloading=True`: its layers "
+            "come and go while a pass runs. Pass one without",
         ),
     ]

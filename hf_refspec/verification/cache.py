@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
+
+from .static_cache import new_static_cache
 
 # The names under which transformers' models take their cache.
 CACHE_NAMES = ("past_key_values", "cache_params")
+# Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
+_ROOM = 8
 
 
 def find_cache(values: Mapping[str, Any]) -> Cache | None:
@@ -38,7 +42,9 @@ def fresh_kwargs(
             padded.
     """
     name = next(name for name in CACHE_NAMES if given.get(name) is not None)
-    kwargs: dict[str, Any] = {"use_cache": True, name: new_cache(model)}
+    static = isinstance(given[name], StaticCache)
+    cache = new_static_cache(model, mask.shape[1] + _ROOM) if static else new_cache(model)
+    kwargs: dict[str, Any] = {"use_cache": True, name: cache}
     if "logits_to_keep" in given:
         kwargs["logits_to_keep"] = 1
     if given.get("attention_mask") is not None or not mask.all():

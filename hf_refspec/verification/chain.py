@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from .cache import crop_layers, find_cache, holds_running_state
+from .static_cache import has_static_layers
 from .verifier import TokenSequence, Verifier
 
 
@@ -74,7 +75,12 @@ class ChainVerifier(SequentialVerifier):
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         cache = find_cache(model_kwargs)
         # A stateful model with a cache of another kind has a state that nobody here knows.
-        return cache is not None and not holds_running_state(cache) and not model._is_stateful
+        return (
+            cache is not None
+            and not has_static_layers(cache)
+            and not holds_running_state(cache)
+            and not model._is_stateful
+        )
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
         super()._take_up(outputs)

@@ -28,6 +28,25 @@ def attends_locally(config: PreTrainedConfig) -> bool:
     return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
 
 
+def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
+    """How many of the last tokens each type of layer attends to.
+
+    Returns:
+        `dict` or `None`: By the type's name, the number, or `None` for all of them; the name is ""
+        where the configuration has no types. `None` where some layer attends in another manner.
+    """
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        known = {"full_attention": None, "sliding_attention": window}
+        windows = {kind: known[kind] for kind in types if kind in known}
+        return windows if len(windows) == len({*types}) else None
+    others = (name for name in LOCAL_ATTENTION if name != "sliding_window")
+    if any(isinstance(getattr(config, name, None), int) for name in others):
+        return None
+    return {"": window}
+
+
 def boundaries(config: PreTrainedConfig) -> list[int]:
     """The lengths, ascending, at which attention may become another computation: numbers that the
     configuration names like a window, a chunk or a selection of keys, and the windows of the cache.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,21 @@ from .cache import fresh_kwargs
 from .chain import ChainVerifier
 from .facts import facts_about
 from .recurrent import RecurrentVerifier
+from .reproducible import ReproducibleVerifier
+from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import FixedTokens, Verifier
 
 logger = logging.getLogger("hf_refspec")
 
-VERIFIERS: tuple[type[Verifier], ...] = (TreeVerifier, ChainVerifier, RecurrentVerifier)
+VERIFIERS: tuple[type[Verifier], ...] = (
+    StaticVerifier,
+    TreeVerifier,
+    ChainVerifier,
+    RecurrentVerifier,
+)
 
+_EAGER = GenerationConfig(disable_compile=True)
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
@@ -38,7 +47,7 @@ _LEAST_VOCABULARY = _PATH + _DISTRACTORS
 # logits are flat, and rounding is large beside what they differ by.
 _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
-# two texts of three decide.
+# two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
 
 
@@ -52,6 +61,8 @@ class Finding:
         rounding (`float`): How far those of the same tokens in one pass without a cache are off.
         leak (`float`, *optional*): How much the content of other branches matters; `None` if it was
             not measured.
+        same_bits (`bool`): Whether its logits are the same bit by bit without drafts, where it
+            promises that.
         failure (`str`, *optional*): What the model raised.
     """
 
@@ -59,11 +70,14 @@ class Finding:
     error: float = 0.0
     rounding: float = 0.0
     leak: float | None = None
+    same_bits: bool = True
     failure: str | None = None
 
     def __str__(self) -> str:
         if self.failure is not None:
             return self.failure
+        if not self.same_bits:
+            return "bits of logits depend on what else is in a pass"
         text = (
             f"logits are {self.error:.1e} off those of single steps, where rounding alone makes "
             f"{self.rounding:.1e}"
@@ -85,7 +99,7 @@ def select_verifier(
 
     Args:
         model (`PreTrainedModel`): The target model.
-        requested (`str`): `"auto"`, or `"tree"` or `"chain"` to allow only that.
+        requested (`str`): `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that.
         rows (`int`): How many.
         generation_config (`GenerationConfig`): The call's own.
         model_kwargs (`dict`): Keyword arguments of the forward pass.
@@ -100,14 +114,18 @@ def select_verifier(
         ValueError: If the verifier that was asked for is not exact on this model.
     """
     findings = []
-    for kind in VERIFIERS:
-        # Rows of a batch have holes between them, which only the mask of a tree can hide.
-        allowed = requested in ("auto", kind.name) or (rows > 1 and requested == "chain")
+    for kind in (ReproducibleVerifier,) if requested == ReproducibleVerifier.name else VERIFIERS:
+        # In a static cache, and with several rows, a chain is verified as a tree.
+        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
+        allowed = requested in ("auto", kind.name) or as_tree
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
-        plain = not drafts and rows == 1 and not _is_padded(model_kwargs)
+        plain = not drafts and rows == 1 and kind.widths is None and not _is_padded(model_kwargs)
         untried = plain and not _drops_cache(model)
-        finding = Finding(True) if untried else probe(kind, model, rows, model_kwargs)
+        # The bits may be others where passes are compiled: they are asked of the call's own.
+        config = generation_config if kind is ReproducibleVerifier else _EAGER
+        probed = (kind, model, rows, model_kwargs)
+        finding = Finding(True) if untried else probe(*probed, config=config)
         if finding.exact:
             return kind(model, generation_config, model_kwargs), ""
         findings.append(f"{kind.name}: {finding}")
@@ -128,6 +146,7 @@ def probe(
     rows: int,
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
+    config: GenerationConfig = _EAGER,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding; asked once of each model.
 
@@ -137,6 +156,8 @@ def probe(
         rows (`int`): Two stand for several.
         model_kwargs (`dict`): Keyword arguments of the forward pass.
         boundary (`int`, *optional*): A length that the probe's text is to cross.
+        config (`GenerationConfig`, *optional*): Says whether passes over a static cache are
+            compiled, by default not.
     """
     if _is_random(model):
         return Finding(False, failure="dropout is at work, no two passes agree")
@@ -145,17 +166,21 @@ def probe(
     device, dtype = model.device.type, model.dtype
     attention = getattr(model.config, "_attn_implementation", None)
     padded = rows > 1 or _is_padded(model_kwargs)
-    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary)
+    compiled = "" if config.disable_compile else repr(config.compile_config)
+    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary, compiled)
     facts = facts_about(model)
     if key not in facts:
         found = []
         needed = 1 if dtype == torch.float32 else 2
+        if kind is ReproducibleVerifier:
+            needed = _TEXTS
         for seed in range(_TEXTS):
-            finding = _found(kind, model, min(rows, 2), padded, model_kwargs, boundary, seed)
+            found_in = (min(rows, 2), padded, model_kwargs, boundary, config, seed)
+            finding = _found(kind, model, *found_in)
             logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
             found.append(finding)
             exact = sum(each.exact for each in found)
-            if exact == needed or len(found) - exact == 2:
+            if exact == needed or len(found) - exact == 2 or not finding.same_bits:
                 break
         facts[key] = found[-1]
     return facts[key]
@@ -189,10 +214,11 @@ def _found(
     padded: bool,
     model_kwargs: dict[str, Any],
     boundary: int | None,
+    config: GenerationConfig,
     seed: int,
 ) -> Finding:
     try:
-        return _Probe(model, rows, padded, model_kwargs, boundary, seed).finding(kind)
+        return _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -217,9 +243,11 @@ class _Probe:
         padded: bool,
         model_kwargs: dict[str, Any],
         boundary: int | None,
+        config: GenerationConfig,
         seed: int,
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
+        self.config = config
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
@@ -248,7 +276,9 @@ class _Probe:
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = _difference(other, verified)
         error = _difference(verified, expected)
-        return Finding(self._within_rounding(error, rounding, leak), error, rounding, leak)
+        same_bits = kind is not ReproducibleVerifier or self._has_same_bits(kind, verified)
+        exact = same_bits and self._within_rounding(error, rounding, leak)
+        return Finding(exact, error, rounding, leak, same_bits)
 
     def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
         eps = torch.finfo(self.model.dtype).eps
@@ -297,7 +327,7 @@ class _Probe:
     def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
         """The logits of a pass over a draft for each row, at its root and its path, and of a pass
         over what is left: `(5 R + 1, vocab_size)`, with a second row 3 more."""
-        verifier = kind(self.model, GenerationConfig(), self._kwargs())
+        verifier = self._verifier(kind)
         none = [DraftTree.empty()] * self.rows
         verifier.forward(self._rows([self.prompt - 1] * self.rows), none)
         draft, path = self._draft(kind, distractors)
@@ -310,6 +340,26 @@ class _Probe:
         nodes = [0, *(1 + node for node in path)]
         after = [second[0, :1], *(row[: 1 + len(rest[-1])] for row in second[1:])]
         return torch.cat([first[:, nodes].flatten(0, 1), *after])
+
+    def _verifier(self, kind: type[Verifier]) -> Verifier:
+        """One with a cache of the call's length, and of its own."""
+        config = copy(self.config)
+        config.max_length = max(config.max_length or 0, self.text.shape[1])
+        config.cache_implementation, config.return_dict_in_generate = "static", True
+        return kind(self.model, config, self._kwargs())
+
+    def _has_same_bits(self, kind: type[Verifier], verified: torch.Tensor) -> bool:
+        """Whether the same verifier returns the same bits without drafts."""
+        verifier = self._verifier(kind)
+        none = [DraftTree.empty()] * self.rows
+        steps = []
+        for length in range(self.prompt - 1, self.prompt + _PATH + 1):
+            logits = verifier.forward(self._rows([length] * self.rows), none)
+            verifier.keep([[]] * self.rows)
+            steps.append(logits[:, 0])
+        expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
+        after = [expected[0, -1:], *expected[1:, -3:]]
+        return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
 
     def _rows(self, lengths: Sequence[int]) -> list[FixedTokens]:
         return [

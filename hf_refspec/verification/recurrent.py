@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..drafting.tree import DraftTree
 from .cache import find_cache, restore, snapshot
 from .chain import SequentialVerifier
+from .static_cache import has_static_layers
 from .verifier import TokenSequence
 
 
@@ -26,7 +27,8 @@ class RecurrentVerifier(SequentialVerifier):
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         # A cache of the model's own kind may hold a state without saying so.
-        return find_cache(model_kwargs) is not None
+        cache = find_cache(model_kwargs)
+        return cache is not None and not has_static_layers(cache)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         self._before = snapshot(self.cache) if len(drafts[0]) else []

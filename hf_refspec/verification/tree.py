@@ -101,7 +101,7 @@ class TreeVerifier(Verifier):
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
         kwargs, rows = self.model_kwargs, len(self.cached)
-        prefilled = self.cache.get_seq_length()
+        prefilled = int(self.cache.get_seq_length())  # of a static cache it is a tensor
         self._given = prefilled - self._prompt_length
         mask, positions = kwargs.get("attention_mask"), kwargs["position_ids"]
         self._prompt_mask = (
@@ -130,15 +130,21 @@ class TreeVerifier(Verifier):
             tokens = np.array([row.tail(size) for row in rows])
             places = np.arange(cached[0], cached[0] + size)[None]
             return self._logits(tokens, places, None, kept=1)
-        tokens, places, visible = _laid_out(rows, drafts, cached, pending, size)
+        tokens, places, visible = laid_out(rows, drafts, cached, pending, size)
         mask = self._attention_mask(torch.from_numpy(visible))
         if min(pending) == max(pending):
             return self._logits(tokens, places, mask, kept=size - pending[0] + 1)
-        logits = self._logits(tokens, places, mask, kept=size)
-        # Row by row from its last pending token on, (R, 1 + T).
-        wanted = np.array(pending)[:, None] - 1 + np.arange(1 + max(map(len, drafts)))
-        index = torch.from_numpy(np.clip(wanted, 0, size - 1)).to(logits.device)
-        return logits[torch.arange(len(rows), device=logits.device)[:, None], index]
+        return self._from_roots(self._logits(tokens, places, mask, kept=size))
+
+    def _from_roots(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of the logits of a pass `(R, S, vocab_size)` those after each row's last pending token
+        and the nodes of its draft, `(R, 1 + T, vocab_size)`."""
+        pending, size = np.array(self._pending), 1 + max(map(len, self._drafts))
+        if min(pending) == max(pending):
+            return logits[:, pending[0] - 1 : pending[0] - 1 + size]
+        wanted = np.clip(pending[:, None] - 1 + np.arange(size), 0, logits.shape[1] - 1)
+        index = torch.from_numpy(wanted).to(logits.device)
+        return logits[torch.arange(len(logits), device=logits.device)[:, None], index]
 
     @property
     def _size(self) -> int:
@@ -151,21 +157,30 @@ class TreeVerifier(Verifier):
     ) -> torch.Tensor:
         """One forward pass over tokens `(R, S)` that stand at these indices of their rows, of which
         the logits of the last `kept` are returned; no mask hides nothing."""
-        (rows, size), device = tokens.shape, self._prompt_mask.device
-        types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
+        device = self._prompt_mask.device
+        ids = torch.from_numpy(tokens).to(device, non_blocking=True)
         places_on_device = torch.from_numpy(places).to(device, non_blocking=True)
-        model_inputs = self.model.prepare_inputs_for_generation(
-            torch.from_numpy(tokens).to(device, non_blocking=True),
+        model_inputs = self._model_inputs(ids, places_on_device, mask, kept)
+        return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
+
+    def _model_inputs(
+        self, tokens: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, kept: int
+    ) -> dict[str, Any]:
+        """The arguments of a forward pass; tokens and places as of [`_logits`]."""
+        rows, size = tokens.shape
+        types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
+        model_inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            tokens,
             next_sequence_length=size,
             attention_mask=mask,
-            position_ids=self._first_positions + places_on_device,
+            position_ids=self._first_positions + places,
             **{self._cache_name: self.cache},
             **types,
             **self._other_kwargs,
         )
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = kept
-        return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
+        return model_inputs
 
     def _attention_mask(self, visible: torch.Tensor) -> torch.Tensor:
         """The cache less padding and holes, and of the new tokens what `visible` says, `(R, S, S)`,
@@ -181,10 +196,16 @@ class TreeVerifier(Verifier):
         ends = torch.tensor(self.cached).to(device, non_blocking=True) + self._given
         past = torch.arange(width, device=device) < ends[:, None]  # (R, cached)
         past[:, :prefilled] &= self._prompt_mask[:, :width]
-        mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)[:, None]
+        mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)
+        return self._as_attention_takes(mask)
+
+    def _as_attention_takes(self, mask: torch.Tensor) -> torch.Tensor:
+        """A mask of bool `(R, S, length)` as `(R, 1, S, length)`: eager attention adds it to the
+        scores."""
+        mask = mask[:, None]
         if self.model.config._attn_implementation == "sdpa":
             return mask
-        bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=device)
+        bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
         return bias.masked_fill_(~mask, torch.finfo(self.model.dtype).min)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
@@ -222,7 +243,7 @@ class TreeVerifier(Verifier):
             self.cache.crop(-excess)
 
 
-def _laid_out(
+def laid_out(
     rows: Sequence[TokenSequence],
     drafts: Sequence[DraftTree],
     cached: Sequence[int],

@@ -6,6 +6,7 @@ is then told which nodes were accepted. The first pass, with nothing cached, is 
 
 - [`TreeVerifier`]: all branches at once, for any number of rows (REST, arXiv 2311.08252,
   section 3.3).
+- [`StaticVerifier`]: the same in a static cache, by passes that can be compiled.
 - [`ChainVerifier`]: one path of one row, under the model's own causal mask.
 - [`RecurrentVerifier`]: the same for caches that hold a running state.
 - [`PlainVerifier`]: no draft at all.
@@ -15,6 +16,7 @@ Which of them is exact on a model is asked of the model itself, see `probe.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,6 +95,10 @@ class Verifier:
     continues = True
     # Whether a rejection makes the next pass longer.
     reruns = False
+    # Whether rows can leave, see `select`.
+    drops_rows = True
+    # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
+    widths: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -112,6 +118,8 @@ class Verifier:
         # cache may hold tokens that the ids lack.
         self._offsets: list[int] = []
         self._prompt_length = 0
+        # How many tokens of a row the last pass ran, padding among them.
+        self.pass_tokens = 0
         # What the last pass ran, until `keep` is told what stays: the pending tokens of each row
         # and the drafts.
         self._pending: list[int] = []
@@ -138,6 +146,7 @@ class Verifier:
             return self._prefill(rows)
         self._pending = [len(row) - n for row, n in zip(rows, self.cached, strict=True)]
         self._drafts = drafts
+        self.pass_tokens = max(p + len(d) for p, d in zip(self._pending, drafts, strict=True))
         try:
             return self._run(rows, drafts)
         except BaseException:  # a key in the middle of a pass, a hook of somebody else's
@@ -158,13 +167,16 @@ class Verifier:
 
     def mark(self) -> CacheMark:
         """What there is now, to go [`~Verifier.roll_back`] to."""
-        names = ("cache", "cached", "restarted", "model_kwargs", "_offsets", "_prompt_length")
-        attributes = {name: getattr(self, name) for name in names}
+        attributes = self._marked()
         if self.cache is None:
             return CacheMark(attributes, 0, None)
         if keeps_every_position(self.cache):
             return CacheMark(attributes, self.cache.get_seq_length(), None)
         return CacheMark(attributes, 0, snapshot(self.cache))
+
+    def _marked(self) -> dict[str, Any]:
+        names = ("cache", "cached", "restarted", "model_kwargs", "_offsets", "_prompt_length")
+        return {name: getattr(self, name) for name in names}
 
     def roll_back(self, mark: CacheMark) -> None:
         """Goes back to a mark; the rows have done so, or do so before the next pass."""
@@ -197,6 +209,9 @@ class Verifier:
             self.keep([None if waiting else [] for waiting in waits])
         self._settle()
 
+    def release(self) -> None:
+        """Is told that nobody goes on with the cache."""
+
     def abandon(self) -> None:
         """Leaves a cache that holds a prefix of each row and nothing else: an exception has ended
         the call."""
@@ -210,6 +225,16 @@ class Verifier:
     def last_position(self, index: int, row: TokenSequence) -> int:
         """The position of the last token of the row with this index."""
         return len(row) - 1 + self._offsets[index]
+
+    @property
+    def most_nodes(self) -> int:
+        """The most draft nodes of a row that the next pass can take."""
+        return sys.maxsize
+
+    @property
+    def kind_of_pass(self) -> str:
+        """What the cost of a pass depends on, beside its number of tokens."""
+        return self.name
 
     @property
     def in_step(self) -> bool:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from copy import deepcopy
 
 import pytest
 import torch
 from calls import ListStreamer
 from drafters import Noise, Prophet
-from transformers import DynamicCache
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, DynamicCache
 
 import hf_refspec as rs
 from hf_refspec.demo.default_model import load
@@ -174,6 +176,49 @@ def test_no_number_of_nodes_and_no_verification_changes_a_text(
     copying = rs.ReferenceCopy()
     assert decode("edit", candidate_generator=copying, **options).tolist() == plain("edit").tolist()
     assert copying.stats.mat > 1.1
+
+
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_a_static_cache_changes_no_text(decode, plain, verification):
+    for text in ("chat", "edit") if verification == "tree" else ("long code",):
+        options = {"cache_implementation": "static", "verification": verification}
+        drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+        drafted = decode(text, candidate_generator=drafter, max_draft_tokens=31, **options)
+        assert drafted.tolist() == plain(text).tolist()
+
+
+def test_compiled_passes_change_no_text(decode, plain):
+    """As graphs; what a backend makes of them is asked of smaller models."""
+    torch._dynamo.reset()
+    counters.clear()
+    config = CompileConfig(mode="default", backend="eager")
+    config._compile_all_devices = True
+    options = {"cache_implementation": "static", "compile_config": config}
+    drafter = Prophet(plain("chat"), accuracy=0.8)
+    drafted = decode("chat", candidate_generator=drafter, max_draft_tokens=7, **options)
+    assert drafted.tolist() == plain("chat").tolist()
+    assert drafter.stats.mat > 1.3
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+
+
+def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
+    short = deepcopy(model).to(torch.bfloat16)
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+    for name in ("chat", "rag"):
+        options = {
+            "max_new_tokens": NEW_TOKENS,
+            "do_sample": False,
+            "verification": "reproducible",
+            "return_dict_in_generate": True,
+            "output_logits": True,
+        }
+        plain = short.generate(prompts[name], **options)
+        for _ in range(2):  # the second time the table knows the text
+            drafted = short.generate(prompts[name], candidate_generator=drafter, **options)
+            assert drafted.sequences.tolist() == plain.sequences.tolist()
+            assert all(map(torch.equal, drafted.logits, plain.logits))
+        assert drafter.stats.mat > 1.5
 
 
 def test_a_session_cache_drafts_what_it_has_seen(decode, plain, tokenizer):

@@ -47,7 +47,10 @@ REFUSED = {
         {"num_return_sequences": 2, "do_sample": True},
         "`input_ids` with 2 rows cannot be combined with `streamer`",
     ),
-    "a static cache by name": ({"cache_implementation": "static"}, "cache_implementation='static'"),
+    "an offloaded static cache": (
+        {"cache_implementation": "offloaded_static"},
+        "cache_implementation='offloaded_static'",
+    ),
     "no cache": ({"use_cache": False}, "`use_cache=False`"),
     "prompt look-up beside it": ({"prompt_lookup_num_tokens": 3}, "`prompt_lookup_num_tokens=3`"),
     "an assistant beside it": ({"assistant_model": torch.nn.Identity()}, "`assistant_model`"),
@@ -101,12 +104,20 @@ def test_a_candidate_generator_that_is_none_is_refused(llama, untouched, value):
         llama.generate(PROMPT, max_length=40, candidate_generator=value)
 
 
-def test_a_static_cache_that_is_passed_in_is_refused(llama, untouched):
-    cache = StaticCache(config=llama.config, max_cache_len=64)
-    with pytest.raises(ValueError, match="`past_key_values` of type StaticCache"):
+def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched):
+    cache = StaticCache(config=llama.config, max_cache_len=64, offloading=True)
+    with pytest.raises(ValueError, match="StaticCache with `offloading=True`"):
         llama.generate(
             PROMPT, max_length=40, past_key_values=cache, candidate_generator=rs.ReferenceCopy()
         )
+
+
+def test_retrieval_while_generating_refuses_a_static_cache(llama):
+    config = GenerationConfig(
+        num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="static"
+    )
+    with pytest.raises(ValueError, match="`knn_lm` cannot be combined with `cache_impl"):
+        check_request(PROMPT, config, {}, "knn_lm")
 
 
 def test_a_quantized_cache_is_refused():

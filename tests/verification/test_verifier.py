@@ -15,6 +15,8 @@ from hf_refspec.verification.cache import keeps_every_position
 from hf_refspec.verification.chain import ChainVerifier
 from hf_refspec.verification.plain import PlainVerifier
 from hf_refspec.verification.recurrent import RecurrentVerifier
+from hf_refspec.verification.reproducible import ReproducibleVerifier
+from hf_refspec.verification.static import StaticVerifier
 from hf_refspec.verification.tree import TreeVerifier
 from hf_refspec.verification.verifier import FixedTokens, Verifier
 
@@ -38,6 +40,10 @@ KINDS = {
     "tree": (TreeVerifier, "llama", 1),
     "tree, 3 rows": (TreeVerifier, "llama", 3),
     "tree, gpt2, 3 rows": (TreeVerifier, "gpt2", 3),
+    "static": (StaticVerifier, "llama", 1),
+    "static, window": (StaticVerifier, "mistral", 1),
+    "static, some windows, 3 rows": (StaticVerifier, "gemma2", 3),
+    "reproducible, 3 rows": (ReproducibleVerifier, "llama", 3),
     "chain": (ChainVerifier, "llama", 1),
     "chain, window": (ChainVerifier, "mistral", 1),
     "recurrent": (RecurrentVerifier, "qwen3_next", 1),
@@ -64,7 +70,9 @@ class Bench:
         mask = torch.ones_like(self.text[:, :length])
         mask[:, :12] = self.inputs["attention_mask"]
         inputs = {"input_ids": self.text[:, :length], "attention_mask": mask}
-        verifier = self.kind(self.model, *prepared(self.model, max_new_tokens=9, **inputs))
+        static = issubclass(self.kind, StaticVerifier)
+        options = {"cache_implementation": "static" if static else None, "max_new_tokens": 9}
+        verifier = self.kind(self.model, *prepared(self.model, **options, **inputs))
         verifier.forward(self.at([length] * self.rows), [EMPTY] * self.rows)
         verifier.keep([[]] * self.rows)
         return verifier
@@ -106,6 +114,11 @@ class Bench:
             for node, path in enumerate([[], *paths]):
                 expected = self.plain(row, self.text[row, :length].tolist() + path)
                 torch.testing.assert_close(logits[row, node], expected, rtol=1e-3, atol=2e-4)
+
+    def assert_width(self, width: int) -> None:
+        """The cache is as long as its longest row; a static one always has the same length."""
+        if not issubclass(self.kind, StaticVerifier):
+            assert self.verifier.cache.get_seq_length() == width
 
 
 @pytest.fixture(params=KINDS)
@@ -168,7 +181,10 @@ def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
         assert cache.get_seq_length() == 14
 
 
-@pytest.fixture(params=["tree, 3 rows", "tree, gpt2, 3 rows"])
+ROWS = ["tree, 3 rows", "tree, gpt2, 3 rows", "static, some windows, 3 rows"]
+
+
+@pytest.fixture(params=[*ROWS, "reproducible, 3 rows"])
 def rows_bench(request, models_by_type) -> Bench:
     kind, model_type, rows = KINDS[request.param]
     return Bench(kind, models_by_type(model_type), rows)
@@ -183,7 +199,7 @@ def test_rows_with_different_numbers_of_pending_tokens(rows_bench):
         bench.verifier.keep([path[:count] for path, count in zip(paths, kept, strict=True)])
         after = [length + count for length, count in zip(lengths, kept, strict=True)]
         assert bench.verifier.cached == after
-        assert bench.verifier.cache.get_seq_length() == max(after)
+        bench.assert_width(max(after))
 
 
 def test_rows_of_different_lengths_are_rolled_back(rows_bench):
@@ -197,7 +213,7 @@ def test_rows_of_different_lengths_are_rolled_back(rows_bench):
         bench.verifier.keep([paths[0], None, paths[2][:1]])
         bench.verifier.roll_back(mark)
         assert bench.verifier.cached == [13, 15, 20]
-        assert bench.verifier.cache.get_seq_length() == 20
+        bench.assert_width(20)
         lengths = [16, 16, 21]
         drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
@@ -215,6 +231,7 @@ def test_a_row_that_waits_keeps_nothing_of_a_pass(rows_bench):
     bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
 
 
+@pytest.mark.parametrize("rows_bench", ROWS[:2], indirect=True)
 def test_rows_that_leave_do_not_disturb_the_others(rows_bench):
     bench = rows_bench
     bench.forward([14, 20, 16])
@@ -237,8 +254,9 @@ def test_finish_leaves_all_but_the_last_column_in_the_cache(rows_bench):
     assert bench.verifier.cache.get_seq_length() == 17
     fresh = bench.new(17)
     for one, other in zip(bench.verifier.cache.layers, fresh.cache.layers, strict=True):
-        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-5)
+        for name in ("keys", "values"):  # without padding; a static cache goes on behind the rows
+            entries = [getattr(layer, name)[:, :, 5:17] for layer in (one, other)]
+            torch.testing.assert_close(*entries, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

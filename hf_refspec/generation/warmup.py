@@ -1,0 +1,86 @@
+"""Compiling ahead of time, so that no call waits: [`warmup`]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, StoppingCriteria
+
+from ..drafting.drafter import Drafter
+from ..drafting.tree import ROOT, DraftTree
+from ..index import kernels
+from ..verification.static import WIDTHS
+
+
+def warmup(
+    model: PreTrainedModel | None = None,
+    max_length: int = 2048,
+    rows: int = 1,
+    **options: Any,
+) -> None:
+    """Compiles the kernels that draft (seconds, once: they are kept on disk), and the passes of a
+    model over a static cache.
+
+    torch compiles each width of a pass by itself, which takes half a minute or more where its own
+    cache on disk does not have it yet. A call whose texts are no longer than `max_length` then
+    compiles nothing.
+
+    Args:
+        model (`PreTrainedModel`, *optional*): Whose passes are compiled, as `generate` would with
+            `cache_implementation="static"`. By default none.
+        max_length (`int`, *optional*, defaults to 2048): The longest text of later calls, prompt
+            and new tokens together. A call with the same `max_length`, or with `max_cache_len` set
+            to it, has a cache of the same length.
+        rows (`int`, *optional*, defaults to 1): How many texts later calls have.
+        options: Other arguments of these calls, such as `compile_config` and
+            `verification="reproducible"`.
+
+    Raises:
+        ValueError: If `max_length` or `rows` is less than 1, or as `generate` does.
+    """
+    for name, value in (("max_length", max_length), ("rows", rows)):
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, but is {value}.")
+    kernels.warmup()
+    if model is None:
+        return
+    drafter = _AllWidths()
+    model.generate(
+        **{"cache_implementation": "static", "do_sample": False, **options},
+        input_ids=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
+        attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
+        max_length=max_length,
+        eos_token_id=None,
+        stopping_criteria=[_WhenAllHaveRun(drafter)],
+        candidate_generator=drafter,
+        max_draft_tokens=WIDTHS[-1] - 1,
+    )
+
+
+class _AllWidths(Drafter):
+    """Drafts as many nodes as each width takes, one after another, side by side at the root."""
+
+    def __init__(self) -> None:
+        self.drafted: list[int] = []  # numbers of nodes
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._widths = iter(WIDTHS)
+
+    def draft(self, budget: int) -> DraftTree:
+        nodes = min(next(self._widths, 1) - 1, budget)
+        self.drafted.append(nodes)
+        parents = np.full(nodes, ROOT, dtype=np.int32)
+        return DraftTree(np.arange(nodes), parents, np.ones(nodes, dtype=np.float32))
+
+
+class _WhenAllHaveRun(StoppingCriteria):
+    """Ends a call when all widths have run."""
+
+    def __init__(self, drafter: _AllWidths) -> None:
+        self._drafter = drafter
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        done = len(self._drafter.drafted) >= len(WIDTHS)
+        return torch.full((len(input_ids),), done, device=input_ids.device)

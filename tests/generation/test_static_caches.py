@@ -1,0 +1,265 @@
+"""Static caches: the ids of plain decoding, compiled or not, and no graph too many."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES, VOCAB_SIZE
+from calls import Call
+from drafters import Noise, Prophet, Prophets
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CompileConfig, StaticCache
+
+import hf_refspec as rs
+from hf_refspec.verification.static import WIDTHS
+
+PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+UNEQUAL = np.array([0.95, 0.5, 0.2])
+# Without position ids, with running states, or outside of transformers' caches.
+PLAIN = {"bloom", "mpt", "qwen3_next", "lfm2", "falcon_h1", "bamba"}
+ATTENTIVE = [a for a in ARCHITECTURES if a.model_type not in PLAIN and "mamba" not in str(a)]
+ATTENTIVE = [a for a in ATTENTIVE if a.verification != "none"]
+OTHERS = [a for a in ARCHITECTURES if a not in ATTENTIVE]
+COMPILED = ["llama", "qwen2", "gemma2", "gpt2", "mixtral"]
+HAS_COMPILER = any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
+def on_any_device(**options) -> CompileConfig:
+    """A configuration with which `generate` compiles on a CPU too."""
+    config = CompileConfig(mode="default", **options)
+    config._compile_all_devices = True
+    return config
+
+
+def generate(model, drafter=None, **options):
+    torch.manual_seed(5)
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, **options}
+    if options.get("past_key_values") is None:
+        options["cache_implementation"] = "static"
+    if drafter is not None:
+        options = {"candidate_generator": drafter, "max_draft_tokens": 12, **options}
+    return model.generate(**{"inputs": PROMPT, **options})
+
+
+@pytest.mark.parametrize("architecture", ATTENTIVE, ids=str)
+def test_ids_equal_plain_decoding_in_the_same_cache(architecture, models_by_type, caplog):
+    model = models_by_type(architecture.model_type)
+    for sampling in ({}, {"do_sample": True, "top_k": 5}):
+        plain = generate(model, **sampling)
+        for verification in ("tree", "chain"):
+            good = Prophet(plain, accuracy=0.9)
+            for drafter in (good, Prophet(plain, accuracy=0.0), Noise()):
+                drafted = generate(model, drafter, verification=verification, **sampling)
+                assert drafted.tolist() == plain.tolist()
+            assert good.stats.mat > 1.5
+    assert "decoding plainly" not in caplog.text
+
+
+@pytest.mark.parametrize("architecture", ATTENTIVE, ids=str)
+def test_rows_equal_plain_batched_decoding(architecture, models_by_type):
+    call = Call(models_by_type(architecture.model_type), rows=3, seed=3)
+    plain = call.generate(cache_implementation="static")
+    drafter = Prophets(call.inputs, plain, UNEQUAL)
+    options = {"cache_implementation": "static", "max_draft_tokens": 12}
+    drafted = call.generate(candidate_generator=drafter, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.2
+
+
+@pytest.mark.parametrize("architecture", OTHERS, ids=str)
+def test_what_keeps_no_static_keys_decodes_as_without_a_drafter(architecture, models_by_type):
+    model = models_by_type(architecture.model_type)
+    plain = generate(model)
+    assert generate(model, Prophet(plain, accuracy=0.9)).tolist() == plain.tolist()
+
+
+def test_rows_that_end_early_stand_still(models_by_type):
+    call = Call(models_by_type("qwen2"), rows=3)
+    ends = [int(call.plain[0, 20]), int(call.plain[2, 30])]
+    options = {"cache_implementation": "static", "eos_token_id": ends, "pad_token_id": 0}
+    plain = call.generate(**options)
+    drafter = Prophets(call.inputs, call.plain, UNEQUAL)
+    assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
+
+
+# --- caches that are passed in
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("room", [-1, 0, 1, 5, 40])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_short_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, rows, room):
+    """The shortest one holds all tokens but the last, whose keys nobody needs."""
+    call = Call(models_by_type(model_type), rows)
+    length = call.plain.shape[1] + room
+    drafter = Prophets(call.inputs, call.plain, UNEQUAL[:rows])
+    caches = [StaticCache(config=call.model.config, max_cache_len=length) for _ in range(2)]
+    plain = call.generate(past_key_values=caches[0])
+    drafted = call.generate(past_key_values=caches[1], candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist() == call.plain.tolist()
+    cached = call.plain.shape[1] - 1
+    assert int(caches[1].get_seq_length()) == cached
+    seen = torch.ones((rows, cached), dtype=torch.bool)
+    seen[:, :12] = call.inputs["attention_mask"].bool()
+    for one, other in zip(*(cache.layers for cache in caches), strict=True):
+        if type(one) is type(other):  # and not one that keeps the last tokens only
+            kept = [layer.keys[:, :, :cached].transpose(1, 2)[seen] for layer in (one, other)]
+            torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
+    cache = StaticCache(config=llama.config, max_cache_len=20)
+    with pytest.raises(ValueError, match="`past_key_values` has room for 20 tokens"):
+        generate(llama, Noise(), past_key_values=cache)
+    assert int(cache.get_seq_length()) == 20  # a prefix of the text
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_turns_go_on_from_a_cache(models_by_type, rows):
+    call = Call(models_by_type("llama"), rows)
+    texts: list[torch.Tensor] = []
+    for drafts in (False, True):
+        cache = StaticCache(config=call.model.config, max_cache_len=96)
+        ids, mask = call.inputs["input_ids"], call.inputs["attention_mask"]
+        for turn in range(3):
+            options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 15}
+            if drafts:
+                drafter = Prophets(options, texts[turn], UNEQUAL[:rows])
+                options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+            ids = call.generate(past_key_values=cache, **options)
+            if drafts:
+                assert ids.tolist() == texts[turn].tolist()
+                assert drafter.stats.mat > 1.2
+            texts.append(ids)
+            assert int(cache.get_seq_length()) == ids.shape[1] - 1
+            ids = torch.cat([ids, call.inputs["input_ids"][:, -3:]], dim=-1)
+            mask = torch.cat([mask, mask.new_ones((rows, ids.shape[1] - mask.shape[1]))], dim=-1)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_cancelled_call_leaves_a_cache_to_go_on_from(llama, tokens):
+    class Cancelled(Exception):
+        pass
+
+    class Cancels(Prophet):
+        def draft(self, budget):
+            if len(self.observed) > tokens:
+                raise Cancelled
+            return super().draft(budget)
+
+    plain = generate(llama)
+    cache = StaticCache(config=llama.config, max_cache_len=64)
+    with pytest.raises(Cancelled):
+        generate(llama, Cancels(plain, accuracy=0.8), past_key_values=cache)
+    cached = int(cache.get_seq_length())
+    assert cached > PROMPT.shape[1]
+    more = generate(llama, inputs=plain[:, : cached + 1], past_key_values=cache, max_new_tokens=8)
+    assert more.tolist() == generate(llama, max_new_tokens=more.shape[1] - 12).tolist()
+
+
+# --- compiled passes
+
+
+@pytest.fixture
+def graphs():
+    """What torch has compiled since the test began."""
+    torch._dynamo.reset()
+    counters.clear()
+    return lambda: counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("model_type", COMPILED)
+def test_each_width_is_one_graph_without_a_break(models_by_type, model_type, graphs):
+    model = models_by_type(model_type)
+    compiled = {"compile_config": on_any_device(backend="eager")}
+    plain = generate(model)
+    for nodes in (0, 7, 15, 31, 64, 3, 12, 40):
+        drafter = Prophet(plain, accuracy=0.8, branches=10)
+        drafted = generate(model, drafter, max_draft_tokens=nodes, **compiled)
+        assert drafted.tolist() == plain.tolist()
+    assert graphs() <= len(WIDTHS)
+    assert not counters["graph_break"]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs")
+@pytest.mark.parametrize("model_type", COMPILED)
+def test_compiled_passes_have_the_ids_of_plain_decoding(models_by_type, model_type, graphs):
+    model = models_by_type(model_type)
+    plain = generate(model)
+    drafter = Prophet(plain, accuracy=0.8, branches=2)
+    compiled = {"compile_config": on_any_device(), "max_draft_tokens": 7}
+    for _ in range(2):
+        assert generate(model, drafter, **compiled).tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.5
+    assert 0 < graphs() <= 2  # passes over 1 and over 8 tokens
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_after_warmup_nothing_is_compiled(llama, rows, graphs):
+    compiled = {"compile_config": on_any_device(backend="eager")}
+    rs.warmup(llama, max_length=60, rows=rows, **compiled)
+    known = graphs()
+    assert known == len(WIDTHS)
+    call = Call(llama, rows)
+    options = {"cache_implementation": "static", "max_length": 60, "max_new_tokens": None}
+    for nodes in (5, 40, "auto"):
+        drafter = call.drafter(0.8)
+        drafted = call.generate(
+            candidate_generator=drafter, max_draft_tokens=nodes, **options, **compiled
+        )
+        assert drafted[:, : call.plain.shape[1]].tolist() == call.plain.tolist()
+    assert graphs() == known
+
+
+@pytest.mark.parametrize("wrong", [{"max_length": 0}, {"rows": 0}])
+def test_warmup_names_what_is_wrong(llama, wrong):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be at least 1, but is 0"):
+        rs.warmup(llama, **wrong)
+
+
+def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(models_by_type, caplog):
+    def fails(graph, inputs):
+        raise RuntimeError("no such instruction")
+
+    model = models_by_type("starcoder2")
+    plain = generate(model)
+    compiled = {"compile_config": on_any_device(backend=fails)}
+    for _ in range(2):
+        drafted = generate(model, Prophet(plain, accuracy=0.8), **compiled)
+        assert drafted.tolist() == plain.tolist()
+    warnings = [record.message for record in caplog.records if "compiled" in record.message]
+    assert len(warnings) == 1
+    assert "cannot be compiled, and runs as it is" in warnings[0]
+
+
+class WrittenEntries(TorchDispatchMode):
+    """Counts the numbers that are written into the layers of a cache."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.index_copy_.default, torch.ops.aten.scatter_.src):
+            self.count += args[3].numel()
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_pass_writes_its_own_tokens_and_no_more(llama):
+    """A path that stands in order does not move, and nothing else of the cache is copied."""
+    plain = generate(llama)
+    chain = Prophet(plain, accuracy=1.0, branches=0)
+    tokens: list[int] = []
+    hook = llama.register_forward_pre_hook(
+        lambda _, args, kwargs: tokens.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    generate(llama, chain, max_draft_tokens=7)  # what the probe writes is not counted
+    tokens.clear()
+    with hook, WrittenEntries() as written:
+        generate(llama, chain, max_draft_tokens=7)
+    assert set(tokens) <= {PROMPT.shape[1], 1, 8}
+    config = llama.config
+    entry = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert written.count == entry * sum(tokens)

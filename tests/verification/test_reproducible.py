@@ -1,0 +1,150 @@
+"""The same bits with drafts and without, whatever was drafted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import VOCAB_SIZE, build
+from calls import Call
+from drafters import Noise, Prophet, Prophets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers.generation import GenerateDecoderOnlyOutput
+
+import hf_refspec as rs
+
+PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mistral"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_p": 0.9}}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Of each model type and dtype, once."""
+    from architectures import ARCHITECTURES
+
+    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+    built: dict = {}
+
+    def get(model_type: str, dtype: torch.dtype):
+        if (model_type, dtype) not in built:
+            built[model_type, dtype] = build(by_type[model_type], dtype)
+        return built[model_type, dtype]
+
+    return get
+
+
+def generate(model, drafter=None, **options) -> GenerateDecoderOnlyOutput:
+    torch.manual_seed(7)
+    return model.generate(
+        **{
+            "inputs": PROMPT,
+            "max_new_tokens": 32,
+            "eos_token_id": None,
+            "do_sample": False,
+            "verification": "reproducible",
+            "candidate_generator": drafter,
+            "return_dict_in_generate": True,
+            "output_logits": True,
+            "output_scores": True,
+            **options,
+        }
+    )
+
+
+def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyOutput) -> None:
+    assert one.sequences.tolist() == other.sequences.tolist()
+    for name in ("logits", "scores"):
+        pairs = zip(getattr(one, name), getattr(other, name), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), name
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("model_type", MODELS)
+def test_no_drafter_leaves_a_trace(models, model_type, dtype, sampling):
+    model, options = models(model_type, dtype), SAMPLING[sampling]
+    plain = generate(model, **options)
+    good = Prophet(plain.sequences, accuracy=0.9)
+    for drafter, nodes in ((good, 15), (good, "auto"), (Noise(), 5), (rs.ReferenceCopy(), 64)):
+        drafted = generate(model, drafter, max_draft_tokens=nodes, **options)
+        assert_same_bits(drafted, plain)
+    assert good.stats.mat > 1.5
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 1), st.integers(0, 15), st.integers(0, 2**31), st.booleans())
+def test_no_drafts_of_any_length_leave_a_trace(models, accuracy, nodes, seed, samples):
+    model = models("llama", torch.bfloat16)
+    options = SAMPLING["sampled" if samples else "greedy"]
+    plain = generate(model, **options)
+    drafter = Prophet(plain.sequences, accuracy, seed=seed)
+    assert_same_bits(generate(model, drafter, max_draft_tokens=nodes, **options), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [2, 4])
+def test_rows_of_different_lengths_have_the_same_texts(models, dtype, rows):
+    call = Call(models("llama", dtype), rows)
+    plain = call.generate(verification="reproducible")
+    for accuracies in ([0.9, 0.5, 0.1, 0.7], [0.2, 0.95, 0.6, 0.0]):
+        drafter = Prophets(call.inputs, plain, accuracies[:rows])
+        drafted = call.generate(candidate_generator=drafter, verification="reproducible")
+        assert drafted.tolist() == plain.tolist()
+
+
+def test_what_drafters_remember_leaves_no_trace(models):
+    model = models("llama", torch.bfloat16)
+    drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
+    outputs = [generate(model, drafter) for _ in range(3)]
+    assert drafter.stats.mat > 2  # the third time it has seen it all
+    for output in outputs:
+        assert_same_bits(output, generate(model))
+
+
+def test_an_attached_drafter_leaves_no_trace(models):
+    model = models("llama", torch.bfloat16)
+    plain = generate(model)
+    options = {"max_new_tokens": 32, "eos_token_id": None, "do_sample": False}
+    with rs.attach(model, verification="reproducible") as attachment:
+        ids = model.generate(PROMPT, **options)
+    assert ids.tolist() == plain.sequences.tolist()
+    assert attachment.stats.tokens == 32
+
+
+def test_a_model_whose_bits_depend_on_other_tokens_is_refused(models_by_type):
+    """In a mixture of experts, what other tokens choose changes the shapes of products."""
+    with pytest.raises(ValueError, match="bits of logits depend on what else is in a pass"):
+        generate(models_by_type("mixtral"))
+
+
+def test_a_cache_that_is_not_static_is_refused(llama):
+    cache = DynamicCache(config=llama.config)
+    with pytest.raises(ValueError, match="`verification='reproducible'` needs a static cache"):
+        generate(llama, past_key_values=cache)
+    with pytest.raises(ValueError, match="`verification='reproducible'` needs a static cache"):
+        generate(llama, cache_implementation="dynamic")
+
+
+def test_a_cache_without_room_for_a_pass_is_refused(llama):
+    cache = StaticCache(config=llama.config, max_cache_len=50)
+    with pytest.raises(ValueError, match="`max_cache_len` of 59 or more, but it has 50"):
+        generate(llama, past_key_values=cache)
+    roomy = StaticCache(config=llama.config, max_cache_len=60)
+    assert generate(llama, past_key_values=roomy).sequences.shape == (1, 44)
+
+
+def test_compiled_passes_have_the_same_bits(models):
+    """Of one graph, which the probe compiles."""
+    torch._dynamo.reset()
+    counters.clear()
+    config = CompileConfig(mode="default", backend="aot_eager")
+    config._compile_all_devices = True
+    model, options = models("llama", torch.bfloat16), {"compile_config": config}
+    plain = generate(model, **options)
+    drafter = Prophet(plain.sequences, accuracy=0.8)
+    assert_same_bits(generate(model, drafter, **options), plain)
+    assert counters["stats"]["unique_graphs"] == 1
