@@ -30,6 +30,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..generation.warmup import warmup
 from ..hook import install
+from ..verification.static import WIDTHS
 from . import suites
 from .gpu_checks import ROOT, run_checks
 from .gpu_report import COMPILED, NODES, REPRODUCIBLE, Run, Stage, gpu_report, label
@@ -48,6 +49,8 @@ VOCABULARY = 128_256
 NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
 # The parts of the time after which the checks, the single texts and the batches should be done.
 CHECKS, SINGLE, BATCHES = 0.25, 0.65, 0.85
+# The part that is left for single texts, however long compiling may take.
+MEASURING = 0.2
 QUESTIONS = 8  # of a suite, at most
 
 
@@ -95,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.end = until[1.0]
     try:
         _say("checks")
-        name = "llama" if options.small else None
+        name = "llama and float32 and not bit" if options.small else None
         run.checks = run_checks(options.device, until[CHECKS] - perf_counter(), name)
         _write(run, options)
         _measure_random_model(run, options, until)
@@ -273,7 +276,8 @@ def _measure(
     methods = gpu_methods(_static(longest + NEW_TOKENS, options.device))
     if rows > 1:
         methods = [each for each in methods if each.name != LOOK_UP]  # it takes one row
-    warm_up(stage, bench, methods, rows, longest, end if expected else options.end, expected)
+    until = end if rows > 1 else options.end - MEASURING * options.seconds
+    warm_up(stage, bench, methods, rows, longest, until, expected)
     _write(run, options)
     turns = [
         (number, name, of_suite[number])
@@ -341,12 +345,16 @@ def warm_up(
     compiled: set[str] = set()
     for method in methods:
         name, began = label(method.name, method.nodes), perf_counter()
-        if began + expected.get(name, 0.0) > end:
+        verification = method.options.get("verification", "auto")
+        compiles = method.drafter and method.options and verification not in compiled
+        # A width takes as long as the only one of plain decoding.
+        widths = len(WIDTHS) if compiles else 0
+        one = stage.first_seconds.get(f"{PLAIN}, {COMPILED}", 0.0)
+        if began + expected.get(name, widths * one) > end:
             stage.left_out.append(f"{name}: there was no time to warm it up")
             continue
-        verification = method.options.get("verification", "auto")
         try:
-            if method.drafter and method.options and verification not in compiled:
+            if compiles:
                 warmup(bench.model, longest + NEW_TOKENS, rows, **method.options)
                 compiled.add(verification)
             measure_texts(bench, "warm-up", texts, [method])
