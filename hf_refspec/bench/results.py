@@ -37,8 +37,8 @@ def new_results(folder: Path, settings: dict[str, Any], device: str) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "format": FORMAT,
-        "machine": _machine(device),
-        "versions": {"hf_refspec": __version__, **{name: version(name) for name in PACKAGES}},
+        "machine": machine(device),
+        "versions": versions(),
         "settings": settings,
         "suites": {},
     }
@@ -73,11 +73,17 @@ def read_results(path: Path) -> dict[str, Any]:
     return results
 
 
-def _machine(device: str) -> dict[str, Any]:
-    machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+def versions() -> dict[str, str]:
+    """The versions of this package and of those that its speed depends on."""
+    return {"hf_refspec": __version__, **{name: version(name) for name in PACKAGES}}
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a run is measured on; `device` is `"cpu"` or `"cuda"`."""
+    about = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name()
-    return machine
+        about["gpu"] = torch.cuda.get_device_name()
+    return about
 
 
 def _cpu_name() -> str:

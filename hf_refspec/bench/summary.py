@@ -112,7 +112,7 @@ def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
         seconds=sum(map(_seconds, samples)),
         mat=_total(samples, "tokens") / passes,
         speed_up=_speed(samples) / _speed([first for first, _ in pairs]),
-        decoding_speed_up=Spread.of([_decoding_speed(s) / _decoding_speed(f) for f, s in longer]),
+        decoding_speed_up=Spread.of([decoding_speed(s) / decoding_speed(f) for f, s in longer]),
         drafting_microseconds=1e6 * _total(samples, "drafting_seconds") / passes,
         learning_microseconds=1e6 * _total(samples, "learning_seconds") / passes,
         equal=None if None in others else others.count(0),
@@ -137,7 +137,8 @@ def _total(samples: list[dict[str, Any]], name: str) -> Any:
     return sum(sample[name] for sample in samples)
 
 
-def _decoding_speed(sample: Sample) -> float:
+def decoding_speed(sample: Sample) -> float:
+    """Tokens per second after the first forward pass."""
     return (sample["tokens"] - 1) / sample["decoding_seconds"]
 
 

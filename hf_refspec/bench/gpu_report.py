@@ -1,0 +1,246 @@
+"""The Markdown report of `scripts/gpu_bench`: what holds, what was asked, and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isnan, nan
+from statistics import median
+from typing import Any
+
+from .gpu_checks import Checks
+from .methods import DEFAULT, PLAIN
+from .report import listed, table
+from .summary import Entry, Key, Summary, decoding_speed, summaries
+
+NODES: tuple[int | str, ...] = ("auto", 64)
+COMPILED, REPRODUCIBLE = "compiled", "reproducible"
+PLAIN_COMPILED, OURS_COMPILED = f"{PLAIN}, {COMPILED}", f"{DEFAULT}, {COMPILED}"
+LEAST = 0.97
+EXPLAINED = (
+    "Each prompt was decoded by all methods, in mixed order. Tokens per second and ratios are of "
+    "decoding, after the prompt, and medians over the prompts; MAT is new tokens per forward pass "
+    "and row. Compiled methods have a static cache and CUDA graphs as `generate` makes them, all "
+    "others a dynamic cache; transformers refuses its prompt look-up with a static one. "
+    "Reproducible ones return the same bits with drafts and without. Warm-up is the time of the "
+    "first calls, compiling among them, and memory the most that a call has allocated. The random "
+    "model is forced to write recorded answers, with the next token's probability about that of a "
+    "trained model."
+)
+
+
+@dataclass
+class Stage:
+    """What was measured of one model with so many texts at a time.
+
+    Attributes:
+        title (`str`): The model and the number of rows.
+        entries (`dict[str, list]`): Of each suite, see [`~bench.measure.Bench.measure`].
+        first_seconds (`dict[str, float]`): How long warming up took, by method.
+        peak_bytes (`dict[str, int]`): The most memory of a call, by method; none on a CPU.
+        reserved_bytes (`int`): The most memory that was taken from the device at all.
+        left_out (`list[str]`): What was not measured, and why.
+    """
+
+    title: str
+    entries: dict[str, list[Entry]] = field(default_factory=dict)
+    first_seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    reserved_bytes: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """All that is reported.
+
+    Attributes:
+        about (`dict`): The machine, the versions and the options.
+        checks ([`Checks`]): What became of the tests.
+        stages (`list[Stage]`): What was measured.
+        notes (`list[str]`): What could not be, and why.
+    """
+
+    about: dict[str, Any]
+    checks: Checks = field(default_factory=Checks)
+    stages: list[Stage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure that was asked for.
+
+    Attributes:
+        asked (`str`): In words.
+        least (`float`): What it should be.
+        figure (`float`): What it is; NaN where it was not measured.
+        where (`str`): Of what.
+    """
+
+    asked: str
+    least: float
+    figure: float
+    where: str
+
+    @property
+    def reached(self) -> str:
+        """`"yes"` or `"no"`."""
+        return "yes" if self.figure >= self.least else "no"
+
+
+def label(method: str, nodes: int | str) -> str:
+    """The name of a method with its draft budget."""
+    return f"{method}, {nodes}" if nodes else method
+
+
+def gpu_report(run: Run) -> str:
+    """A run as Markdown."""
+    parts = [
+        f"# {run.about['machine'].get('gpu', 'Without a GPU')}",
+        "\n".join(
+            "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
+            for part in run.about.values()
+        ),
+        *_checks(run.checks),
+        *_notes("Not measured:", run.notes),
+        *_bars(run.stages),
+        EXPLAINED,
+        *(part for stage in run.stages for part in _stage(stage)),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _checks(checks: Checks) -> Iterator[str]:
+    counts = f"{checks.passed} passed, {len(checks.failed)} failed, {len(checks.skipped)} skipped"
+    yield "## What holds"
+    yield f"`tests/test_on_a_gpu.py`: {counts}, {checks.seconds:.0f} s."
+    yield from _notes("", [f"{name}: {value}" for name, value in checks.figures.items()])
+    yield from _notes("Failed:", [f"{name}: {why}" for name, why in checks.failed.items()])
+    yield from _notes("Skipped:", [f"{name}: {why}" for name, why in checks.skipped.items()])
+    yield from _notes("", [checks.trouble] if checks.trouble else [])
+
+
+def _notes(title: str, notes: Iterable[str]) -> list[str]:
+    lines = "\n".join(f"- {note}" for note in notes)
+    return [f"{title}\n\n{lines}" if title else lines] if lines else []
+
+
+def _bars(stages: list[Stage]) -> Iterator[str]:
+    rows = [
+        [bar.asked, f"{bar.least:g}", f"{bar.figure:.2f}", bar.reached, _cell(bar.where)]
+        for bar in bars(stages)
+        if not isnan(bar.figure)
+    ]
+    if rows:
+        yield "## What was asked"
+        yield table(["asked", "at least", "measured", "reached", "where"], rows)
+
+
+def bars(stages: list[Stage]) -> list[Bar]:
+    """The figures that were asked for: of the first stage, one text at a time, and of all."""
+    entries = stages[0].entries.get("rag", []) if stages else []
+    eager, compiled = ratios(entries, PLAIN), ratios(entries, PLAIN_COMPILED)
+    best = max(NODES, key=lambda nodes: compiled.get((OURS_COMPILED, nodes), 0.0))
+    speed, eager_speed = (
+        speeds(entries).get((name, best), nan) for name in (OURS_COMPILED, DEFAULT)
+    )
+    where = f"rag, {stages[0].title}" if stages else ""
+    worst = min(_all_ratios(stages), default=(nan, ""))
+    return [
+        Bar("64 nodes against plain, eager", 3.5, eager.get((DEFAULT, 64), nan), where),
+        Bar(
+            "drafted against plain, compiled",
+            3.0,
+            compiled.get((OURS_COMPILED, best), nan),
+            f"{best} nodes, {where}",
+        ),
+        Bar("drafted, compiled against eager", 1.8, speed / eager_speed, f"{best} nodes, {where}"),
+        Bar("the slowest of all against plain", LEAST, *worst),
+    ]
+
+
+def _all_ratios(stages: list[Stage]) -> Iterator[tuple[float, str]]:
+    """How fast each drafted method is on each suite against plain decoding of its kind."""
+    for stage in stages:
+        for suite, entries in stage.entries.items():
+            for plain, drafted in ((PLAIN, DEFAULT), (PLAIN_COMPILED, OURS_COMPILED)):
+                for (name, nodes), ratio in ratios(entries, plain).items():
+                    if name == drafted and not isnan(ratio):
+                        yield ratio, f"{label(name, nodes)}: {suite}, {stage.title}"
+
+
+def ratios(entries: list[Entry], first: str) -> dict[Key, float]:
+    """How fast each method decodes against the one that is named: medians over the prompts."""
+    found: dict[Key, float] = {}
+    if not entries or all(sample["method"] != first for sample in entries[0]["samples"]):
+        return found
+    turned = [
+        entry | {"samples": sorted(entry["samples"], key=lambda each: each["method"] != first)}
+        for entry in entries
+    ]
+    for key, summary in summaries(turned).items():
+        found[key] = summary.decoding_speed_up.median
+    return found
+
+
+def speeds(entries: list[Entry]) -> dict[Key, float]:
+    """The tokens per second of each method, a median over the prompts."""
+    by_method: dict[Key, list[float]] = {}
+    for entry in entries:
+        for sample in entry["samples"]:
+            key = sample["method"], sample["nodes"]
+            by_method.setdefault(key, []).append(decoding_speed(sample))
+    return {key: median(values) for key, values in by_method.items()}
+
+
+def _stage(stage: Stage) -> Iterator[str]:
+    yield f"## {stage.title}"
+    if stage.reserved_bytes:
+        yield f"{stage.reserved_bytes / 2**30:.1f} GiB were taken from the device in all."
+    yield from _notes("Left out:", stage.left_out)
+    for suite, entries in stage.entries.items():
+        yield f"### {suite}, {len(entries)} prompt{'s' if len(entries) > 1 else ''}"
+        yield _table(stage, entries)
+
+
+def _table(stage: Stage, entries: list[Entry]) -> str:
+    methods, speed = summaries(entries), speeds(entries)
+    against = [ratios(entries, PLAIN), ratios(entries, PLAIN_COMPILED)]
+
+    def row(key: Key, summary: Summary) -> list[str]:
+        name = label(*key)
+        seconds, peak = stage.first_seconds.get(name), stage.peak_bytes.get(name)
+        return [
+            _cell(key[0]),
+            str(key[1] or ""),
+            f"{speed[key]:.1f}",
+            *(_ratio(each.get(key, nan)) for each in against),
+            f"{summary.mat:.2f}",
+            "" if summary.equal is None else f"{summary.equal} of {summary.samples}",
+            "" if seconds is None else f"{seconds:.1f}",
+            "" if peak is None else f"{peak / 2**30:.1f}",
+        ]
+
+    return table(list(_COLUMNS), (row(*each) for each in methods.items()))
+
+
+_COLUMNS = (
+    "method",
+    "nodes",
+    "tokens/s",
+    "against plain",
+    "against plain, compiled",
+    "MAT",
+    "texts equal",
+    "warm-up, s",
+    "memory, GiB",
+)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _ratio(ratio: float) -> str:
+    return "" if isnan(ratio) else f"{ratio:.2f}x"

@@ -1,0 +1,133 @@
+"""What holds on the CPU holds on a GPU: `scripts/gpu_bench` runs these tests there.
+
+    HF_REFSPEC_DEVICE=cpu pytest tests/test_on_a_gpu.py
+
+tries them without one.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+from accelerate import dispatch_model
+from architectures import ARCHITECTURES, VOCAB_SIZE, build
+from drafters import Noise, Prophet
+from transformers import CompileConfig
+
+from hf_refspec.index.faiss_flat import FaissFlatIndex, finds_gpus
+from hf_refspec.index.flat import FlatIndex
+from hf_refspec.index.vector_index import squared_lengths
+
+DEVICE = os.environ.get("HF_REFSPEC_DEVICE", "cuda")
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
+)
+NEW_TOKENS = 24
+PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+COMPILED = {"cache_implementation": "static"}
+if DEVICE == "cpu":  # where `generate` compiles only if it is told to
+    COMPILED["compile_config"] = CompileConfig(mode="default")
+    COMPILED["compile_config"]._compile_all_devices = True
+TREES = [each for each in ARCHITECTURES if each.verification == "tree"]
+MOST_DIFFERENT = 0.5  # of the texts of tiny random models in bfloat16, which have many near-ties
+
+
+@pytest.fixture
+def on_device(models_by_type):
+    """Puts a copy of the tiny model of a type on the device."""
+
+    def get(model_type: str, dtype: torch.dtype = torch.float32):
+        return copy.deepcopy(models_by_type(model_type)).to(DEVICE, dtype)
+
+    return get
+
+
+def generate(model, **options):
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, **options}
+    return model.generate(PROMPT.to(DEVICE), **options)
+
+
+def drafters(plain):
+    """A good one, a bad one, and none that is right."""
+    return [Prophet(plain.cpu(), 0.9), Prophet(plain.cpu(), 0.5, seed=1), Noise()]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_ids_equal_plain_decoding_in_float32(architecture, on_device):
+    model = on_device(architecture.model_type)
+    plain = generate(model)
+    for drafter in drafters(plain):
+        assert torch.equal(generate(model, candidate_generator=drafter), plain)
+
+
+@pytest.mark.parametrize("architecture", TREES, ids=str)
+def test_ids_equal_plain_decoding_with_a_static_cache(architecture, on_device):
+    model = on_device(architecture.model_type)
+    plain = generate(model)
+    for drafter in drafters(plain):
+        assert torch.equal(generate(model, candidate_generator=drafter, **STATIC), plain)
+
+
+def test_most_texts_are_equal_in_bfloat16(on_device, record_property):
+    equal = total = 0
+    for architecture in TREES:
+        model = on_device(architecture.model_type, torch.bfloat16)
+        plain = generate(model)
+        for drafter in drafters(plain):
+            equal += torch.equal(generate(model, candidate_generator=drafter), plain)
+            total += 1
+    record_property("texts equal in bfloat16, tiny random models", f"{equal} of {total}")
+    assert equal >= (1 - MOST_DIFFERENT) * total
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_model_that_lies_on_the_gpu_and_the_cpu():
+    llama = next(each for each in ARCHITECTURES if each.model_type == "llama")
+    plain = generate(build(llama).to(DEVICE))
+    on_the_gpu = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "lm_head")
+    on_the_cpu = ("model.layers.1", "model.norm")
+    device_map = dict.fromkeys(on_the_gpu, 0) | dict.fromkeys(on_the_cpu, "cpu")
+    model = dispatch_model(build(llama), device_map, main_device=0, force_hooks=True)
+    for drafter in drafters(plain):
+        assert torch.equal(generate(model, candidate_generator=drafter), plain)
+
+
+@pytest.mark.parametrize("metric", ["inner_product", "l2"])
+def test_passages_are_found_on_the_gpu(metric):
+    if not finds_gpus():
+        pytest.skip("needs faiss-gpu")
+    rng = np.random.default_rng(0)
+    vectors, queries = rng.standard_normal((2, 4000, 64)).astype(np.float32)
+    lengths = squared_lengths(vectors)
+    on_gpu, on_cpu = (kind(vectors, lengths, metric) for kind in (FaissFlatIndex, FlatIndex))
+    for one, other in zip(
+        on_gpu.search(queries[:20], 8), on_cpu.search(queries[:20], 8), strict=True
+    ):
+        assert one.ids.tolist() == other.ids.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("options", [STATIC, COMPILED], ids=["eager", "compiled"])
+def test_reproducible_logits_are_equal_bit_by_bit(options, dtype, on_device):
+    model = on_device("llama", getattr(torch, dtype))
+    options = {**options, "verification": "reproducible", "max_new_tokens": 40}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    without = generate(model, **options)
+    for drafter in drafters(without.sequences):
+        drafted = generate(model, candidate_generator=drafter, **options)
+        assert torch.equal(drafted.sequences, without.sequences)
+        for one, other in zip(drafted.logits, without.logits, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral"])
+def test_ids_equal_plain_decoding_where_passes_are_compiled(model_type, on_device):
+    model = on_device(model_type)
+    plain = generate(model)
+    for drafter in drafters(plain):
+        assert torch.equal(generate(model, candidate_generator=drafter, **COMPILED), plain)
