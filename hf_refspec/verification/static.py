@@ -45,6 +45,8 @@ _MOST_GRAPHS = {
     "cache_size_limit": 256,
     "accumulated_recompile_limit": 4096,
 }
+# With CUDA graphs torch runs, captures, and only then replays what it has compiled.
+_CAPTURES = 2
 # The arguments of a forward pass that have an entry for each token.
 _OF_TOKENS = ("input_ids", "position_ids", "token_type_ids")
 
@@ -83,7 +85,7 @@ class StaticVerifier(TreeVerifier):
         self._cached_in_place: list[int] = []
         self._windows = attention_windows(model.config.get_text_config(decoder=True)) or {}
         self._run_before: set[int] = set()  # the widths of compiled passes
-        self._has_just_compiled = False
+        self._prepares = False  # whether the last pass was compiled or captured, which takes longer
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -110,11 +112,11 @@ class StaticVerifier(TreeVerifier):
 
     @property
     def kind_of_pass(self) -> str:
-        return f"{self.name}, {'compiled' if self._compiled else 'eager'}, {self._length}"
+        return f"{self.name}, {'compiled' if self._compiled else 'eager'}"
 
     @property
     def in_step(self) -> bool:
-        return super().in_step and not self._has_just_compiled
+        return super().in_step and not self._prepares
 
     def select(self, rows: list[int]) -> None:
         raise NotImplementedError("other numbers of rows would be compiled anew")
@@ -175,6 +177,10 @@ class StaticVerifier(TreeVerifier):
         seen[:, :prefilled] = self._prompt_mask
         self._prompt_mask = seen
         self.cache.layers = [SlottedLayer(layer, self._slots) for layer in self._layers]
+        if self._compiled:
+            for layer in self._layers:
+                for tensor in (layer.keys, layer.values):
+                    torch._dynamo.mark_static(tensor, 0)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         self._check_room(rows)
@@ -191,7 +197,7 @@ class StaticVerifier(TreeVerifier):
         self._slots.moved_from, self._slots.moved_to = moved or (None, None)
         masks = self._masks(token_places, visible_on_device)
         [mask, *_] = masks.values()
-        model_inputs = self._model_inputs(token_ids, token_places, mask, width)
+        model_inputs = self._model_inputs(token_ids, token_places, mask, kept=0)  # all
         if "" not in masks:  # one for each type of layer
             model_inputs["attention_mask"] = masks
         logits = self._logits_of(model_inputs, compiled)
@@ -225,10 +231,11 @@ class StaticVerifier(TreeVerifier):
         *parts, last = on_host.to(device, non_blocking=True).split(
             [each.nbytes for each in (*numbers, visible)]
         )
-        # Copies, so that each begins where memory is aligned.
-        tensors = [part.view(torch.int64).clone() for part in parts]
-        shapes = [each.shape for each in numbers]
-        longs = [each.view(shape) for each, shape in zip(tensors, shapes, strict=True)]
+        # Copies: each begins where memory is aligned, and no graph sees what it is a view of.
+        longs = [
+            part.view(torch.int64).view(each.shape).clone()
+            for part, each in zip(parts, numbers, strict=True)
+        ]
         return [*longs, last.view(torch.bool).view(visible.shape)]
 
     def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -247,12 +254,13 @@ class StaticVerifier(TreeVerifier):
         past = (columns < targets[:, :1]) & self._prompt_mask  # (R, length)
         masks = {}
         for kind, window in self._windows.items():
-            mask, among = past[:, None].expand(rows, size, length), visible
+            mask, among = past[:, None, None].expand(rows, 1, size, length), visible[:, None]
             if window is not None:
-                mask = mask & (places[..., None] - (columns - self._given) < window)
-                among = among & (places[..., None] - places[:, None] < window)
-            mask = mask.scatter(2, targets[:, None].expand(rows, size, size), among)
-            masks[kind] = self._as_attention_takes(mask)
+                distances = places[..., None] - (columns - self._given)
+                mask = mask & (distances < window)[:, None]
+                among = among & (places[..., None] - places[:, None] < window)[:, None]
+            index = targets[:, None, None].expand(rows, 1, size, size)
+            masks[kind] = self._as_attention_takes(mask.scatter(3, index, among))
         return masks
 
     def _logits_of(self, model_inputs: dict[str, Any], compiled: bool) -> torch.Tensor:
@@ -280,19 +288,30 @@ class StaticVerifier(TreeVerifier):
             self._slots.moved_from = self._slots.moved_to = None
             return self._logits_of(model_inputs, compiled=False)
         self._run_before.add(self.pass_tokens)
-        self._has_just_compiled = _graphs() > graphs
+        self._prepares = self._is_preparing(_graphs() > graphs)
         # The next pass of a CUDA graph writes over what this one has returned.
         return logits.clone() if logits.device.type == "cuda" else logits
 
+    def _is_preparing(self, compiled: bool) -> bool:
+        """Whether a pass has done more than run: compiled, or captured as a CUDA graph."""
+        left = facts_about(self.model).setdefault(("captures left", *self._layers_key), {})
+        width = self.pass_tokens
+        before = left.get(width, 0)
+        left[width] = _CAPTURES if compiled else max(before - 1, 0)
+        return compiled or (before > 0 and self.model.device.type == "cuda")
+
     def _mark_widths(self, model_inputs: dict[str, Any]) -> None:
-        """Has each width compiled by itself, without a graph for any width."""
+        """Has each width and number of rows compiled by itself, without a graph for any."""
         slots, masks = self._slots, model_inputs["attention_mask"]
         of_masks = masks.values() if isinstance(masks, dict) else [masks]
         others = [value for name, value in model_inputs.items() if name in _OF_TOKENS]
         for each in (*others, slots.targets):
-            torch._dynamo.mark_static(each, each.ndim - 1)
+            torch._dynamo.mark_static(each, [0, each.ndim - 1])
         for each in of_masks:
-            torch._dynamo.mark_static(each, 2)
+            torch._dynamo.mark_static(each, [0, 2])
+        for moved in (slots.moved_from, slots.moved_to):
+            if moved is not None:
+                torch._dynamo.mark_static(moved, 0)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         self._moves, self._cached_in_place = [], []

@@ -197,12 +197,10 @@ class TreeVerifier(Verifier):
         past = torch.arange(width, device=device) < ends[:, None]  # (R, cached)
         past[:, :prefilled] &= self._prompt_mask[:, :width]
         mask = torch.cat([past[:, None].expand(rows, size, width), visible], dim=-1)
-        return self._as_attention_takes(mask)
+        return self._as_attention_takes(mask[:, None])
 
     def _as_attention_takes(self, mask: torch.Tensor) -> torch.Tensor:
-        """A mask of bool `(R, S, length)` as `(R, 1, S, length)`: eager attention adds it to the
-        scores."""
-        mask = mask[:, None]
+        """A mask of bool `(R, 1, S, length)`: eager attention adds it to the scores."""
         if self.model.config._attn_implementation == "sdpa":
             return mask
         bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=mask.device)
