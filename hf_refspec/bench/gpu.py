@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import CompileConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..demo.default_model import default_model, load_model, load_tokenizer
 from ..drafting.reference_copy import ReferenceCopy
@@ -33,9 +33,18 @@ from ..hook import install
 from ..verification.static import WIDTHS
 from . import suites
 from .gpu_checks import ROOT, run_checks
-from .gpu_report import COMPILED, NODES, REPRODUCIBLE, Run, Stage, gpu_report, label
+from .gpu_report import NODES, Run, Stage, gpu_report, label
 from .measure import Bench
-from .methods import DEFAULT, LOOK_UP, PLAIN, Method, transformers_methods
+from .methods import (
+    COMPILED,
+    DEFAULT,
+    LOOK_UP,
+    PLAIN,
+    Method,
+    compiled_methods,
+    static_options,
+    transformers_methods,
+)
 from .models import ForcedLlama, forced_model, vocabulary_size
 from .results import machine, versions
 from .suites import RecordedAnswer, chat_prompt
@@ -65,20 +74,12 @@ def gpu_methods(static: dict[str, Any]) -> list[Method]:
     """Eager, compiled and reproducible decoding, plain and drafted.
 
     Args:
-        static (`dict`): The arguments of `generate` that have it compile.
+        static (`dict`): See [`static_options`].
     """
-    reproducible = {**static, "verification": "reproducible"}
-
-    def ours() -> Any:
-        return ReferenceCopy() | TokenRecycling()
-
     return [
         *transformers_methods(),
-        *(Method(DEFAULT, nodes, ours()) for nodes in NODES),
-        Method(f"{PLAIN}, {COMPILED}", options=static),
-        *(Method(f"{DEFAULT}, {COMPILED}", nodes, ours(), static) for nodes in NODES),
-        Method(f"{PLAIN}, {REPRODUCIBLE}", options=reproducible),
-        Method(f"{DEFAULT}, {REPRODUCIBLE}", "auto", ours(), reproducible),
+        *(Method(DEFAULT, nodes, ReferenceCopy() | TokenRecycling()) for nodes in NODES),
+        *compiled_methods(static, NODES),
     ]
 
 
@@ -273,7 +274,7 @@ def _measure(
     expected = run.stages[-1].first_seconds if rows > 1 else {}
     run.stages.append(stage)
     _say(f"{stage.title}: warming up")
-    methods = gpu_methods(_static(longest + NEW_TOKENS, options.device))
+    methods = gpu_methods(static_options(longest + NEW_TOKENS, options.device))
     if rows > 1:
         methods = [each for each in methods if each.name != LOOK_UP]  # it takes one row
     until = end if rows > 1 else options.end - MEASURING * options.seconds
@@ -302,17 +303,6 @@ def _measure(
     # Otherwise torch would compile the next number of rows for any number of them.
     torch.compiler.reset()
     _free()
-
-
-def _static(length: int, device: str) -> dict[str, Any]:
-    """The arguments of `generate` for compiled passes over a cache of one length, so that no text
-    has them compiled anew."""
-    static: dict[str, Any] = {"cache_implementation": "static", "max_cache_len": length}
-    if device == "cpu":  # where `generate` compiles only if it is told to
-        config: Any = CompileConfig(mode="default")
-        config._compile_all_devices = True
-        static["compile_config"] = config
-    return static
 
 
 def warm_up(

@@ -9,12 +9,11 @@ from statistics import median
 from typing import Any
 
 from .gpu_checks import Checks
-from .methods import DEFAULT, PLAIN
+from .methods import COMPILED, DEFAULT, PLAIN
 from .report import listed, table
 from .summary import Entry, Key, Summary, decoding_speed, summaries
 
 NODES: tuple[int | str, ...] = ("auto", 64)
-COMPILED, REPRODUCIBLE = "compiled", "reproducible"
 PLAIN_COMPILED, OURS_COMPILED = f"{PLAIN}, {COMPILED}", f"{DEFAULT}, {COMPILED}"
 LEAST = 0.97
 EXPLAINED = (

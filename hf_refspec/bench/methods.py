@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import CompileConfig
+
 from ..drafting.blend import Blend
 from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.drafter import Drafter
@@ -22,6 +24,7 @@ LOOK_UP_TOKENS = 10
 RECYCLING = "Token Recycling's algorithm"
 DEFAULT = "ReferenceCopy | TokenRecycling"  # what candidate_generator="auto" is
 BLEND = "blend"
+COMPILED, REPRODUCIBLE = "compiled", "reproducible"
 BUDGETS = ("auto", 8, 16, 64)
 DEFAULTS = "defaults", 64  # of token recycling, beside its other settings
 # Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
@@ -65,6 +68,37 @@ def transformers_methods() -> list[Method]:
     """Plain decoding, and transformers' prompt look-up."""
     options = {"prompt_lookup_num_tokens": LOOK_UP_TOKENS}
     return [Method(PLAIN), Method(LOOK_UP, LOOK_UP_TOKENS, options=options)]
+
+
+def static_options(length: int, device: str) -> dict[str, Any]:
+    """The arguments of `generate` for compiled passes over a cache of one length, so that no text
+    has them compiled anew."""
+    static: dict[str, Any] = {"cache_implementation": "static", "max_cache_len": length}
+    if device == "cpu":  # where `generate` compiles only if it is told to
+        config: Any = CompileConfig(mode="default")
+        config._compile_all_devices = True
+        static["compile_config"] = config
+    return static
+
+
+def compiled_methods(static: dict[str, Any], nodes: Sequence[int | str]) -> list[Method]:
+    """Compiled and reproducible decoding, plain and drafted.
+
+    Args:
+        static (`dict`): See [`static_options`].
+        nodes (sequence of `int` or `"auto"`): The draft budgets.
+    """
+    reproducible = {**static, "verification": REPRODUCIBLE}
+    return [
+        Method(f"{PLAIN}, {COMPILED}", options=static),
+        *(Method(f"{DEFAULT}, {COMPILED}", each, _default(), static) for each in nodes),
+        Method(f"{PLAIN}, {REPRODUCIBLE}", options=reproducible),
+        Method(f"{DEFAULT}, {REPRODUCIBLE}", "auto", _default(), reproducible),
+    ]
+
+
+def _default() -> Drafter:
+    return ReferenceCopy() | TokenRecycling()
 
 
 def decoding_methods(

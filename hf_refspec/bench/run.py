@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,12 +16,21 @@ from transformers import PreTrainedTokenizerBase
 
 from ..demo.default_model import default_model, load_model, load_tokenizer
 from ..drafting.token_recycling import TokenRecycling
+from ..generation.warmup import warmup
 from ..hook import install
-from ..index.kernels import warmup
 from ..store.datastore import Datastore
 from .decisions import DecisionLog
 from .measure import Bench, ContextTooShortError, IdsDifferError
-from .methods import BUDGETS, LOOK_UP, PLAIN, Method, decoding_methods, recycling_settings
+from .methods import (
+    BUDGETS,
+    LOOK_UP,
+    PLAIN,
+    Method,
+    compiled_methods,
+    decoding_methods,
+    recycling_settings,
+    static_options,
+)
 from .models import random_model
 from .registry import RETRIEVING, SUITES, Job
 from .report import warnings, write_report
@@ -185,7 +195,10 @@ def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Callable[[]
         if args.ablate:
             settings = recycling_settings().values()
             return [Method(PLAIN), *(method for of in settings for method in of.values())]
-        methods = decoding_methods(store, not args.replay, args.nodes or BUDGETS, table)
+        nodes = args.nodes or BUDGETS
+        methods = decoding_methods(store, not args.replay, nodes, table)
+        if args.static is not None:
+            methods += compiled_methods(static_options(args.static, args.device), nodes)
         # transformers' look-up takes one row, and other random numbers than plain sampling.
         left_out = [] if args.batch_size is None and args.temperature is None else [LOOK_UP]
         return [method for method in methods if method.name not in left_out]
@@ -223,6 +236,11 @@ def _load(
     bench = Bench(model, tokenizer, new_methods, args.replay, args.max_new_tokens, sampling)
     if set(args.suites) & set(DECODING):
         warmup()
+        for verification in ("auto", "reproducible") if args.static is not None else ():
+            static = static_options(args.static, args.device)
+            began = perf_counter()
+            warmup(model, args.static, args.batch_size or 1, verification=verification, **static)
+            print(f"compiled in {perf_counter() - began:.0f} s ({dtype}, {verification})")
         bench.warm_up()
     return bench
 

@@ -33,6 +33,12 @@ def add_bench(parser: ArgumentParser) -> None:
     add("--nodes", nargs="+", type=_nodes, metavar="N", help="draft budgets; default: auto 8 16 64")
     add("--temperature", type=float, metavar="T", help="sample, with one seed for all methods")
     add("--batch-size", type=positive, metavar="N", help="spec-bench: so many questions at a time")
+    add(
+        "--static",
+        type=positive,
+        metavar="LENGTH",
+        help="static caches of this length too, compiled: LENGTH tokens of prompt and answer",
+    )
     add("--recycling-table", metavar="TABLE", help="a folder or a Hub id, to begin with as well")
     add("--device", choices=("cpu", "cuda"))
     add("--dtype", nargs="+", choices=DTYPES, help="one or several, each measured")
