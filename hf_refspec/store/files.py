@@ -10,12 +10,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
 
 from .schema import Range
 
@@ -104,19 +104,63 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileEntry:
-    """Writes arrays into a file, or replaces it in one go.
+@dataclass(frozen=True)
+class Blocks:
+    """An array of one dimension that is written without ever being in memory as a whole.
+
+    Attributes:
+        dtype (`np.dtype`): The type of its numbers.
+        length (`int`): How many there are.
+        blocks (iterable of `np.ndarray`): Some of them at a time, in their order and any shape.
+    """
+
+    dtype: np.dtype
+    length: int
+    blocks: Iterable[np.ndarray]
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileEntry:
+    """Writes arrays of one dimension into a safetensors file, or replaces it in one go.
+
+    The format is the length of a header (uint64), the header in JSON, and the arrays in a row. We
+    write it ourselves: the library makes a temporary file of its own, which stays if the process is
+    killed, and holds a copy of all arrays.
 
     Raises:
         OSError: If it cannot be written, as on a full disk.
     """
-    with replacing(path) as new:
-        try:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, new)
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from None
-        os.chmod(new, 0o644)  # safetensors writes files that only their owner may read.
-    return FileEntry.of(path)
+    parts = {
+        name: array if isinstance(array, Blocks) else Blocks(array.dtype, len(array), [array])
+        for name, array in arrays.items()
+    }
+    # The larger the numbers the earlier they stand: so all begin at a multiple of their size.
+    order = sorted(parts, key=lambda name: (-parts[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        part, begin = parts[name], end
+        end += part.length * part.dtype.itemsize
+        dtype = f"{part.dtype.kind.upper()}{8 * part.dtype.itemsize}"  # such as U16
+        header[name] = {"dtype": dtype, "shape": [part.length], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with replacing(path) as new, open(new, "wb") as file:
+        for data in chain([len(text).to_bytes(8, "little"), text], _bytes_of(parts, order)):
+            digest.update(data)
+            file.write(data)
+    return FileEntry(path.name, 8 + len(text) + end, digest.hexdigest())
+
+
+def _bytes_of(parts: Mapping[str, Blocks], order: Iterable[str]) -> Iterator[memoryview]:
+    """All arrays as bytes, little-endian, a block at a time."""
+    for name in order:
+        part, left = parts[name], parts[name].length
+        for block in part.blocks:
+            left -= block.size
+            numbers = np.ascontiguousarray(block, part.dtype.newbyteorder("<"))
+            yield numbers.reshape(-1).view(np.uint8).data
+        if left:
+            raise ValueError(f"{name} has {part.length - left} numbers instead of {part.length}")
 
 
 def write_rows(
