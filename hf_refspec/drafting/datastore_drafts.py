@@ -53,9 +53,10 @@ class DatastoreDrafts(Drafter):
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
-        ValueError: if a number is less than 1, `max_match` is more than 128 or (as is the longest n-gram of a compact
-            form) less than `min_match`, or there is no such `mode` (in this form). `begin` raises
-            it if the datastore's tokens are outside of the target's vocabulary.
+        ValueError: if a number is less than 1, `max_match` is more than 128, `max_match` (or the
+            longest n-gram of a compact form) less than `min_match`, or there is no such `mode` (in
+            this form). `begin` raises it if the datastore's tokens are outside of the target's
+            vocabulary.
     """
 
     _shown = (*Drafter._shown, Datastore)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
@@ -28,9 +29,11 @@ from .kernels import kernel
 from .suffix_array import DAMAGED, DEPTH
 
 # About so many suffixes are merged at once.
-BLOCK = 1 << 18
+BLOCK = 1 << 17
+# After so many searches in a mapped file it is mapped anew: what has been read is forgotten.
+FORGET = 32
 # So many tokens are compared at once.
-STRIDE = 64
+STRIDE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +94,7 @@ def merge_suffixes(
 
     with ThreadPoolExecutor(threads) as pool:
         begun: deque[Future[np.ndarray]] = deque()
-        for lows, highs in zip(bounds, bounds[1:], strict=False):
+        for lows, highs in pairwise(bounds):
             begun.append(pool.submit(merge, lows, highs))
             if len(begun) > 2 * threads:
                 yield begun.popleft().result()
@@ -119,6 +122,7 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
     """Where the blocks begin in each run, and where the last one ends."""
     big_endian = tokens.dtype.newbyteorder(">")
     arrays = [run.suffixes() for run in runs]
+    lengths = [len(array) for array in arrays]
 
     def beginning(number: int, index: int) -> bytes:
         """What a suffix begins with, in an order that bytes have as well; no more than its part
@@ -136,52 +140,58 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
         if array[index] < runs[number].settled
     )
     bounds = [[0] * len(runs)]
-    for cut, cut_run, cut_index in cuts:
+    for i, (cut, cut_run, cut_index) in enumerate(cuts):
+        if i % FORGET == 0:
+            arrays = [run.suffixes() for run in runs]
         places = []
-        for number, array in enumerate(arrays):
+        for number, length in enumerate(lengths):
             search = bisect_right if number < cut_run else bisect_left
             key = partial(beginning, number)
-            places.append(
-                cut_index if number == cut_run else search(range(len(array)), cut, key=key)
-            )
+            places.append(cut_index if number == cut_run else search(range(length), cut, key=key))
         bounds.append(places)
-    return [*bounds, [len(array) for array in arrays]]
+    bounds.append(lengths)
+    for lows, highs in pairwise(bounds):
+        if any(low > high for low, high in zip(lows, highs, strict=True)):
+            raise ValueError(DAMAGED)  # its suffixes do not stand in order
+    return bounds
 
 
 @njit
-def _key(tokens, position):
-    """The first tokens of a suffix in 64 bits that sort as they do; 0 where the text has ended."""
-    count = 8 // tokens.itemsize
+def _first_tokens(tokens, position):
+    """The first tokens of a suffix in 64 bits, which sort as they do; 0 where the text has ended."""
     key = np.uint64(0)
-    for i in range(position, position + count):
+    for i in range(position, position + 8 // tokens.itemsize):
         token = np.uint64(tokens[i]) if i < len(tokens) else np.uint64(0)
         key = key << np.uint64(8 * tokens.itemsize) | token
     return key
 
 
 @njit
-def _is_before(tokens, one, other, depth):
-    """Whether a suffix sorts before another one; the one that ends first does."""
-    length = min(depth, len(tokens) - max(one, other))
-    start = 0
-    while start < length:
-        count = min(STRIDE, length - start)
-        if _count_differences(tokens, np.uint64(one + start), np.uint64(other + start), count):
+def _common(tokens, one, other, start, depth):
+    """How many first tokens two suffixes have in common that have `start` in common."""
+    end = min(depth, len(tokens) - max(one, other))
+    while start < end:
+        count = min(STRIDE, end - start)
+        # Without a way out of this loop it becomes a few vector instructions.
+        differences = 0
+        i, j = np.uint64(one + start), np.uint64(other + start)
+        for k in range(np.uint64(count)):
+            differences += tokens[i + k] != tokens[j + k]
+        if differences > 0:
             while tokens[one + start] == tokens[other + start]:
                 start += 1
-            return tokens[one + start] < tokens[other + start]
+            return start
         start += count
-    return one > other and length < depth
+    return end
 
 
 @njit
-def _count_differences(tokens, one, other, count):
-    """How many of the next tokens differ; without a way out of the loop it becomes vector
-    instructions."""
-    differences = 0
-    for i in range(np.uint64(count)):
-        differences += tokens[one + i] != tokens[other + i]
-    return differences
+def _common_bits(one, other):
+    """How many first bits two different numbers of 64 bits have in common."""
+    common, difference = 0, one ^ other
+    while difference >> np.uint64(63 - common) == 0:
+        common += 1
+    return common
 
 
 @kernel(
@@ -192,8 +202,10 @@ def _count_differences(tokens, one, other, count):
 def merge_runs(tokens, runs, ends, depth):
     """Merges sorted runs of suffixes, two neighbours at a time.
 
-    The first tokens of each are kept beside it: most comparisons need no more, and reading them
-    all in one loop lets the processor wait for many places in memory at the same time.
+    Beside each suffix stands what it has in common with the one before it (Ng and Kakehi, "Merging
+    String Sequences by Longest Common Prefixes", 2008). Of two that could come next, the one that
+    has more in common with the last one does; only if both have the same are they compared, from
+    there on. So hardly any token is read twice, however much the suffixes are alike.
 
     Args:
         tokens: The text.
@@ -204,41 +216,59 @@ def merge_runs(tokens, runs, ends, depth):
     Returns:
         The positions in order; of equal suffixes that of the earlier run first.
     """
-    step = 8 // tokens.itemsize
-    positions, firsts, seconds = runs.copy(), np.empty(len(runs), np.uint64), np.empty(len(runs), np.uint64)
+    positions, new_positions = runs.copy(), np.empty_like(runs)
+    firsts = np.empty(len(runs), np.uint64)
+    # In a loop that does little else the processor waits for many places in memory at a time.
     for i in range(len(runs)):
-        firsts[i] = _key(tokens, np.int64(runs[i]))
-        seconds[i] = _key(tokens, np.int64(runs[i]) + step)
-    new_positions, new_firsts, new_seconds = np.empty_like(positions), np.empty_like(firsts), np.empty_like(seconds)
+        firsts[i] = _first_tokens(tokens, np.int64(runs[i]))
+    commons = np.zeros(len(runs), np.int32)
+    for i in range(1, len(runs)):
+        commons[i] = _common(tokens, np.int64(runs[i - 1]), np.int64(runs[i]), 0, depth)
+    new_firsts, new_commons = np.empty_like(firsts), np.empty_like(commons)
     bounds = np.zeros(len(ends) + 1, np.int64)
     bounds[1:] = ends
     count = len(ends)
     while count > 1:
         for pair in range((count + 1) // 2):
-            i, middle = bounds[2 * pair], bounds[2 * pair + 1]
-            j, end = middle, bounds[min(2 * pair + 2, count)]
+            i, middle, end = bounds[2 * pair], bounds[2 * pair + 1], bounds[min(2 * pair + 2, count)]
+            j = middle
+            of_one = of_other = 0  # what the next of each run has in common with the last one
             for out in range(i, end):
-                if i == middle:
-                    right = True
-                elif j >= end:
-                    right = False
-                elif firsts[i] != firsts[j]:
-                    right = firsts[j] < firsts[i]
-                elif seconds[i] != seconds[j]:
-                    right = seconds[j] < seconds[i]
+                if i == middle or j == end:
+                    other_first = i == middle
+                elif of_one != of_other:
+                    other_first = of_other > of_one
                 else:
-                    right = _is_before(tokens, np.int64(positions[j]), np.int64(positions[i]), depth)
-                taken = j if right else i
-                new_positions[out] = positions[taken]
-                new_firsts[out], new_seconds[out] = firsts[taken], seconds[taken]
-                if right:
+                    one, other = np.int64(positions[i]), np.int64(positions[j])
+                    if firsts[i] != firsts[j]:
+                        other_first = firsts[j] < firsts[i]
+                        common = _common_bits(firsts[i], firsts[j]) // (8 * tokens.itemsize)
+                        common = min(common, len(tokens) - max(one, other))
+                    else:
+                        common = _common(tokens, one, other, of_one, depth)
+                        if common == depth:
+                            other_first = False
+                        elif max(one, other) + common == len(tokens):
+                            other_first = other > one
+                        else:
+                            other_first = tokens[other + common] < tokens[one + common]
+                    if other_first:
+                        of_one = common
+                    else:
+                        of_other = common
+                taken = j if other_first else i
+                new_positions[out], new_firsts[out] = positions[taken], firsts[taken]
+                new_commons[out] = of_other if other_first else of_one
+                if other_first:
                     j += 1
+                    of_other = commons[j] if j < end else 0
                 else:
                     i += 1
+                    of_one = commons[i] if i < middle else 0
             bounds[pair] = bounds[2 * pair]
         count = (count + 1) // 2
         bounds[count] = len(runs)
         positions, new_positions = new_positions, positions
         firsts, new_firsts = new_firsts, firsts
-        seconds, new_seconds = new_seconds, seconds
+        commons, new_commons = new_commons, commons
     return positions
