@@ -230,7 +230,11 @@ def merge_runs(tokens, runs, ends, depth):
     count = len(ends)
     while count > 1:
         for pair in range((count + 1) // 2):
-            i, middle, end = bounds[2 * pair], bounds[2 * pair + 1], bounds[min(2 * pair + 2, count)]
+            i, middle, end = (
+                bounds[2 * pair],
+                bounds[2 * pair + 1],
+                bounds[min(2 * pair + 2, count)],
+            )
             j = middle
             of_one = of_other = 0  # what the next of each run has in common with the last one
             for out in range(i, end):

@@ -112,7 +112,9 @@ def test_suffixes_that_are_in_no_order_are_refused_or_stay_inside():
     for seed in range(20):
         shuffled = np.random.default_rng(seed).permutation(1000).astype(np.int32)
         try:
-            found = merged(text, [parts[0], (1000, lambda array=shuffled: array), parts[2]], block=40)
+            found = merged(
+                text, [parts[0], (1000, lambda array=shuffled: array), parts[2]], block=40
+            )
         except ValueError as error:
             assert "the datastore is damaged" in str(error)
         else:

@@ -204,13 +204,15 @@ def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bo
         `Path`: The folder.
 
     Raises:
-        ValueError: If it has only the compact form.
-        DatastoreError: If it is damaged, or another process is writing it.
+        DatastoreError: If it is damaged, has only the compact form, or another process is writing
+            it.
         OSError: If the merged shards cannot be written; the datastore is as it was.
     """
     folder = Path(folder)
     with only_writer(folder):
         config = StoreConfig.read(folder)
+        if not config.shards:
+            raise DatastoreError(f"{folder} has only the compact form, which is not made of shards")
         progress = BuildProgress.read(folder)  # of an extension that may be resumed
         kept = progress.files() if progress else []
         try:
