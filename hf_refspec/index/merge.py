@@ -158,7 +158,7 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
 
 @njit
 def _first_tokens(tokens, position):
-    """The first tokens of a suffix in 64 bits, which sort as they do; 0 where the text has ended."""
+    """The first tokens of a suffix in 64 bits, which sort as they do; 0 behind the text."""
     key = np.uint64(0)
     for i in range(position, position + 8 // tokens.itemsize):
         token = np.uint64(tokens[i]) if i < len(tokens) else np.uint64(0)
