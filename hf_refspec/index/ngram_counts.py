@@ -87,11 +87,12 @@ def common_ngrams(
     ]
 
 
-@kernel(
-    "int64[::1](uint16[::1], int32[::1], int64, int64, int64[::1], int64[:, ::1], int64[:, :, ::1])",
-    "int64[::1](uint32[::1], int32[::1], int64, int64, int64[::1], int64[:, ::1], int64[:, :, ::1])",
-    drafts=False,
+_COUNTS = (
+    "int64[::1]({0}[::1], int32[::1], int64, int64, int64[::1], int64[:, ::1], int64[:, :, ::1])"
 )
+
+
+@kernel(_COUNTS.format("uint16"), _COUNTS.format("uint32"), drafts=False)
 def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
     """Counts the n-grams of each length: each is a run of a suffix array.
 

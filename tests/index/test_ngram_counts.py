@@ -76,7 +76,7 @@ def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longe
 def test_no_suffix_array_makes_it_read_or_write_outside(text, suffixes):
     least, runs = np.full(3, 2), np.full((3, 2), -1)
     ended = np.full((3, 5, 2), -1)
-    for before in (-1, int(suffixes[-1])):
+    for before in (-1, suffixes.tolist()[-1]):
         numbers = count_runs.python(text, suffixes, before, VOCAB_SIZE, least, runs, ended)
         assert numbers.max() <= 5
         for length, (order, number) in enumerate(zip(ended, numbers, strict=True), start=1):
