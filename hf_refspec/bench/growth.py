@@ -41,7 +41,7 @@ from ..store.files import CONFIG, FileEntry
 PARTS = (0.5, 0.0, 0.8, 0.81, 0.0, 0.9, 0.92, 0.0, 1.0)
 NODES = 64
 CONTEXTS = 300
-ROUNDS = 4
+ROUNDS = 10
 HELD_OUT = 100  # one of so many documents is not in the datastore, and drafted for
 SAMPLE = 3_000_000  # characters whose tokenising and sorting is timed
 MAPS = 60_000  # of the 65,530 that Linux lets a process have
