@@ -145,7 +145,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with replacing(path) as new, open(new, "wb") as file:
-        for data in chain([len(text).to_bytes(8, "little"), text], _bytes_of(parts, order)):
+        content: Iterator[bytes | memoryview] = chain(
+            [len(text).to_bytes(8, "little"), text], _bytes_of(parts, order)
+        )
+        for data in content:
             digest.update(data)
             file.write(data)
     return FileEntry(path.name, 8 + len(text) + end, digest.hexdigest())

@@ -1,4 +1,4 @@
-"""`python -m hf_refspec.bench.growth`: a row for each step, and a huge datastore that takes no room."""
+"""`python -m hf_refspec.bench.growth`: a row for each step, and a huge datastore in no room."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(growth, "PARTS", (0.5, 0.0, 1.0))
 
 
-def test_each_step_has_a_row(tmp_path, in_this_process, capsys):
+def test_each_step_has_a_row(tmp_path, in_this_process, tokenizer, capsys):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "texts").mkdir()
     for i, file in enumerate(python_stdlib()[:8]):
-        (tmp_path / f"{i}.py").write_bytes(file.read_bytes()[:3000])
-    assert growth.main([str(tmp_path), "--num-proc", "1"]) == 0
+        (tmp_path / "texts" / f"{i}.py").write_bytes(file.read_bytes()[:3000])
+    arguments = [str(tmp_path / "texts"), "--tokenizer", str(tmp_path / "tokenizer")]
+    assert growth.main([*arguments, "--num-proc", "1"]) == 0
     table, cold, costs = capsys.readouterr().out.split("\n\n")
     _, _, *rows = (line.split(" | ") for line in table.splitlines())
     steps = ["build", "extend", "extend", "merge", "compact"]
