@@ -21,6 +21,7 @@ COMMANDS = {
     "space": ("open a page in the browser: plain and drafted side by side", "space.add_space"),
     "build": ("build a datastore from a corpus", "datastore.add_build"),
     "extend": ("add documents to a datastore", "datastore.add_extend"),
+    "merge": ("merge the shards of a datastore", "datastore.add_merge"),
     "retokenize": ("build a datastore for another model from one", "datastore.add_retokenize"),
     "compact": ("build the compact form of a datastore", "datastore.add_compact"),
     "info": ("describe a datastore", "datastore.add_info"),

@@ -59,6 +59,18 @@ def _extend(args: Namespace) -> int:
     return 0
 
 
+def add_merge(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec merge`."""
+    parser.set_defaults(run=_merge)
+    parser.add_argument("store", help="the folder of the datastore")
+    parser.add_argument("--num-proc", type=positive, metavar="N")
+
+
+def _merge(args: Namespace) -> int:
+    _print_info(Datastore(args.store).merge(args.num_proc))
+    return 0
+
+
 def add_retokenize(parser: ArgumentParser) -> None:
     """Adds the arguments of `hf-refspec retokenize`."""
     parser.set_defaults(run=_retokenize)

@@ -9,6 +9,7 @@ import torch
 
 from ..index.mixed_trie import mixed_tree
 from ..index.rest_trie import rest_tree
+from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
 from .drafter import Drafter, check_count
 from .token_ids import last_tokens
@@ -32,7 +33,8 @@ class DatastoreDrafts(Drafter):
         store ([`Datastore`]):
             Where to look. Its tokens must be from the target model's tokenizer.
         max_match (`int`, *optional*, defaults to 16):
-            How many last tokens may match. (The compact form has its own, smaller number.)
+            How many last tokens may match, 128 at most. (The compact form has its own, smaller
+            number.)
         min_match (`int`, *optional*, defaults to 1):
             How many last tokens must match.
         max_continuations (`int`, *optional*):
@@ -51,10 +53,10 @@ class DatastoreDrafts(Drafter):
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
-        DatastoreError: if a file of the datastore is damaged, as far as its header tells.
-        ValueError: if a number is less than 1, `max_match` (or the longest n-gram of a compact
-            form) less than `min_match`, or there is no such `mode` (in this form). `begin` raises
-            it if the datastore's tokens are outside of the target's vocabulary.
+        ValueError: if a number is less than 1, `max_match` is more than 128, `max_match` (or the
+            longest n-gram of a compact form) less than `min_match`, or there is no such `mode` (in
+            this form). `begin` raises it if the datastore's tokens are outside of the target's
+            vocabulary.
     """
 
     _shown = (*Drafter._shown, Datastore)
@@ -83,6 +85,8 @@ class DatastoreDrafts(Drafter):
         check_count("min_match", min_match)
         check_count("max_continuations", max_continuations)
         check_count("continuation_length", continuation_length)
+        if max_match > DEPTH:
+            raise ValueError(f"max_match must be at most {DEPTH}, but is {max_match}")
         if max_match < min_match:
             raise ValueError(f"max_match is {max_match}, less than min_match, {min_match}")
         if store.ngrams is not None and store.ngrams.max_ngram < min_match:
@@ -90,7 +94,6 @@ class DatastoreDrafts(Drafter):
                 f"min_match is {min_match}, but the n-grams of this compact form have at most "
                 f"{store.ngrams.max_ngram} tokens"
             )
-        _ = store.shards  # maps the files: a damaged one is found before a call starts
         self.store = store
         self.max_match = max_match
         self.min_match = min_match

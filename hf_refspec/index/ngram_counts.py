@@ -4,76 +4,139 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .kernels import kernel
+from .suffix_array import IndexedText
+
+# Suffixes that are walked along at a time.
+BLOCK = 1 << 17
+RAREST = 2  # an n-gram that stands once is of no use
 
 
-@kernel(
-    "Tuple((uint8[::1], uint8[::1]))(uint16[::1], int32[::1], int64, int64)",
-    "Tuple((uint8[::1], uint8[::1]))(uint32[::1], int32[::1], int64, int64)",
-    drafts=False,
-)
-def common_prefixes(tokens, suffixes, vocab_size, longest):
-    """Compares neighbouring suffixes, as far as the longest n-gram.
+@dataclass(slots=True, eq=False)
+class _Order:
+    """The n-grams of one length that may be among the commonest, in the order of the text's
+    suffixes.
+
+    Attributes:
+        most (`int`): How many are wanted.
+        found (`np.ndarray`, int64 of shape `(n, 2)`): Where each stands, and how often.
+        least (`int`): Which rarer ones are left out.
+    """
+
+    most: int
+    found: np.ndarray
+    least: int = RAREST
+
+    def add(self, runs: np.ndarray) -> None:
+        self.found = np.concatenate([self.found, runs])
+        if len(self.found) > 4 * self.most:
+            self.cut()
+
+    def cut(self) -> None:
+        """Leaves out what is rarer than about as many as are wanted: at most twice as many stay,
+        so that of those that stand equally often all do, or none."""
+        counts = self.found[:, 1]
+        if len(counts) > 2 * self.most:
+            place = len(counts) - 2 * self.most - 1
+            self.least = int(np.partition(counts, place)[place]) + 1
+            self.found = self.found[counts >= self.least]
+
+    def commonest(self) -> np.ndarray:
+        """Where they stand, the commonest first."""
+        self.cut()
+        order = np.argsort(-self.found[:, 1], kind="stable")[: self.most]
+        return self.found[order, 0]
+
+
+def common_ngrams(
+    text: IndexedText, longest: int, per_order: int, block: int = BLOCK
+) -> list[np.ndarray]:
+    """Finds the commonest n-grams of each length in a text, in memory that does not grow with it.
 
     Args:
-        tokens, suffixes: A text and its suffix array.
-        vocab_size: What is not below it separates documents.
-        longest: The length of the longest n-gram.
+        text (`IndexedText`): The text.
+        longest (`int`): The length of the longest n-grams.
+        per_order (`int`): The most n-grams of each length.
+        block (`int`, *optional*): How many suffixes are walked along at a time.
 
     Returns:
-        How many first tokens each suffix shares with the one before it, and how many of its first
-        tokens are in one document.
+        `list[np.ndarray]`: Of each length from 1 on, int32 of shape `(count, n)`, those that stand
+        twice at least, the commonest first. Where too many stand equally often, none of them.
     """
-    shared = np.empty(len(suffixes), dtype=np.uint8)
-    whole = np.empty(len(suffixes), dtype=np.uint8)
+    orders = [_Order(per_order, np.empty((0, 2), np.int64)) for _ in range(longest)]
+    runs = np.full((longest, 2), -1, np.int64)
+    ended = np.empty((longest, block // RAREST + 1, 2), np.int64)
     before = -1
+    for start in range(0, len(text.suffixes), block):
+        suffixes = text.suffixes[start : start + block]
+        least = np.array([order.least for order in orders])
+        numbers = count_runs(text.tokens, suffixes, before, text.vocab_size, least, runs, ended)
+        before = int(suffixes[-1])
+        for order, some, number in zip(orders, ended, numbers, strict=True):
+            order.add(some[:number])
+    for order, run in zip(orders, runs, strict=True):
+        if run[0] >= 0 and run[1] >= order.least:
+            order.add(run[None])
+    return [
+        text.tokens[order.commonest()[:, None] + np.arange(length)].astype(np.int32)
+        for length, order in enumerate(orders, start=1)
+    ]
+
+
+_COUNTS = (
+    "int64[::1]({0}[::1], int32[::1], int64, int64, int64[::1], int64[:, ::1], int64[:, :, ::1])"
+)
+
+
+@kernel(_COUNTS.format("uint16"), _COUNTS.format("uint32"), drafts=False)
+def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
+    """Counts the n-grams of each length: each is a run of a suffix array.
+
+    Args:
+        tokens: A text.
+        suffixes: The next part of its suffix array.
+        before: The suffix before this part, -1 if there is none.
+        vocab_size: What is not below it separates documents.
+        least: Of each length, the smallest number of occurrences that counts.
+        runs: int64 of shape (lengths, 2): where the n-gram of the run that has begun stands (-1 if
+            its document ends before) and how often; read and written.
+        ended: int64 of shape (lengths, room, 2): the same of the runs that have ended, written.
+
+    Returns:
+        How many runs of each length have ended.
+    """
+    numbers = np.zeros(len(runs), dtype=np.int64)
     for i in range(len(suffixes)):
         position = np.int64(suffixes[i])
         length = 0
         while (
-            length < longest
+            length < len(runs)
             and position >= 0
             and position + length < len(tokens)
             and tokens[position + length] < vocab_size
         ):
             length += 1
-        whole[i] = length
-        same = 0
+        shared = 0
         while (
             before >= 0
-            and same < length
-            and before + same < len(tokens)
-            and tokens[before + same] == tokens[position + same]
+            and shared < length
+            and before + shared < len(tokens)
+            and tokens[before + shared] == tokens[position + shared]
         ):
-            same += 1
-        shared[i] = same
+            shared += 1
+        for order in range(len(runs)):
+            if shared > order:
+                runs[order, 1] += 1
+                continue
+            if runs[order, 0] >= 0 and runs[order, 1] >= least[order]:
+                ended[order, numbers[order], 0] = runs[order, 0]
+                ended[order, numbers[order], 1] = runs[order, 1]
+                numbers[order] += 1
+            runs[order, 0] = position if length > order else -1
+            runs[order, 1] = 1
         before = position
-    return shared, whole
-
-
-@kernel("int64(uint8[::1], uint8[::1], int64, int64, int64[::1], int64[::1])", drafts=False)
-def frequent_runs(shared, whole, length, least, firsts, counts):
-    """Finds the n-grams of one length that stand in a text often: runs of a suffix array.
-
-    Args:
-        shared, whole: From `common_prefixes`.
-        length: n.
-        least: The smallest number of occurrences that counts.
-        firsts, counts: The index of each run's first suffix and its length are written here, as
-            far as there is room.
-
-    Returns:
-        The number of such runs.
-    """
-    found, first = 0, 0
-    for i in range(1, len(shared) + 1):
-        if i < len(shared) and shared[i] >= length:
-            continue
-        if i - first >= least and whole[first] >= length:
-            if found < len(firsts):
-                firsts[found], counts[found] = first, i - first
-            found += 1
-        first = i
-    return found
+    return numbers

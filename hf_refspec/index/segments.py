@@ -154,11 +154,12 @@ def joined(segments: Sequence[Segment], oldest: int) -> Segment:
     return Segment(parts[0].first, text, ends, prompt_lengths)
 
 
-def due_to_join(sizes: Sequence[int]) -> slice | None:
+def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice | None:
     """Which segments should be made one.
 
     Args:
         sizes (sequence of `int`): Their tokens, the oldest segment first.
+        largest (`int`, *optional*): The most tokens of one.
 
     Returns:
         `slice` or `None`: Two or more that follow each other; `None` if all is well.
@@ -168,7 +169,7 @@ def due_to_join(sizes: Sequence[int]) -> slice | None:
         while (
             oldest > 0
             and sizes[oldest - 1] <= GROWTH * total
-            and sizes[oldest - 1] + total <= LARGEST_SEGMENT
+            and sizes[oldest - 1] + total <= largest
         ):
             oldest -= 1
             total += sizes[oldest]

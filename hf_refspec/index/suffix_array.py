@@ -81,10 +81,12 @@ class IndexedText:
         return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
 
 
-_DAMAGED = (
+DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
     "Datastore.verify() tells which file it is"
 )
+# Suffixes are sorted as far as so many of their first tokens: no match is longer.
+DEPTH = 128
 # So many lengths of a pattern are searched for together: more wait for memory at the same time,
 # fewer are searched in vain.
 TOGETHER = 4
@@ -146,7 +148,7 @@ def find_suffixes(tokens, suffixes, context, min_match):
                 if lows[i] == highs[i]:
                     continue
                 if positions[i] < 0 or positions[i] >= len(tokens):
-                    raise ValueError(_DAMAGED)
+                    raise ValueError(DAMAGED)
                 middle = (lows[i] + highs[i]) // 2
                 begin = len(context) - (min_match + found + i // 2)
                 order = _compare(tokens, positions[i], context, begin)
@@ -216,7 +218,7 @@ def sample_continuations(
             orders[row], occurrences[row] = i, (high - low) / count
         for row in range(end, end + count):
             if positions[row] < 0 or positions[row] >= len(tokens):
-                raise ValueError(_DAMAGED)
+                raise ValueError(DAMAGED)
             positions[row] += matched
             rows[row, 0] = tokens[min(positions[row], len(tokens) - 1)]
         for row in range(end, end + count):
@@ -226,7 +228,7 @@ def sample_continuations(
                 if token >= vocab_size:
                     if token == separator:
                         break
-                    raise ValueError(_DAMAGED)
+                    raise ValueError(DAMAGED)
                 rows[row, length] = token
                 length += 1
             lengths[row] = length

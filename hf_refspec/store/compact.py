@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from ..index.crest_table import NgramTable, build_table, table_bytes
 from ..index.draft_tree import TreeArrays
 from ..index.mixed_trie import mixed_tree
-from ..index.ngram_counts import common_prefixes, frequent_runs
+from ..index.ngram_counts import common_ngrams as ngrams_of_text
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
@@ -72,15 +72,16 @@ def compact_form(
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
     """Finds the commonest n-grams of each order.
 
-    One text after another is read, with two bytes of memory for each of its tokens. What is not
-    among the commonest of any text is left out, though in all together it might be.
+    One text after another is read, in memory that does not grow with it. What is not among the
+    commonest of any text is left out, though in all together it might be.
 
     Returns:
         Of each order from 1 on, the n-grams (int32 of shape `(count, n)`), the commonest first.
     """
     candidates: list[list[np.ndarray]] = [[] for _ in range(max_ngram)]
     for text in texts:
-        for found, ngrams in zip(candidates, _text_ngrams(text, max_ngram, per_order), strict=True):
+        of_text = ngrams_of_text(text, max_ngram, per_order)
+        for found, ngrams in zip(candidates, of_text, strict=True):
             found.append(ngrams)
     common = []
     for found in candidates:
@@ -92,36 +93,6 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
         commonest = np.argsort(-counts, kind="stable")[:per_order]
         common.append(ngrams[commonest])
     return common
-
-
-def _text_ngrams(text: IndexedText, max_ngram: int, per_order: int) -> list[np.ndarray]:
-    """The commonest n-grams of each order in one text."""
-    shared, whole = common_prefixes(text.tokens, text.suffixes, text.vocab_size, max_ngram)
-    found = []
-    for length in range(1, max_ngram + 1):
-        firsts, counts = _frequent(shared, whole, length, per_order)
-        commonest = np.argsort(-counts, kind="stable")[:per_order]
-        positions = text.suffixes[firsts[commonest]][:, None] + np.arange(length)
-        found.append(text.tokens[positions].astype(np.int32))
-    return found
-
-
-def _frequent(
-    shared: np.ndarray, whole: np.ndarray, length: int, per_order: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The runs of all n-grams above a number of occurrences that about `per_order` reach."""
-    nothing = np.empty(0, dtype=np.int64)
-    low, high = 2, len(shared) + 1  # an n-gram that occurs once is not worth a tree
-    while low < high:  # the smallest threshold that no more than twice as many pass
-        middle = (low + high) // 2
-        if frequent_runs(shared, whole, length, middle, nothing, nothing) > 2 * per_order:
-            low = middle + 1
-        else:
-            high = middle
-    count = frequent_runs(shared, whole, length, low, nothing, nothing)
-    firsts, counts = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    frequent_runs(shared, whole, length, low, firsts, counts)
-    return firsts, counts
 
 
 def write_ngrams(

@@ -12,7 +12,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.crest_table import NgramTable
-from .build.corpus import build_store, extend_store
+from ..index.suffix_array import IndexedText
+from .build.corpus import build_store, extend_store, merge_store
 from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
@@ -43,7 +44,7 @@ class Datastore(StoredFolder[StoreConfig]):
         config ([`StoreConfig`]): What its config.json says.
         form (`str`): The form that is open.
         ngrams ([`NgramTable`], *optional*): The compact form; `None` if the other one is open.
-        shards (`list[IndexedText]`): The full form; empty if the other one is open.
+        shards (`list[IndexedText]`): The full form, mapped; empty if the other one is open.
 
     Raises:
         DatastoreError: If there is no datastore, it does not have the form, its files are damaged
@@ -77,8 +78,10 @@ class Datastore(StoredFolder[StoreConfig]):
         if self.form == "compact":
             assert part.ngrams is not None
             self.ngrams = open_ngrams(self.path, config, part.ngrams)
-        # Mapped at once: another process may merge them, and delete these files.
-        self.shards = [map_shard(self.path, config, shard) for shard in part.shards]
+        # Mapped at once, for a writer may merge them at any time: what is mapped stays.
+        self.shards: list[IndexedText] = [
+            map_shard(self.path, config, shard) for shard in part.shards
+        ]
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
@@ -106,7 +109,7 @@ class Datastore(StoredFolder[StoreConfig]):
     def extend(
         self, more: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> Datastore:
-        """Adds documents in new shards; arguments as of [`extend_store`].
+        """Adds documents, and merges shards of about one size; arguments as of [`extend_store`].
 
         This object, and whoever else has the datastore open, goes on with what it has. Without a
         `tokenizer` it is the one that [`~Datastore.load_tokenizer`] loads.
@@ -117,6 +120,27 @@ class Datastore(StoredFolder[StoreConfig]):
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
         return Datastore(extend_store(self.path, more, tokenizer, **options))
+
+    def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
+        """Merges all shards into as few as can be, one for up to 2**31 - 2 tokens.
+
+        A build and an extension merge by themselves what is due: a datastore has a shard for each
+        order of magnitude, about. One shard is searched the fastest, but writes all of it again. It
+        takes little memory beside what is mapped, and the space on the disk that the merged shards
+        take. This object, and whoever else has the datastore open, goes on with what it has.
+
+        Args:
+            num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
+            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
+
+        Returns:
+            [`Datastore`]: The same documents, opened.
+
+        Raises:
+            DatastoreError: If it is damaged, or another process is writing it.
+            OSError: If the merged shards cannot be written; the datastore is as it was.
+        """
+        return Datastore(merge_store(self.path, num_proc, progress))
 
     def retokenize(
         self,
@@ -231,7 +255,8 @@ class Datastore(StoredFolder[StoreConfig]):
         with only_writer(self.path):
             # As it is by now: it may have been compacted or extended since this one was opened.
             config = StoreConfig.read(self.path)
-            if config.shards[: len(self.config.shards)] != self.config.shards:
+            tokens = sum(shard.tokens for shard in config.shards)
+            if config.fingerprint != self.config.fingerprint or tokens < self.tokens:
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
             write_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")

@@ -21,11 +21,15 @@ def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarr
     return read_arrays(folder, shard.tokens_file, expected)["tokens"]
 
 
+def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
+    """The suffix array of a shard, int32 of shape `(n,)`; raises as [`read_arrays`]."""
+    expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
+    return read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
+
+
 def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
     """The tokens of a shard with their suffix array; raises as [`read_arrays`]."""
-    tokens = map_tokens(folder, config, shard)
-    expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
-    suffixes = read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
+    tokens, suffixes = map_tokens(folder, config, shard), map_suffixes(folder, shard)
     return IndexedText(tokens, suffixes, config.vocab_size)
 
 

@@ -148,16 +148,16 @@ def test_builds_from_a_dataset_of_this_machine(
     assert texts_of(tmp_path / "store", tokenizer) == ["one", "two"]
 
 
-def test_shard_tokens_is_the_size_of_a_shard(tmp_path, corpus, tokenizer, tokenizer_folder):
+def test_shards_of_any_size_become_one(tmp_path, corpus, tokenizer, tokenizer_folder):
     arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
     assert run("build", corpus, *arguments, "--shard-tokens", 60) == 0
     built = Datastore(tmp_path / "store")
-    assert len(built.config.shards) > 1
-    assert max(shard.tokens for shard in built.config.shards) <= 60
+    assert len(built.config.shards) == 1 and built.tokens > 60
+    assert built.config.source["shard_tokens"] == 60
     assert texts_of(tmp_path / "store", tokenizer) == list(TEXTS.values())
 
 
-# --- extend, compact, info
+# --- extend, merge, compact, info
 
 
 def test_extends_by_more_documents(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
@@ -166,7 +166,16 @@ def test_extends_by_more_documents(tmp_path, corpus, tokenizer, tokenizer_folder
     capsys.readouterr()
     assert run("extend", tmp_path / "store", corpus / "b.py", *arguments) == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    assert "2 documents, 2 shards" in capsys.readouterr().out
+    assert "2 documents, 1 shard," in capsys.readouterr().out
+
+
+def test_merges_all_shards(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
+    run("build", corpus, "--tokenizer", tokenizer_folder, "--out", tmp_path / "store")
+    Datastore(tmp_path / "store").extend([[7]], progress=False)
+    run("info", tmp_path / "store")
+    assert "4 documents, 2 shards" in capsys.readouterr().out
+    assert run("merge", tmp_path / "store") == 0
+    assert "4 documents, 1 shard," in capsys.readouterr().out
 
 
 def test_the_tokenizer_is_found_again_where_its_folder_is_gone(

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.ngram_counts import common_prefixes, frequent_runs
-from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.index.ngram_counts import common_ngrams, count_runs
+from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
 VOCAB_SIZE = 5
 types = st.sampled_from([np.dtype(np.uint16), np.dtype(np.uint32)])
@@ -41,51 +41,31 @@ def separated_texts(draw):
     return np.array([*text, separator], dtype)
 
 
-def prefixes(text: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    suffixes = build_suffix_array(text)
-    return suffixes, *common_prefixes(text, suffixes, VOCAB_SIZE, longest)
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    length = 0
-    while length < min(len(a), len(b)) and a[length] == b[length]:
-        length += 1
-    return length
-
-
-@settings(deadline=None)
-@given(separated_texts(), st.integers(1, 4))
-def test_common_prefixes_end_with_the_document(text, longest):
-    suffixes, shared, whole = prefixes(text, longest)
-    separator = int(np.iinfo(text.dtype).max)
-    begins = []
-    for start in suffixes.tolist():
-        suffix = text[start:].tolist()
-        begins.append(suffix[: suffix.index(separator)][:longest])
-    assert whole.tolist() == [len(begin) for begin in begins]
-    pairs = zip([[], *begins], begins, strict=False)
-    assert shared.tolist() == [common_prefix(before, begin) for before, begin in pairs]
-
-
 def ngram_counts(text: list[int], length: int) -> Counter:
     windows = (tuple(text[i : i + length]) for i in range(len(text) - length + 1))
     return Counter(window for window in windows if max(window) < VOCAB_SIZE)
 
 
-@settings(deadline=None)
-@given(separated_texts(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 30))
-def test_frequent_runs_are_the_frequent_ngrams_within_documents(text, length, least, room):
-    suffixes, shared, whole = prefixes(text, 4)
-    firsts, counts = np.full(room, -1), np.full(room, -1)
-    found = frequent_runs(shared, whole, length, least, firsts, counts)
-    frequent = {n: c for n, c in ngram_counts(text.tolist(), length).items() if c >= least}
-    assert found == len(frequent)
-    written = min(found, room)
-    assert (firsts[written:] == -1).all()
-    starts = suffixes[firsts[:written]].tolist()
-    runs = [tuple(text[start : start + length].tolist()) for start in starts]
-    expected = [(ngram, frequent[ngram]) for ngram in sorted(frequent)[:room]]
-    assert list(zip(runs, counts.tolist(), strict=False)) == expected
+def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
+    """The twin of `common_ngrams`: whole groups of what stands equally often, as far as twice as
+    many as are wanted have room, and of these the first ones."""
+    counts = {ngram: n for ngram, n in ngram_counts(text, length).items() if n > 1}
+    least = 2
+    while sum(n >= least for n in counts.values()) > 2 * most:
+        least += 1
+    kept = sorted(ngram for ngram, n in counts.items() if n >= least)
+    return sorted(kept, key=lambda ngram: -counts[ngram])[:most]
+
+
+@settings(deadline=None, max_examples=300)
+@given(separated_texts(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 50))
+def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longest, most, block):
+    indexed = IndexedText(text, build_suffix_array(text), VOCAB_SIZE)
+    found = common_ngrams(indexed, longest, most, block)
+    assert len(found) == longest
+    for length, ngrams in enumerate(found, start=1):
+        assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
+        assert list(map(tuple, ngrams.tolist())) == commonest(text.tolist(), length, most)
 
 
 @settings(deadline=None, max_examples=200)
@@ -93,8 +73,11 @@ def test_frequent_runs_are_the_frequent_ngrams_within_documents(text, length, le
     arrays(st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1), np.uint16, 8),
     arrays(st.integers(-3, 10) | st.sampled_from([-(2**31), 2**31 - 1]), np.int32, 8),
 )
-def test_no_suffix_array_makes_common_prefixes_read_outside(text, suffixes):
-    shared, whole = common_prefixes.python(text, suffixes, VOCAB_SIZE, 3)
-    for start, length in zip(suffixes.tolist(), whole.tolist(), strict=True):
-        assert length == 0 or 0 <= start <= start + length <= len(text)
-    assert (shared <= whole).all()
+def test_no_suffix_array_makes_it_read_or_write_outside(text, suffixes):
+    least, runs = np.full(3, 2), np.full((3, 2), -1)
+    ended = np.full((3, 5, 2), -1)
+    for before in (-1, suffixes.tolist()[-1]):
+        numbers = count_runs.python(text, suffixes, before, VOCAB_SIZE, least, runs, ended)
+        assert numbers.max() <= 5
+        for length, (order, number) in enumerate(zip(ended, numbers, strict=True), start=1):
+            assert ((order[:number, 0] >= 0) & (order[:number, 0] + length <= len(text))).all()

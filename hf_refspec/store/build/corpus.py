@@ -1,11 +1,11 @@
-"""Builds a datastore: documents are tokenised, packed into shards, sorted and written."""
+"""Builds a datastore: documents are tokenised, packed into shards, sorted, written and merged."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError
+from ..files import DatastoreError, FileEntry
 from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
 from ..folder import new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
 from ..tokenizer_file import write_tokenizer
 from .display import BuildDisplay
 from .engine import Engine, make_engine
+from .merge import merge_all, merge_due
 from .progress import PROGRESS, BuildProgress
 from .shard_writer import ShardWriter
 from .source import Source, open_source
@@ -116,7 +117,11 @@ def build_store(
     opened.name = corpus or opened.name
     engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
     with new_folder(Path(path), chosen.resume) as folder:
-        shards = _add_shards(folder, config, opened, engine, chosen)
+        progress = _add_shards(folder, config, opened, engine, chosen)
+        shards = merge_due(folder, config, progress.shards, chosen.num_proc, chosen.progress)
+        progress.shards = shards
+        progress.write(folder)  # If it is killed, it goes on without what is deleted now.
+        sweep(folder, _OURS, (file.name for file in progress.files()))
         about = {
             "corpus": opened.name,
             "license": license or opened.license,
@@ -137,8 +142,9 @@ def extend_store(
 ) -> Path:
     """Adds documents to a datastore, in new shards after those that it has.
 
-    No file of the datastore is touched but its config.json, which is replaced at the end in one go:
-    whoever has it open goes on, and if the extension fails or is killed it is what it was.
+    What has grown to about the size of the shards before it is merged with them, in new files. The
+    config.json is replaced at the end in one go: whoever has the datastore open goes on, and if the
+    extension fails or is killed it is what it was.
 
     Args:
         folder (`str` or `os.PathLike`): The datastore.
@@ -172,15 +178,56 @@ def extend_store(
             )
         try:
             if not (chosen.resume and _is_extended(folder, config, _noted(opened, chosen))):
-                new = _add_shards(folder, config, opened, engine, chosen)
-                _extended(config, new, opened.name, chosen.deduplicate).write(folder)
+                new = _add_shards(folder, config, opened, engine, chosen).shards
+                shards = [*config.shards, *new]
+                shards = merge_due(folder, config, shards, chosen.num_proc, chosen.progress)
+                _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
             (folder / PROGRESS).unlink()
+            _sweep(folder)
         except BaseException:
             if not chosen.resume:
-                sweep(folder, _OURS, (file.name for file in StoreConfig.read(folder).files()))
+                _sweep(folder)
                 (folder / PROGRESS).unlink(missing_ok=True)
             raise
     return folder
+
+
+def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bool = True) -> Path:
+    """Merges all shards of a datastore into as few as can be, see [`Datastore.merge`].
+
+    Args:
+        folder (`str` or `os.PathLike`): The datastore.
+        num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
+        show (`bool`, *optional*, defaults to `True`): Show the progress on a terminal.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        DatastoreError: If it is damaged, has only the compact form, or another process is writing
+            it.
+        OSError: If the merged shards cannot be written; the datastore is as it was.
+    """
+    folder = Path(folder)
+    with only_writer(folder):
+        config = StoreConfig.read(folder)
+        if not config.shards:
+            raise DatastoreError(f"{folder} has only the compact form, which is not made of shards")
+        progress = BuildProgress.read(folder)  # of an extension that may be resumed
+        kept = progress.files() if progress else []
+        try:
+            shards = merge_all(folder, config, num_proc, show)
+            if shards != config.shards:
+                replace(config, shards=shards).write(folder)
+        finally:
+            _sweep(folder, kept)
+    return folder
+
+
+def _sweep(folder: Path, kept: Iterable[FileEntry] = ()) -> None:
+    """Deletes the shards that config.json does not name (any more), except those to be kept."""
+    files = [*StoreConfig.read(folder).files(), *kept]
+    sweep(folder, _OURS, (file.name for file in files))
 
 
 def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
@@ -196,9 +243,8 @@ def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
 
 
 def _extended(
-    config: StoreConfig, new: list[ShardEntry], corpus: str, deduplicated: bool
+    config: StoreConfig, shards: list[ShardEntry], corpus: str, deduplicated: bool
 ) -> StoreConfig:
-    shards = [*config.shards, *new]
     about = dict(config.source)
     if corpus not in str(about.get("corpus", "")):
         about["corpus"] = f"{about['corpus']}, {corpus}" if about.get("corpus") else corpus
@@ -210,19 +256,24 @@ def _extended(
 def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bool:
     """Whether this extension was killed after config.json named its shards."""
     progress = BuildProgress.read(folder)
-    if progress is None or not progress.shards or progress.shards[-1] not in config.shards:
+    if progress is None or not progress.shards:
         return False
-    return noted.items() <= progress.options.items()
+    before = _tokens(config.shards) - _tokens(progress.shards)  # whatever has been merged since
+    return (noted | {"tokens before": before}).items() <= progress.options.items()
+
+
+def _tokens(shards: Iterable[ShardEntry]) -> int:
+    return sum(shard.tokens for shard in shards)
 
 
 def _add_shards(
     folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
-) -> list[ShardEntry]:
+) -> BuildProgress:
     """Writes a source's documents into new shards, which config.json does not name yet; returns
-    them and those of the build that is resumed."""
+    what names them and those of the build that is resumed."""
     noted = _noted(source, options) | {
         "tokenizer fingerprint": config.fingerprint,
-        "shards before": len(config.shards),
+        "tokens before": _tokens(config.shards),
     }
     progress = BuildProgress.begun(folder, noted, options.resume)
     sweep(folder, _OURS, (file.name for file in [*config.files(), *progress.files()]))
@@ -246,7 +297,7 @@ def _add_shards(
     if not progress.shards:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    return progress.shards
+    return progress
 
 
 def _add_documents(

@@ -34,7 +34,7 @@ class LocalEngine:
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
         self._content, self._config = content, config
-        self._num_proc = num_proc or _usable_cores()
+        self._num_proc = num_proc or usable_cores()
         # Each thread has its own: a tokenizer's cache of words has one lock.
         self._local = threading.local()
 
@@ -81,7 +81,8 @@ def make_engine(
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

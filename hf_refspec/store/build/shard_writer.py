@@ -15,6 +15,7 @@ from ..datastore_config import ShardEntry, StoreConfig
 from ..files import write_arrays
 from ..folder import sync_folder
 from .display import BuildDisplay
+from .merge import next_number
 from .progress import BuildProgress
 
 
@@ -40,8 +41,7 @@ class ShardWriter:
     ) -> None:
         self.folder, self.dtype, self.shard_tokens = folder, config.token_dtype, shard_tokens
         self.sort, self.progress, self.display = sort, progress, display
-        self._taken = {file.name for file in config.files()}
-        self._number = len(config.shards) + len(progress.shards)
+        self._number = next_number([*config.files(), *progress.files()])
         self._flushed = len(progress.shards)
         self._done = (progress.documents, progress.entries)
         self._background = ThreadPoolExecutor(1)
@@ -93,13 +93,11 @@ class ShardWriter:
     def _write(self, tokens: np.ndarray, documents: int, done: tuple[int, int]) -> None:
         suffixes = self.sort(tokens)
         self.display.has_sorted()
-        self._number += 1
-        while f"tokens-{self._number:05d}.safetensors" in self._taken:
-            self._number += 1
         files = [
             write_arrays(self.folder / f"{name}-{self._number:05d}.safetensors", {name: array})
             for name, array in (("tokens", tokens), ("suffixes", suffixes))
         ]
+        self._number += 1
         self.progress.shards.append(ShardEntry(len(tokens), documents, *files))
         self.progress.documents, self.progress.entries = done
         sync_folder(self.folder)

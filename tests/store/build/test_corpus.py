@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import datasets
@@ -20,11 +21,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
 from hf_refspec.store.build import engine, tokenizing
-from hf_refspec.store.build.corpus import build_store, extend_store
+from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
 from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.build.source import batches
+from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, check_file, read_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
@@ -55,7 +57,9 @@ def documents_of(folder: Path) -> list[list[int]]:
         tokens = read_arrays(folder, shard.tokens_file, expected)["tokens"]
         expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
         suffixes = read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
-        assert np.array_equal(suffixes, build_suffix_array(tokens))
+        assert sorted(suffixes.tolist()) == list(range(shard.tokens))
+        wanted = build_suffix_array(tokens)
+        assert np.array_equal(beginnings(tokens, suffixes), beginnings(tokens, wanted))
         before = len(documents)
         for token in tokens.tolist():
             if token == config.separator:
@@ -67,6 +71,12 @@ def documents_of(folder: Path) -> list[list[int]]:
     assert not begun
     assert config.source["documents"] == len(documents)
     return documents
+
+
+def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
+    """The first tokens of suffixes, as many as they are sorted by."""
+    places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
+    return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
 
 
 def texts_of(folder: Path, tokenizer) -> list[str]:
@@ -150,8 +160,8 @@ def store(tmp_path, tokenizer) -> Path:
 def test_documents_and_their_bounds_are_kept(store, tokenizer):
     assert texts_of(store, tokenizer) == [text for text in TEXTS if text]
     config = StoreConfig.read(store)
-    assert [shard.tokens for shard in config.shards[:-1]] == [500] * (len(config.shards) - 1)
-    assert len(config.shards) > 5
+    (shard,) = config.shards  # of more than five that were merged
+    assert shard.tokens > 5 * 500
     assert config.fingerprint == tokenizer_fingerprint(tokenizer)
     assert config.vocab_size == 259
     assert config.source == {
@@ -164,7 +174,7 @@ def test_documents_and_their_bounds_are_kept(store, tokenizer):
     }
     names = {"config.json", *(file.name for file in config.files())}
     assert set(os.listdir(store)) == names
-    assert "suffixes-00001.safetensors" in names
+    assert "suffixes-00001.safetensors" not in names
     assert os.listdir(store.parent) == ["store"]
 
 
@@ -214,8 +224,8 @@ def test_one_huge_document_goes_on_in_the_next_shard(tmp_path, tokenizer):
     huge = "".join(some_texts(40, seed=1))
     path = build_store(["a", huge, "b"], tokenizer, tmp_path / "store", **QUIET)
     assert texts_of(path, tokenizer) == ["a", huge, "b"]
-    documents = [shard.documents for shard in StoreConfig.read(path).shards]
-    assert documents[0] == 1 and documents[1] == 0 and documents[-1] == 2
+    (shard,) = StoreConfig.read(path).shards
+    assert shard.documents == 3 and shard.tokens > 500
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 2, 3, 4])
@@ -423,18 +433,17 @@ def test_two_builds_of_one_path(tmp_path, tokenizer, store):
     assert not list(tmp_path.rglob(LOCK))
 
 
-def test_an_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store):
+def test_a_small_extension_leaves_the_old_files_alone(tmp_path, tokenizer, store):
     before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
     old = StoreConfig.read(store)
     before.pop("config.json")
-    more = some_texts(20, seed=3)
+    more = some_texts(3, seed=3)
     assert extend_store(store, more, tokenizer, progress=False, num_proc=1) == store
     assert texts_of(store, tokenizer) == [text for text in [*TEXTS, *more] if text]
     after = {file.name: (file.stat().st_ino, file.read_bytes()) for file in store.iterdir()}
     assert after.items() >= before.items()
     new = StoreConfig.read(store)
-    assert new.shards[: len(old.shards)] == old.shards
-    assert new.shards[len(old.shards)].tokens == 500  # as it was built
+    assert new.shards[:-1] == old.shards
     assert set(after) == {"config.json", *(file.name for file in new.files())}
 
 
@@ -510,3 +519,105 @@ def test_one_long_line_and_many_tiny_documents(tmp_path, tokenizer):
     texts = [str(i) for i in range(20_000)]
     path = build_store(iter(texts), tokenizer, tmp_path / "tiny", progress=False)
     assert texts_of(path, tokenizer) == texts
+
+
+# --- merging
+
+
+def sizes_of(folder: Path) -> list[int]:
+    return [shard.tokens for shard in StoreConfig.read(folder).shards]
+
+
+def test_shards_stay_few_in_whatever_order_documents_come(tmp_path, tokenizer):
+    for seed in range(3):
+        path, texts = tmp_path / str(seed), [[5] * 40]
+        build_store(texts, tokenizer, path, **QUIET)
+        for length in random.Random(seed).choices([1, 30, 400], k=25):
+            texts.append([random.Random(length).randrange(200) for _ in range(length)])
+            extend_store(path, texts[-1:], tokenizer, **QUIET)
+            sizes = sizes_of(path)
+            assert all(older > 4 * newer for older, newer in pairwise(sizes))
+        assert documents_of(path) == texts
+
+
+def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
+    for _ in range(3):
+        extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    before = documents_of(store)
+    reader = Datastore(store)
+    assert len(sizes_of(store)) > 1
+    merged = reader.merge(num_proc=2, progress=False)
+    assert len(merged.shards) == 1 and documents_of(store) == before
+    assert set(os.listdir(store)) == {"config.json", *(each.name for each in merged.config.files())}
+    # Who had it open still has all of it, though its files are gone.
+    assert [ids.tolist() for ids in reader.iter_documents()] == before
+    as_merged = content_of(store)
+    merged.merge(progress=False)
+    assert content_of(store) == as_merged
+
+
+def test_merging_killed_at_any_moment(tmp_path, tokenizer, store):
+    for _ in range(2):
+        extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    before = documents_of(store)
+    old = tmp_path / "old"
+    shutil.copytree(store, old)
+    merge_store(store, show=False)
+    wanted, path = content_of(store), tmp_path / "new"
+
+    def run():
+        merge_store(path, show=False)
+
+    shutil.copytree(old, path)
+    for moment in moments_of(run, 12):
+        shutil.rmtree(path)
+        shutil.copytree(old, path)
+        assert killed_at(moment, run) is None
+        assert documents_of(path) == before
+        run()
+        assert documents_of(path) == before and len(sizes_of(path)) == 1
+        assert len(os.listdir(path)) == len(wanted)
+
+
+def test_an_extension_is_resumed_after_a_merge(tmp_path, tokenizer, store):
+    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    before = documents_of(store)
+    more = [[5, 6] * 300, [7] * 100]
+
+    def half():
+        yield more[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extend_store(store, half(), tokenizer, resume=True, **QUIET)
+    merge_store(store, show=False)
+    assert PROGRESS in os.listdir(store) and len(sizes_of(store)) == 1
+    extend_store(store, iter(more), tokenizer, resume=True, **QUIET)
+    assert documents_of(store) == before + more
+
+
+@pytest.mark.parametrize("kind", ["tokens_file", "suffixes_file"])
+def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
+    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    path = store / getattr(StoreConfig.read(store).shards[0], kind).name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    before = content_of(store)
+    with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
+        merge_store(store, show=False)
+    assert content_of(store) == before
+
+
+def test_a_full_disk_leaves_what_was_to_be_merged(tokenizer, store):
+    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    before = content_of(store)
+    error = in_a_child(lambda: merge_store(store, show=False), 3000)
+    assert isinstance(error, OSError) and "File too large" in str(error)
+    assert content_of(store) == before
+
+
+def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
+    path = Datastore(store).compact(tmp_path / "compact", progress=False).path
+    with pytest.raises(DatastoreError, match="only the compact form"):
+        merge_store(path, show=False)
