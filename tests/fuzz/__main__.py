@@ -7,11 +7,16 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything is imported that reads them. Threads that are waited for do not outlive a fork.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from .children import Result
 
 
 def main() -> int:
@@ -21,28 +26,48 @@ def main() -> int:
     mutating.add_argument("--count", type=int, default=10_000)
     mutating.add_argument("--first", type=int, default=0, help="the number of the first one")
     mutating.add_argument("--seconds", type=float, default=20, help="how long one may take")
+    killing = commands.add_parser("kill", help="kill every writer at its file operations")
+    killing.add_argument("--count", type=int, default=500)
+    killing.add_argument("--seconds", type=float, default=60, help="how long one may take")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        return mutate(Path(root), arguments)
+        return COMMANDS[arguments.command](Path(root), arguments)
 
 
 def mutate(root: Path, arguments: argparse.Namespace) -> int:
-    from .fuzzing import Fuzzer, table
+    from .fuzzing import Fuzzer
 
     fuzzer = Fuzzer(root, seconds=arguments.seconds)
-    results, begin = [], time.monotonic()
-    for result in fuzzer.run(range(arguments.first, arguments.first + arguments.count)):
-        results.append(result)
-        if result.outcome.is_bad:
-            print(
-                f"{result.number} {result.kind}, {result.done}: {result.outcome.name}, "
-                f"{result.outcome.detail.strip()}\n",
-                flush=True,
-            )
-    print(table(results), "", table(results, by="mutation"), sep="\n")
-    print(f"{len(results):,} mutations in {time.monotonic() - begin:.0f} s")
-    return int(any(result.outcome.is_bad for result in results))
+    return report(fuzzer.run(range(arguments.first, arguments.first + arguments.count)))
 
+
+def kill(root: Path, arguments: argparse.Namespace) -> int:
+    from .kills import Killer
+
+    killer = Killer(root, seconds=arguments.seconds)
+    print(f"There are {len(killer.kills):,} places to kill at.", flush=True)
+    return report(killer.run(arguments.count))
+
+
+def report(results: Iterator[Result]) -> int:
+    """Prints what ended badly, and how often what ended how."""
+    from .children import table
+
+    begin, all_results = time.monotonic(), []
+    for result in results:
+        all_results.append(result)
+        if result.outcome.is_bad:
+            what = f"{result.rows[0]}, {result.done}: {result.outcome.name}"
+            number = f"{result.item}: " if isinstance(result.item, int) else ""
+            print(f"{number}{what}\n    {result.outcome.detail.strip()}\n", flush=True)
+    print(table(all_results), table(all_results, row=1), sep="\n\n")
+    bad = sum(result.outcome.is_bad for result in all_results)
+    seconds = time.monotonic() - begin
+    print(f"\n{bad:,} of {len(all_results):,} ended as they may not, in {seconds:.0f} s")
+    return int(bad > 0)
+
+
+COMMANDS = {"mutate": mutate, "kill": kill}
 
 if __name__ == "__main__":
     sys.exit(main())

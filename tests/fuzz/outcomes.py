@@ -23,7 +23,9 @@ SAME = "same results"
 OTHER = "other results"
 REFUSED = "DatastoreError"
 UNWRITABLE = "cannot be written"
-GOOD = (SAME, OTHER, UNWRITABLE, REFUSED)
+# Of a writer that was killed: what a user finds.
+BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
+GOOD = (SAME, OTHER, UNWRITABLE, REFUSED, BEFORE, BETWEEN, AFTER)
 
 # What may not happen, the worst last.
 BAD = (
@@ -62,10 +64,15 @@ class Outcome:
     def is_bad(self) -> bool:
         return self.name in BAD
 
+    @property
+    def rank(self) -> int:
+        """Its place in a table, the worst last."""
+        return _RANK[self.name]
+
     @staticmethod
     def worst(outcomes: list[Outcome]) -> Outcome:
         """The one that says most."""
-        return max(outcomes, key=lambda outcome: _RANK[outcome.name])
+        return max(outcomes, key=lambda outcome: outcome.rank)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _NUMBERS = {
     },
 }  # fmt: skip
 CALLS = _NUMBERS.get(platform.machine(), {}) if platform.system() == "Linux" else {}
-_WRITES = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range")
+WRITES = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range")
 
 
 class _Info(ctypes.Structure):
@@ -152,7 +152,7 @@ class _Tracer:
         self.operations.append(f"{call} {path.removeprefix(self.below)}")
         if len(self.operations) - 1 != self.stop:
             return False
-        if self.torn and call in _WRITES:
+        if self.torn and call in WRITES:
             self.tearing[thread] = Path(path)
             return False
         return True
