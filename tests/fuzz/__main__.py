@@ -29,6 +29,10 @@ def main() -> int:
     killing = commands.add_parser("kill", help="kill every writer at its file operations")
     killing.add_argument("--count", type=int, default=500)
     killing.add_argument("--seconds", type=float, default=60, help="how long one may take")
+    building = commands.add_parser("sources", help="build from what corpora should not be")
+    building.add_argument("--line-bytes", type=int, default=200_000_000)
+    building.add_argument("--documents", type=int, default=1_000_000)
+    building.add_argument("--seconds", type=float, default=600, help="how long one may take")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         return COMMANDS[arguments.command](Path(root), arguments)
@@ -49,14 +53,21 @@ def kill(root: Path, arguments: argparse.Namespace) -> int:
     return report(killer.run(arguments.count))
 
 
-def report(results: Iterator[Result]) -> int:
-    """Prints what ended badly, and how often what ended how."""
+def sources(root: Path, arguments: argparse.Namespace) -> int:
+    from .sources import build_all
+
+    results = build_all(root, arguments.line_bytes, arguments.documents, arguments.seconds)
+    return report(results, every=True)
+
+
+def report(results: Iterator[Result], every: bool = False) -> int:
+    """Prints what ended badly (or everything), and how often what ended how."""
     from .children import table
 
     begin, all_results = time.monotonic(), []
     for result in results:
         all_results.append(result)
-        if result.outcome.is_bad:
+        if every or result.outcome.is_bad:
             what = f"{result.rows[0]}, {result.done}: {result.outcome.name}"
             number = f"{result.item}: " if isinstance(result.item, int) else ""
             print(f"{number}{what}\n    {result.outcome.detail.strip()}\n", flush=True)
@@ -67,7 +78,7 @@ def report(results: Iterator[Result]) -> int:
     return int(bad > 0)
 
 
-COMMANDS = {"mutate": mutate, "kill": kill}
+COMMANDS = {"mutate": mutate, "kill": kill, "sources": sources}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -58,17 +58,23 @@ def in_children(items: Sequence[T], work: Work[T], seconds: float, log: Path) ->
     while left:
         with _child(left, work, seconds, log) as lines:
             while left:
-                rows, outcome = ("?", "?", "?"), None
+                rows, outcome = ["?", "?", "?"], None
                 if (said := lines.next(seconds + 5)) is not None:
                     rows, outcome = said, lines.next(seconds)
                 item = left.pop(0)
                 if outcome is None:
-                    ended = Outcome("hang" if lines.hung else "crash", log.read_text("utf-8", "replace"))
-                else:
-                    ended = Outcome(*outcome)
+                    outcome = ["hang" if lines.hung else "crash", _last_words(log)]
+                ended = Outcome(*outcome)
                 yield Result(item, (rows[0], rows[1]), rows[2], ended)
-                if outcome is None:
+                if ended.name in ("hang", "crash"):
                     break
+
+
+def _last_words(log: Path) -> str:
+    """What a child has printed, without the lines of a traceback that are always the same."""
+    lines = log.read_text("utf-8", "replace").splitlines()
+    dull = ("tests/fuzz/", "runpy", "threading.py", "tqdm/", "Extension modules")
+    return "\n".join(line for line in lines if not any(each in line for each in dull))
 
 
 class _Lines:

@@ -21,11 +21,13 @@ from .stores import Kind, Use
 
 SAME = "same results"
 OTHER = "other results"
-REFUSED = "DatastoreError"
+REFUSED = "refused"
 UNWRITABLE = "cannot be written"
 # Of a writer that was killed: what a user finds.
 BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
-GOOD = (SAME, OTHER, UNWRITABLE, REFUSED, BEFORE, BETWEEN, AFTER)
+# Of building from a source.
+BUILT = "built"
+GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, REFUSED)
 
 # What may not happen, the worst last.
 BAD = (
