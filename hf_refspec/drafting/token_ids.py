@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 
 # No vocabulary comes near it. An array as long as the largest id is kept: the limit is its memory.
-_LARGEST_ID = 2**24
+LARGEST_ID = 2**24
 
 
 def references_to_ids(
@@ -79,7 +79,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
         raise ValueError(f"{name} is empty; leave it out")
     if not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"{name} must hold integers, but holds {ids.dtype}")
-    if ids.min() < 0 or ids.max() > _LARGEST_ID:
+    if ids.min() < 0 or ids.max() > LARGEST_ID:
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"{name} has the id {bad}; ids are from 0 to the vocabulary size - 1")
     return ids

@@ -96,6 +96,29 @@ class Segment(Documents):
     def tokens(self) -> np.ndarray:
         return self.text.tokens
 
+    def check(self) -> None:
+        """Checks arrays from a file that nobody has checked: all but the order of the suffixes.
+
+        Raises:
+            ValueError: If they do not fit together.
+        """
+        tokens, suffixes = self.text.tokens, self.text.suffixes
+        lengths = np.diff(self.ends.astype(np.int64), prepend=-1) - 1
+        if len(lengths) == 0 or lengths.min() < 1 or self.ends[-1] != len(tokens) - 1:
+            raise ValueError("its ends are not those of its documents")
+        if np.any(self.prompt_lengths < 0) or np.any(self.prompt_lengths > lengths):
+            raise ValueError("its prompts do not fit into its documents")
+        outside = np.flatnonzero(tokens >= self.text.vocab_size)
+        if not np.array_equal(outside, self.ends) or np.any(tokens[outside] != self.text.separator):
+            raise ValueError(
+                "its tokens are not all in its vocabulary, with separators at its ends"
+            )
+        found = np.zeros(len(tokens), dtype=bool)
+        if len(suffixes) == len(tokens) and suffixes.min() >= 0 and suffixes.max() < len(tokens):
+            found[suffixes] = True
+        if not found.all():
+            raise ValueError("its suffixes are not those of its tokens")
+
     def since(self, number: int) -> Segment:
         """Those of its documents that have this number or a greater one, at least one."""
         if number <= self.first:

@@ -49,6 +49,7 @@ def test_joined_segments_are_one_text(documents, data):
     segments = [segment_of(documents[low:high], low) for low, high in pairwise(bounds)]
     oldest = data.draw(st.integers(0, len(documents) - 1))
     segment = joined(segments, oldest)
+    segment.check()
     assert (segment.first, segment.end) == (oldest, len(documents))
     assert documents_of(segment) == documents[oldest:]
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)
@@ -59,6 +60,7 @@ def test_joined_segments_are_one_text(documents, data):
 def test_documents_since_a_number(documents, data):
     number = data.draw(st.integers(0, len(documents) - 1))
     segment = segment_of(documents).since(number)
+    segment.check()
     assert documents_of(segment) == documents[number:]
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)
     assert documents_of(tail_of(documents).since(number)) == documents[number:]
@@ -110,6 +112,7 @@ def paths(tokens, parents, probs) -> dict[tuple[int, ...], float]:
 def test_ids_of_both_widths_are_joined(outputs):
     segments = [segment_of([([], output)], i) for i, output in enumerate(outputs)]
     segment = joined(segments, 0)
+    segment.check()
     assert documents_of(segment) == [([], output) for output in outputs]
     assert segment.text.vocab_size == max(map(max, outputs)) + 1
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)

@@ -1,8 +1,17 @@
 """An append-only log of calls: what a process that was killed has written is still there.
 
-A record is three uint32 (tokens of the prompt, tokens of the output, CRC-32 of these two and of
-what follows), then the ids, int32; all little-endian. Nothing follows the last record, but a part
-of one that a process was killed over.
+A record is, little-endian:
+
+    mark             4 bytes, f5 68 66 f6
+    prompt, output   two uint32, how many tokens they have
+    checksums        two uint32, the CRC-32 of these two numbers and that of the ids
+    ids              int32, those of the prompt and of the output
+
+No id is above 2**24, so that no ids look like a mark: behind damage the next record can be found. A
+log is written by one process, from its beginning, and never changed by another one. Its last record
+may have been cut short, when that process was killed; the first checksum tells this from damage.
+
+hf_refspec 0.1 wrote records without marks: the two lengths, the CRC-32 of all else, the ids.
 """
 
 from __future__ import annotations
@@ -10,78 +19,173 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-_HEADER = struct.Struct("<III")
+from ...store.files import DatastoreError, create_file, open_file
+from ..token_ids import LARGEST_ID
+
+Call = tuple[np.ndarray, np.ndarray]
+
+# Tokens of a call, prompt and output. No model takes so many.
+LONGEST_CALL = 1 << 24
+_MARK = b"\xf5hf\xf6"
+_HEADER = struct.Struct("<4sIIII")
+_LENGTHS = struct.Struct("<II")
+_UNMARKED_HEADER = struct.Struct("<III")
 _IDS = np.dtype("<i4")
+# A log of so many bytes is full: there are larger ones only by a single record.
+_FULL = 1 << 22
+_LARGEST_LOG = _FULL + _HEADER.size + LONGEST_CALL * _IDS.itemsize
+# Damaged places after which a log is not searched further: to look at millions would take minutes.
+_MOST_DAMAGES = 1000
 
 
 class SessionLog:
-    """A log that is open for appending.
+    """A new log.
 
     Records are handed to the system, not forced to the disk: they outlive the process, but the last
     ones may be lost when the machine fails.
 
     Args:
-        path (`Path`): The file; it is made if there is none.
-        size (`int`, *optional*, defaults to 0): The bytes of its whole records; what follows them
-            is cut off.
+        path (`Path`): The file; nothing must be there.
+
+    Raises:
+        OSError: If it cannot be made.
     """
 
-    def __init__(self, path: Path, size: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0))
-        self._size = size
-        os.ftruncate(self._descriptor, size)
+        self._file = create_file(path)
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next record belongs into another log."""
+        return self._size >= _FULL
 
     def append(self, prompt: np.ndarray, output: np.ndarray) -> None:
-        """Appends a record: ids from 0 to 2**31 - 1, integer arrays of shape `(n,)`.
+        """Appends a record: ids from 0 to `LARGEST_ID`, integer arrays of shape `(n,)` with at most
+        `LONGEST_CALL` together.
 
         Raises:
             OSError: If it cannot be written, as on a full disk. The log is as it was.
         """
         ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
-        checksum = _checksum(len(prompt), len(output), ids)
-        record = memoryview(_HEADER.pack(len(prompt), len(output), checksum) + ids)
+        lengths = _LENGTHS.pack(len(prompt), len(output))
+        checksums = struct.pack("<II", zlib.crc32(lengths), zlib.crc32(ids))
+        record = memoryview(_MARK + lengths + checksums + ids)
         written = 0
         try:
-            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            self._file.seek(self._size)
             while written < len(record):
-                written += os.write(self._descriptor, record[written:])
-        except BaseException:
-            os.ftruncate(self._descriptor, self._size)
+                written += os.write(self._file.fileno(), record[written:])
+        except BaseException as error:
+            with suppress(OSError):  # else the next record is written over it
+                self._file.truncate(self._size)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
             raise
         self._size += len(record)
 
     def close(self) -> None:
         """No more is appended."""
-        os.close(self._descriptor)
+        self._file.close()
 
 
-def read_log(path: Path) -> tuple[list[tuple[np.ndarray, np.ndarray]], int]:
-    """Reads a log up to the first record that is not whole.
+def read_log(path: Path) -> tuple[list[Call], int]:
+    """Reads the whole records of a log, also those behind damaged ones.
 
     Returns:
-        The prompts and outputs (int32), and the bytes of the whole records.
+        The prompts and outputs (int32), and how many bytes are damaged; a last record that was cut
+        short is not.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        DatastoreError: If it cannot be read, is a link or no file, or larger than any log.
     """
-    content = path.read_bytes()
-    calls, size = [], 0
-    while size + _HEADER.size <= len(content):
-        prompt_length, output_length, checksum = _HEADER.unpack_from(content, size)
-        begin = size + _HEADER.size
-        end = begin + _IDS.itemsize * (prompt_length + output_length)
-        found = _checksum(prompt_length, output_length, content[begin:end])
-        if end > len(content) or checksum != found:
-            break
-        ids = np.frombuffer(content, _IDS, prompt_length + output_length, begin)
-        if len(ids) == 0 or ids.min() < 0:
-            break
-        calls.append((ids[:prompt_length], ids[prompt_length:]))
-        size = end
-    return calls, size
+    with open_file(path, follow_links=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST_LOG:
+            raise DatastoreError(
+                f"{path} is damaged: it has {size} bytes, and no log has more than {_LARGEST_LOG}; "
+                "move it elsewhere"
+            )
+        try:
+            content = file.read(size)
+        except (OSError, MemoryError) as error:
+            raise DatastoreError(f"{path} cannot be read: {error!r}") from None
+    if _MARK in content or _MARK.startswith(content):
+        return _read_marked(content)
+    return _read_unmarked(content)
 
 
-def _checksum(prompt_length: int, output_length: int, ids: bytes) -> int:
-    return zlib.crc32(ids, zlib.crc32(struct.pack("<II", prompt_length, output_length)))
+def _read_marked(content: bytes) -> tuple[list[Call], int]:
+    calls: list[Call] = []
+    place = damaged = damages = 0
+    while place < len(content) and damages < _MOST_DAMAGES:
+        end = _end_of_record(content, place)
+        call = None if end is None else _read_record(content, place, end)
+        if end is not None and call is not None:
+            calls.append(call)
+            place = end
+            continue
+        following = content.find(_MARK, place + 1)
+        if following < 0 and end is not None and end > len(content):
+            return calls, damaged  # it was cut short
+        following = following if following >= 0 else len(content)
+        damaged, damages, place = damaged + following - place, damages + 1, following
+    return calls, damaged + len(content) - place
+
+
+def _end_of_record(content: bytes, begin: int) -> int | None:
+    """Where the record that begins here ends, maybe behind the content; `None` if none begins."""
+    header = content[begin : begin + _HEADER.size]
+    if len(header) < _HEADER.size:
+        return begin + _HEADER.size if _MARK.startswith(header[: len(_MARK)]) else None
+    mark, prompt_length, output_length, checksum, _ = _HEADER.unpack(header)
+    length = prompt_length + output_length
+    if mark != _MARK or checksum != zlib.crc32(_LENGTHS.pack(prompt_length, output_length)):
+        return None
+    return begin + _HEADER.size + length * _IDS.itemsize if length <= LONGEST_CALL else None
+
+
+def _read_record(content: bytes, begin: int, end: int) -> Call | None:
+    ids = begin + _HEADER.size
+    # A mark among the ids is looked for first: so no byte is read often, whatever the lengths say.
+    if end > len(content) or content.find(_MARK, ids, end) >= 0:
+        return None
+    _, prompt_length, _, _, checksum = _HEADER.unpack_from(content, begin)
+    return (
+        _call(content[ids:end], prompt_length) if checksum == zlib.crc32(content[ids:end]) else None
+    )
+
+
+def _read_unmarked(content: bytes) -> tuple[list[Call], int]:
+    calls: list[Call] = []
+    place = damaged = damages = 0
+    while place + _UNMARKED_HEADER.size <= len(content) and damages < _MOST_DAMAGES:
+        prompt_length, output_length, checksum = _UNMARKED_HEADER.unpack_from(content, place)
+        begin = place + _UNMARKED_HEADER.size
+        end = begin + (prompt_length + output_length) * _IDS.itemsize
+        if end > len(content):
+            break
+        # Where a record ends only its lengths tell: behind a damaged one they are still believed.
+        lengths = _LENGTHS.pack(prompt_length, output_length)
+        call = _call(content[begin:end], prompt_length)
+        if call is not None and checksum == zlib.crc32(content[begin:end], zlib.crc32(lengths)):
+            calls.append(call)
+        else:
+            damaged, damages = damaged + end - place, damages + 1
+        place = end
+    return calls, damaged + len(content) - place
+
+
+def _call(ids: bytes, prompt_length: int) -> Call | None:
+    """The prompt and the output; `None` if there is nothing, or what cannot be an id."""
+    array = np.frombuffer(ids, _IDS)
+    if len(array) == 0 or array.min() < 0 or array.max() > LARGEST_ID:
+        return None
+    return array[:prompt_length], array[prompt_length:]

@@ -13,7 +13,9 @@ import numpy as np
 from ...index.segments import Segment, Tail, due_to_join, joined
 from ...index.suffix_array import IndexedText
 from ...index.token_buffer import LinkedText
+from ...store.files import DatastoreError
 from .folder import SessionFolder
+from .log import LONGEST_CALL
 from .similar_prompts import SimilarPrompts
 
 logger = logging.getLogger("hf_refspec")
@@ -54,9 +56,13 @@ class Memory:
         seal_tokens (`int`, *optional*): Tokens after which the tail is sealed.
 
     Attributes:
+        path (`Path`, *optional*): Of the folder.
         view (`View`): What there is now. It is replaced, never changed.
         tokens (`int`): Tokens of the sessions that are remembered.
         closed (`bool`): Whether no more is remembered.
+
+    Raises:
+        DatastoreError: If there is not enough memory for what is in the folder.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Memory:
         seal_tokens: int | None = None,
     ) -> None:
         self.max_tokens = max_tokens
+        self.path = None if folder is None else folder.path
         self._folder = folder
         # The first guards all that is here, for microseconds (a search of 10,000 prompts: for a
         # millisecond); the second what is on the disk. Who needs both takes the second first.
@@ -81,8 +88,15 @@ class Memory:
         self._unsealed = 0
         self._seal_tokens = self._seal_at = seal_tokens or SEAL_TOKENS
         self._largest_id = -1
+        self._keeps = True
         if folder is not None:
-            self._fill(folder)
+            try:
+                self._fill(folder)
+            except MemoryError:
+                folder.close()
+                raise DatastoreError(
+                    f"{folder.path} cannot be read: there is not enough memory for its sessions"
+                ) from None
         self._publish()
 
     def __len__(self) -> int:
@@ -93,13 +107,10 @@ class Memory:
         """Remembers a session: integer arrays of shape `(n,)`, not both empty."""
         with self._lock:
             self._check_open()
+            if not self._has_room(prompt, output):
+                return
             if self._folder is not None:
-                try:
-                    self._folder.append(prompt, output)
-                except OSError as error:
-                    logger.warning(
-                        "a session is remembered only until this process ends: %s", error
-                    )
+                self._keep(self._folder, prompt, output)
             self._append(prompt, output)
             self._publish()
             self._schedule()
@@ -128,7 +139,7 @@ class Memory:
             self._largest_id = -1
             self._publish()
             if self._folder is not None:
-                self._folder.commit([], self._folder.begin_log())
+                self._folder.clear()
 
     def wait(self) -> None:
         """Waits until nothing goes on in the background."""
@@ -162,7 +173,7 @@ class Memory:
         self._publish()
 
     def _fill(self, folder: SessionFolder) -> None:
-        self._segments = list(folder.segments)
+        self._segments = folder.segments
         if self._segments:
             self._tail = Tail(self._segments[-1].end)
             self.tokens = sum(len(each.text.tokens) - len(each.ends) for each in self._segments)
@@ -171,8 +182,25 @@ class Memory:
                 for number in range(segment.first, segment.end):
                     self._prompts.add(segment.document(number)[0])
         for prompt, output in folder.calls:
-            self._append(prompt, output)
+            if self._has_room(prompt, output):
+                self._append(prompt, output)
+        # Held on to there, files would stay on the disk that are deleted.
+        folder.segments, folder.calls = [], []
         self._forget()
+
+    def _keep(self, folder: SessionFolder, prompt: np.ndarray, output: np.ndarray) -> None:
+        """Writes a session to the disk; where that fails, a call of `generate` does not."""
+        try:
+            folder.append(prompt, output)
+            self._keeps = True
+        except OSError as error:
+            if self._keeps:
+                logger.warning("%s; until that is mended, sessions are only in memory", error)
+            self._keeps = False
+
+    def _has_room(self, prompt: np.ndarray, output: np.ndarray) -> bool:
+        """Whether a session can be remembered: a longer one would push out all others."""
+        return len(prompt) + len(output) <= min(self.max_tokens, LONGEST_CALL)
 
     def _append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         self._tail.add(prompt, output)

@@ -14,6 +14,7 @@ from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.draft_tree import TreeArrays
 from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
+from ...store.files import DatastoreError
 from ..blend import merged
 from ..drafter import Drafter, check_count
 from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
@@ -52,18 +53,22 @@ class RetrievalCache(Drafter):
             are those of the same tokenizer.
         max_tokens (`int`, *optional*, defaults to 10,000,000):
             The most tokens that are remembered; about 10 bytes of memory each, and 1 KB a session.
-            A longer call is not remembered.
+            A longer call (or one of more than 16 million) is not remembered.
         top_k (`int`, *optional*, defaults to 4):
             How many sessions with similar prompts are references; 0 for none.
         path (`str` or `Path`, *optional*):
             A folder to keep the sessions in, so that they outlive the process, even one that is
-            killed. It can be open only once at a time. See also [`~RetrievalCache.close`].
+            killed. It can be open only once at a time. Where it cannot be written, as on a full
+            disk, calls go on and are remembered in memory only, after a warning. See also
+            [`~RetrievalCache.close`].
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is too small. `begin` raises it if a token is remembered that is
             outside of the target's vocabulary.
-        DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer.
+        DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer. Of a log that
+            is damaged the rest is remembered, after a warning.
+        OSError: If there is nothing at `path` and it cannot be made.
     """
 
     _SHARED = ("tokenizer", "top_k", "_memory")
@@ -98,9 +103,10 @@ class RetrievalCache(Drafter):
         self._forget_call()
         largest_id = self._memory.view.largest_id
         if largest_id >= vocab_size:
-            raise ValueError(
-                f"the cache remembers the id {largest_id}, outside of the target model's "
-                f"vocabulary of {vocab_size}; was it made with another tokenizer?"
+            path = self._memory.path
+            raise (ValueError if path is None else DatastoreError)(
+                f"{path or 'the cache'} remembers the id {largest_id}, outside of the target "
+                f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
         self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)

@@ -70,7 +70,8 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
     kept: list = []
     for each in calls:
         memory.add(*each)
-        kept.append(each)
+        if sum(map(len, each)) <= max_tokens:  # a longer one pushes nothing out
+            kept.append(each)
         while sum(len(p) + len(o) for p, o in kept) > max_tokens:
             kept.pop(0)
         if waits:

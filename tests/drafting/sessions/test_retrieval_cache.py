@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 
 import hf_refspec as rs
 from hf_refspec.drafting.sessions import memory as memory_module
@@ -146,6 +147,28 @@ def test_refuses_a_smaller_vocabulary():
     with pytest.raises(ValueError, match=r"the id 70, outside .* vocabulary of 70"):
         cache.begin(np.array([1]), 70)
     cache.begin(np.array([1]), 71)
+
+
+def test_a_folder_with_a_larger_vocabulary_is_named(tmp_path):
+    cache = RetrievalCache(path=tmp_path)
+    cache.add([1], [70])
+    with pytest.raises(rs.DatastoreError, match=f"{tmp_path} remembers the id 70"):
+        cache.begin(np.array([1]), 70)
+    cache.close()
+
+
+def test_generate_on_a_full_disk(byte_llama, tmp_path, caplog):
+    cache, prompt = RetrievalCache(path=tmp_path), torch.tensor([[5, 6, 7]])
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = byte_llama.generate(prompt, **options)
+    with full_disk():
+        for _ in range(2):
+            out = byte_llama.generate(prompt, candidate_generator=cache, **options)
+            assert out.tolist() == plain.tolist()
+    assert cache.stats.accepted  # the second time all of it is remembered
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(tmp_path) in caplog.text
+    cache.close()
 
 
 def test_forgets_the_oldest():
