@@ -8,6 +8,7 @@ import os
 import sys
 from importlib import import_module
 
+from .store.printable import one_line
 from .version import __version__
 
 # The help of each command, and its module with the function that adds its arguments. Only the
@@ -72,7 +73,7 @@ def _run(arguments: list[str] | None) -> int:
         _forget_output()
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
-        print(f"hf-refspec: {error}", file=sys.stderr)
+        print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
         return 2
 
 

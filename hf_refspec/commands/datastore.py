@@ -10,6 +10,7 @@ from typing import Any
 from ..store.build.presets import PRESETS
 from ..store.datastore import Datastore
 from ..store.names import load_tokenizer
+from ..store.printable import printable
 from .arguments import add_source, load_dataset, positive
 
 _TOKENIZER = "a folder or a Hub id; by default the one that the datastore carries or names"
@@ -149,10 +150,11 @@ def _shared_options(args: Namespace) -> dict[str, Any]:
 def _print_info(store: Datastore) -> None:
     config, about = store.config, store.config.source
     print(store.path)
-    print(f"  corpus      {about.get('corpus') or 'not stated'}")
-    print(f"  licence     {about.get('license') or 'not stated'}")
+    print(f"  corpus      {printable(about.get('corpus') or 'not stated')}")
+    print(f"  licence     {printable(about.get('license') or 'not stated')}")
     carried = "carried with it" if config.tokenizer_file else "not carried with it"
-    print(f"  tokenizer   {config.tokenizer}, {carried}, fingerprint {config.fingerprint}")
+    name, fingerprint = printable(config.tokenizer), printable(config.fingerprint)
+    print(f"  tokenizer   {name}, {carried}, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)

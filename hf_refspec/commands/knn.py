@@ -16,6 +16,7 @@ from ..store.build.source import open_source
 from ..store.fingerprint import vocabulary_size
 from ..store.interpolation import LEAST_TOKENS
 from ..store.knn_datastore import KnnDatastore
+from ..store.printable import printable
 from .answering import quieten_transformers
 from .arguments import add_source, load_dataset, positive
 from .text_files import text_files
@@ -87,7 +88,7 @@ def _build(args: Namespace) -> int:
     chosen = store.config.interpolation
     assert chosen is not None
     print(args.out)
-    print(f"  model       {store.config.model}, vocabulary {store.config.vocab_size:,}")
+    print(f"  model       {printable(store.config.model)}, vocabulary {store.config.vocab_size:,}")
     print(f"  entries     {len(store):,} of {store.config.dimension} numbers")
     print(f"  chosen      {chosen}, on {chosen.tokens:,} held-out tokens")
     print(

@@ -19,6 +19,7 @@ from ..retrieval.dense import DenseRetriever
 from ..retrieval.retriever import Retriever
 from ..store.build.text_encoder import load_encoder
 from ..store.knowledge_base import KnowledgeBase
+from ..store.printable import printable
 from . import ralm_answers
 from .answering import quieten_transformers, read_text
 from .arguments import add_source, load_dataset, positive
@@ -68,7 +69,8 @@ def _ralm(args: Namespace) -> int:
         base = _knowledge_base(args, tokenizer, encoder, Path(folder) / "base")
         print(
             f"{len(base):,} passages of at most {base.config.chunk_length} tokens out of "
-            f"{base.config.source.get('corpus') or 'texts'}, searched by {args.retriever}",
+            f"{printable(base.config.source.get('corpus') or 'texts')}, searched by "
+            f"{args.retriever}",
             flush=True,
         )
         generating = {

@@ -18,6 +18,7 @@ from ..demo.prompts import chat_inputs, text_inputs, user
 from ..ralm.checked_search import RetrievalError
 from ..ralm.stats import RetrievalStats
 from ..store.knowledge_base import KnowledgeBase
+from ..store.printable import printable
 
 ROUNDS = 2
 EXCERPT_LINES = 2
@@ -179,7 +180,7 @@ class Answers:
         for passage_id in dict.fromkeys(stats.best_ids):
             steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
             source = self._base.source(passage_id)
-            name = str(passage_id) if source is None else f"{passage_id}, {_printable(source)}"
+            name = str(passage_id) if source is None else f"{passage_id}, {printable(source)}"
             self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
             for line in _excerpt(self._base.text(passage_id), width):
                 self._console.print(INDENT + line, style="dim", markup=False)
@@ -239,10 +240,5 @@ def _step_ranges(steps: list[int]) -> str:
 
 def _excerpt(text: str, width: int) -> list[str]:
     """The first lines of a passage, without control characters."""
-    words = _printable(" ".join(text.split()))
+    words = printable(" ".join(text.split()))
     return textwrap.wrap(words, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")
-
-
-def _printable(text: str) -> str:
-    """A text that moves no cursor."""
-    return "".join(c if c.isprintable() else "�" for c in text)

@@ -9,6 +9,7 @@ import torch
 
 from ..demo.default_model import load
 from ..drafting.token_recycling import TokenRecycling
+from ..store.printable import printable
 from ..store.recycling_table import RecyclingTable
 from .answering import quieten_transformers
 from .arguments import DTYPES, add_source, load_dataset, positive
@@ -53,8 +54,8 @@ def _recycle(args: Namespace) -> int:
     drafter.save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config
     print(args.out)
-    print(f"  model       {config.model}, vocabulary {config.vocab_size:,}")
-    print(f"  corpus      {config.source.get('corpus')}")
+    print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")
+    print(f"  corpus      {printable(config.source.get('corpus'))}")
     print(
         f"  contexts    {config.contexts:,} of up to {config.context} tokens, with "
         f"{config.top_k} next tokens each, {config.table_file.size / 1e6:.1f} MB"

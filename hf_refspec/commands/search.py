@@ -12,7 +12,8 @@ from ..drafting.datastore_drafts import DatastoreDrafts
 from ..drafting.tree import ROOT, DraftTree
 from ..index.rest_trie import all_matches
 from ..store.datastore import Datastore
-from ..store.folder import DatastoreError
+from ..store.files import DatastoreError
+from ..store.printable import printable
 from .arguments import positive
 
 EXAMPLES = 3
@@ -71,7 +72,7 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         )
         after = _in_document(shard.tokens[end : end + EXAMPLE_TOKENS], shard)
         texts = (tokenizer.decode(part) for part in (before[::-1], ids[-match.length :], after))
-        print("  …{}⟦{}⟧{}…".format(*(text.replace("\n", "↵") for text in texts)))
+        print("  …{}⟦{}⟧{}…".format(*(printable(text.replace("\n", "↵")) for text in texts)))
 
 
 def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
@@ -89,5 +90,5 @@ def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
     while waiting:
         node, depth = waiting.pop()
         token = tokenizer.convert_ids_to_tokens(int(tree.tokens[node]))
-        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{token}")
+        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{printable(token)}")
         waiting += [(child, depth + 1) for child in reversed(children.get(node, []))]

@@ -32,8 +32,9 @@ from transformers import (
 
 from ..store.files import FileEntry, check_file
 from ..store.folder import new_folder, read_json, write_json
-from ..store.names import HubSilentError, ask_hub, model_source, one_line
+from ..store.names import HubSilentError, ask_hub, model_source
 from ..store.names import load_tokenizer as load_named_tokenizer
+from ..store.printable import one_line
 from ..store.schema import parse
 
 logger = logging.getLogger("hf_refspec")

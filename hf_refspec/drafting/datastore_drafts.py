@@ -104,7 +104,7 @@ class DatastoreDrafts(Drafter):
             raise ValueError(
                 f"the datastore has tokens up to {self.store.config.vocab_size - 1}, outside of "
                 f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
-                f"({self.store.config.tokenizer}), see Datastore.retokenize"
+                f"({self.store.config.tokenizer!r}), see Datastore.retokenize"
             )
         self._context = self._context[:0]
         self._follow_text(prompt_ids)

@@ -286,7 +286,9 @@ class TokenRecycling(Drafter):
             DatastoreError: If it is no recycling table, damaged, or made for another tokenizer.
         """
         stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
-        config, entries = stored.config, stored.entries()  # checked before there is room for them
+        check_count("max_contexts", max_contexts)
+        config = stored.config
+        entries = stored.entries(max_contexts)  # checked before there is room for them
         drafter = cls(config.top_k, config.context, max_contexts)
         drafter._table.enter(entries)
         drafter._about = _About(config.vocab_size, config.model, tokenizer, config.source)

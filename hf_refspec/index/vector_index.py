@@ -150,7 +150,8 @@ class VectorIndex:
         unsure = [
             i
             for i, (query, (each, bound)) in enumerate(zip(queries, best, strict=True))
-            if each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
+            if len(each) < k  # where vectors are not finite
+            or each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
         ]
         if unsure:
             again = self._exact_search(queries[unsure], k, 4 * count)

@@ -16,6 +16,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData
 
 from .folder import FolderConfig
+from .printable import printable
 
 TAGS = ["hf-refspec", "speculative-decoding"]
 # The Hub refuses a card with a licence that it does not know. These are the commonest that it
@@ -58,7 +59,7 @@ def card(config: FolderConfig, repo_id: str) -> str:
 def cell(value: Any) -> str:
     """The text of a value in a table, which cannot break out of its cell."""
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    return " ".join(text.split()).replace("|", "\\|")
+    return printable(" ".join(text.split())).replace("|", "\\|")
 
 
 def readable_size(size: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.crest_table import NgramTable
-from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store
 from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
-from .files import DatastoreError, copy_file, find_file
+from .files import DatastoreError, copy_file
 from .folder import new_folder, only_writer
 from .names import load_tokenizer
 from .shards import map_shard, split_documents
@@ -45,11 +43,12 @@ class Datastore(StoredFolder[StoreConfig]):
         config ([`StoreConfig`]): What its config.json says.
         form (`str`): The form that is open.
         ngrams ([`NgramTable`], *optional*): The compact form; `None` if the other one is open.
+        shards (`list[IndexedText]`): The full form; empty if the other one is open.
 
     Raises:
         DatastoreError: If there is no datastore, it does not have the form, its files are damaged
-            (as far as their sizes tell; headers are read when the files are mapped, and
-            [`~Datastore.verify`] reads all) or it was made for another tokenizer.
+            (as far as their sizes and headers tell; [`~Datastore.verify`] reads all) or it was made
+            for another tokenizer.
     """
 
     config_type = StoreConfig
@@ -62,9 +61,14 @@ class Datastore(StoredFolder[StoreConfig]):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         check_form(form)
-        self.path = Path(path)
-        self.config = config = StoreConfig.read(self.path)
-        self.form: Form = form or ("full" if config.shards else "compact")
+        self._form = form
+        super().__init__(path)
+        if tokenizer is not None:
+            self.check_tokenizer(tokenizer)
+
+    def _open(self, config: StoreConfig) -> None:
+        self.config = config
+        self.form: Form = self._form or ("full" if config.shards else "compact")
         try:
             part = config.in_form(self.form)
         except DatastoreError as error:
@@ -73,11 +77,8 @@ class Datastore(StoredFolder[StoreConfig]):
         if self.form == "compact":
             assert part.ngrams is not None
             self.ngrams = open_ngrams(self.path, config, part.ngrams)
-        for shard in part.shards:
-            find_file(self.path, shard.tokens_file)
-            find_file(self.path, shard.suffixes_file)
-        if tokenizer is not None:
-            self.check_tokenizer(tokenizer)
+        # Mapped at once: another process may merge them, and delete these files.
+        self.shards = [map_shard(self.path, config, shard) for shard in part.shards]
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
@@ -264,10 +265,3 @@ class Datastore(StoredFolder[StoreConfig]):
                 ) from error
         self.check_tokenizer(tokenizer)
         return tokenizer
-
-    @cached_property
-    def shards(self) -> list[IndexedText]:
-        """The full form, mapped into memory when it is first needed; empty if the other is open."""
-        if self.form == "compact":
-            return []
-        return [map_shard(self.path, self.config, shard) for shard in self.config.shards]

@@ -158,10 +158,12 @@ def check_form(form: str | None) -> None:
         raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
 
 
-def _mat(figures: dict[str, float] | None) -> str:
-    if not figures:
+def _mat(figures: Any) -> str:
+    measured = figures.items() if isinstance(figures, dict) else ()
+    numbers = [(label, mat) for label, mat in measured if isinstance(mat, int | float)]
+    if not numbers:
         return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
-    rows = "\n".join(f"| {cell(label)} | {value:.2f} |" for label, value in figures.items())
+    rows = "\n".join(f"| {cell(label)} | {mat:.2f} |" for label, mat in numbers)
     return (
         "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
         f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"

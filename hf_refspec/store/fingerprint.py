@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .files import DatastoreError
 from .folder import FolderConfig
+from .printable import printable
 
 if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
     from transformers import PreTrainedModel
@@ -70,6 +71,7 @@ def check_tokenizer(
     found = tokenizer_fingerprint(tokenizer)
     if found != config.fingerprint:
         raise DatastoreError(
-            f"{path} was made for another tokenizer: {config.tokenizer} with the fingerprint "
-            f"{config.fingerprint}, not {tokenizer.name_or_path} with {found}; {remedy}"
+            f"{path} was made for another tokenizer: {printable(config.tokenizer)} with the "
+            f"fingerprint {printable(config.fingerprint)}, not {tokenizer.name_or_path} with "
+            f"{found}; {remedy}"
         )

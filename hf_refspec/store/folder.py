@@ -17,27 +17,31 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-from .files import CONFIG, DatastoreError, FileEntry, replacing
+from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable, write_bytes
+from .lock import locked
 from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+T = TypeVar("T")
+
 logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
-# No real config comes near it; what is larger is not read.
-_LARGEST_CONFIG = 1 << 23
+# What a new folder is called while it is written, in the folder that `build_place` names.
+_NEW = "new"
+# No real JSON file comes near it, with 30,000 shards neither; what is larger is not read.
+LARGEST_JSON = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -81,29 +85,77 @@ class FolderConfig:
         return {}
 
     def write(self, folder: Path) -> None:
-        """Replaces a folder's config.json in one go."""
-        write_json(folder / CONFIG, {**self.HEADER, **asdict(self)})
+        """Replaces a folder's config.json in one go.
+
+        Raises:
+            DatastoreError: If it could not be read again; the one that is there stays.
+            OSError: If it cannot be written.
+        """
+        write_bytes(folder / CONFIG, self.as_json(folder))
+        sync_folder(folder)
+
+    def as_json(self, folder: Path) -> bytes:
+        """The text of the config.json of a folder; raises a DatastoreError as `write`."""
+        try:
+            text = json_of({**self.HEADER, **asdict(self)})
+            if len(text) > LARGEST_JSON:
+                raise ValueError(f"it would have {len(text):,} bytes, more than {LARGEST_JSON:,}")
+            self._parsed(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DatastoreError(f"{folder / CONFIG} cannot be written: {error}") from None
+        return text
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, follow_links: bool = True) -> Self:
         """Reads a folder's config.json and checks all that it says by itself.
+
+        Args:
+            folder (`Path`): The folder.
+            follow_links (`bool`, *optional*, defaults to `True`): As of [`open_file`].
 
         Raises:
             DatastoreError: If there is none, or it is not one that this version can read.
         """
         path = folder / CONFIG
-        content = read_json(path, cls.NOUN)
+        content = read_json(path, cls.NOUN, follow_links)
         cls._check_header(path, content)
         try:
-            config = parse(cls, cls._newest(content))
-            names = [file.name for file in config.files()]
-            if len(set(names)) < len(names):
-                raise ValueError("it names a file twice")
-            config.check()
+            return cls._parsed(content)
         except KeyError as error:
             raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
         except ValueError as error:
             raise DatastoreError(f"{path} is damaged: {error}") from None
+
+    @classmethod
+    def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
+        """Reads a folder's config.json and hands it to `use`, which opens the files that it names.
+
+        Another process may replace config.json meanwhile and delete files that the old one named.
+        If `use` fails with a DatastoreError it is therefore read again, and if it says something
+        else by now, so is what it names.
+
+        Returns:
+            What `use` returned at last.
+        """
+        config = cls.read(folder)
+        while True:
+            try:
+                return use(config)
+            except DatastoreError:
+                before, config = config, cls.read(folder)
+                if config == before:
+                    raise
+            except MemoryError as error:
+                raise unreadable(folder, error) from None
+
+    @classmethod
+    def _parsed(cls, content: dict[str, Any]) -> Self:
+        """The config that a JSON object is; raises a KeyError or a ValueError if it is none."""
+        config = parse(cls, cls._newest(content))
+        names = [file.name for file in config.files()]
+        if len(set(names)) < len(names):
+            raise ValueError("it names a file twice")
+        config.check()
         return config
 
     @classmethod
@@ -130,20 +182,24 @@ class FolderConfig:
                 )
 
 
-def read_json(path: Path, noun: str) -> dict[str, Any]:
-    """The JSON object in a file."""
+def read_json(path: Path, noun: str, follow_links: bool = True) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        DatastoreError: If there is no such file in the folder of a `noun`, or it is none.
+    """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
-            raise DatastoreError(f"{path} is not a file")
-        with open(path, "rb") as file:
-            text = file.read(_LARGEST_CONFIG + 1)
+        with open_file(path, follow_links) as file:
+            text = file.read(LARGEST_JSON + 1)
     except FileNotFoundError:
-        if not path.parent.exists():
+        if not os.path.exists(path.parent):
             raise DatastoreError(f"{path.parent} does not exist; name a {noun}") from None
         raise DatastoreError(f"{path.parent} is not a {noun}: it has no {CONFIG}") from None
     except NotADirectoryError:
         raise DatastoreError(f"{path.parent} is not a folder with a {noun}") from None
-    if len(text) > _LARGEST_CONFIG:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if len(text) > LARGEST_JSON:
         raise DatastoreError(f"{path} is too large to be a {noun}'s")
     try:
         content = json.loads(text)
@@ -154,9 +210,13 @@ def read_json(path: Path, noun: str) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a JSON file; one that is there already is replaced in one go."""
-    with replacing(path) as new:
-        new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_bytes(path, json_of(content))
     sync_folder(path.parent)
+
+
+def json_of(content: dict[str, Any]) -> bytes:
+    """The text of a JSON file."""
+    return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
@@ -166,32 +226,82 @@ def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
 
 @contextmanager
 def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
-    """Yields a folder to write into, `<path>.partial`, which is at `path` once all is written.
+    """Yields a folder to write into, which is at `path` once all is written.
 
-    With `resume` it begins with what an earlier process has left, and stays if this one fails.
+    Until then it is in the folder that [`build_place`] names. With `resume` it begins with what an
+    earlier process has left, and stays if this one fails.
 
     Raises:
         FileExistsError: If there is something at `path`.
-        DatastoreError: If another process is writing it.
+        DatastoreError: If another process is writing it, or what is in its place is not ours.
     """
+    new = build_place(path) / _NEW
+    if os.path.lexists(path) and new.parent.is_dir():
+        with suppress(DatastoreError, OSError), _only_builder(path):
+            pass  # what a process has left that was killed when all was done goes now
     _check_free(path)
-    partial = path.with_name(f"{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The lock is beside it: what is renamed is whole, without anything to be cleared away.
-    with only_writer(partial, partial.with_name(f"{partial.name}{LOCK}")):
+    with _only_builder(path):
+        _check_free(path)  # another process may have finished it meanwhile
         try:
-            _check_free(path)  # another process may have finished it meanwhile
             if not resume:
-                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-            partial.mkdir(exist_ok=resume)
-            yield partial
-            sync_folder(partial)
-            os.rename(partial, path)
+                _delete_folder(new)  # of a process that was killed
+            new.mkdir(exist_ok=resume)
+            yield new
+            sync_folder(new)
+            os.rename(new, path)
             sync_folder(path.parent)
         except BaseException:
             if not resume:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(new, ignore_errors=True)
             raise
+
+
+def build_place(path: Path) -> Path:
+    """The folder that holds a new folder until that is whole and moved to `path`, and its lock.
+
+    Nobody calls a folder of their own so, and one with anything else in it is not touched.
+    """
+    return path.with_name(f".{path.name}.hf_refspec-build")
+
+
+@contextmanager
+def _only_builder(path: Path) -> Iterator[None]:
+    """Makes the place of a build and keeps others out of it; at the end it goes if it is empty."""
+    place = build_place(path)
+    refusal = f"{path} is being written by another process; wait for it or choose another path"
+    while True:
+        with suppress(FileExistsError):
+            place.mkdir()
+        try:
+            _check_ours(place)
+            lock = locked(place / LOCK, refusal)
+            break
+        except FileNotFoundError:  # another build has just ended, and with it the place
+            continue
+    try:
+        _check_ours(place)
+        yield
+    finally:
+        with suppress(OSError):  # what can be resumed is in it, or it was moved
+            (place / _NEW).rmdir()
+        lock.release(delete=True)
+        with suppress(OSError):  # it is not empty then, or another build has begun
+            place.rmdir()
+
+
+def _check_ours(place: Path) -> None:
+    """Raises a DatastoreError if what is in the place of a build is not from one."""
+    ours = stat.S_ISDIR(os.lstat(place).st_mode) and set(os.listdir(place)) <= {_NEW, LOCK}
+    if not ours or (place / _NEW).is_symlink():
+        raise DatastoreError(
+            f"{place} is in the way, and not from a build of hf_refspec; move it elsewhere"
+        )
+
+
+def _delete_folder(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)
 
 
 def _check_free(path: Path) -> None:
@@ -202,28 +312,16 @@ def _check_free(path: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path, lock: Path | None = None) -> Iterator[None]:
-    """Keeps others from writing into a folder; its lock is in it, or at `lock`. Raises a
-    DatastoreError if another process is writing into it."""
-    lock = lock or folder / LOCK
-    refusal = f"{folder} is being written by another process; wait for it or choose another path"
-    held = locked(lock, refusal)
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keeps others from writing into a folder; its lock is in it. Raises a DatastoreError if
+    another process is writing into it."""
+    lock = locked(
+        folder / LOCK, f"{folder} is being written by another process; wait for it, then try again"
+    )
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        held.release()
-
-
-def locked(path: Path, refusal: str) -> FileLock:
-    """Takes the lock whose file is at `path` without waiting; who fails raises a DatastoreError
-    with the message `refusal`."""
-    lock = FileLock(path, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise DatastoreError(refusal) from None
-    return lock
+        lock.release(delete=True)
 
 
 def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:

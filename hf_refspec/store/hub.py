@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias, TypeVar
 
 from huggingface_hub import (
@@ -26,16 +26,21 @@ from huggingface_hub.errors import (
 )
 
 from .card import card
-from .files import CONFIG, DatastoreError, check_file
+from .files import CONFIG, DatastoreError, check_file, open_file, unreadable
 from .folder import FolderConfig
 from .hub_repo import LIBRARY, open_repo, push_reason
-from .names import is_here, is_only_cached, one_line
+from .names import is_here, is_only_cached
+from .printable import one_line
 
 C = TypeVar("C", bound=FolderConfig)
 # Of a config, a config that names only some of its files.
 Part: TypeAlias = Callable[[C], C]
 
 CARD = "README.md"
+# The Hub shows no more of a card, and what no real one comes near is not read.
+_LARGEST_CARD = 1 << 22
+# Such a link has a snapshot in the Hub's cache for each file.
+_LINK_TO_BLOB = r"\.\./\.\./blobs/[0-9a-f]{40,64}"
 
 
 def fetch(
@@ -151,16 +156,18 @@ def push(
     The commit also removes the files of an older version of the folder.
     """
     folder = Path(folder)
-    config = kind.read(folder)
-    for entry in config.files():
-        check_file(folder, entry)
+    config = kind.opened(folder, lambda config: _checked(folder, config))
+    card_text = _read_card(folder)
     api = HfApi(token=token, **LIBRARY)
     try:
         repo_id, before = open_repo(api, repo_id, "dataset", private, revision, not create_pr)
         present = api.list_repo_files(repo_id, repo_type="dataset", revision=before)
         return api.create_commit(
             repo_id,
-            [*_additions(folder, config, repo_id), *_deletions(config, present)],
+            [
+                *_additions(folder, config, card_text or card(config, repo_id).encode()),
+                *_deletions(config, present),
+            ],
             commit_message=commit_message or f"Upload the {kind.NOUN}",
             repo_type="dataset",
             revision=revision,
@@ -175,16 +182,40 @@ def push(
         ) from error
 
 
-def _additions(folder: Path, config: FolderConfig, repo_id: str) -> list[CommitOperationAdd]:
-    with TemporaryDirectory() as copy:
-        # What has been read and checked, even if config.json is replaced during the upload.
-        config.write(Path(copy))
-        content = (Path(copy) / CONFIG).read_bytes()
-    written = folder / CARD
-    text = written.read_bytes() if written.exists() else card(config, repo_id).encode()
+def _checked(folder: Path, config: C) -> C:
+    """The config of a folder whose files are as they were written."""
+    for entry in config.files():
+        check_file(folder, entry)
+    return config
+
+
+def _read_card(folder: Path) -> bytes | None:
+    """What the folder's README.md says, if there is one.
+
+    No checksum vouches for it, as one does for the other files: if it is a link, it could be one to
+    any file of this machine, which would be published. Only the links of the Hub's cache, which are
+    to files of the cache, are followed.
+    """
+    path = folder / CARD
+    if path.is_symlink() and re.fullmatch(_LINK_TO_BLOB, os.readlink(path)):
+        path = folder / os.readlink(path)
+    try:
+        with open_file(path, follow_links=False) as file:
+            text = file.read(_LARGEST_CARD + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if len(text) > _LARGEST_CARD:
+        raise DatastoreError(f"{path} has more than {_LARGEST_CARD:,} bytes, too many for a card")
+    return text
+
+
+def _additions(folder: Path, config: FolderConfig, card_text: bytes) -> list[CommitOperationAdd]:
+    # What has been read and checked, even if config.json is replaced during the upload.
     return [
-        CommitOperationAdd(CONFIG, content),
-        CommitOperationAdd(CARD, text),
+        CommitOperationAdd(CONFIG, config.as_json(folder)),
+        CommitOperationAdd(CARD, card_text),
         *(CommitOperationAdd(file.name, folder / file.name) for file in config.files()),
     ]
 

@@ -9,7 +9,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..version import __version__
-from .names import one_line
+from .printable import one_line
 
 RepoType: TypeAlias = Literal["dataset", "model", "space"]
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
+from ..index.vector_index import squared_lengths
 from .build.hidden_states import (
     Layer,
     checked_lengths,
@@ -41,6 +42,7 @@ from .fingerprint import public_name, tokenizer_fingerprint
 from .folder import FolderConfig, new_folder, only_writer
 from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
+from .printable import printable
 from .schema import Named, Range
 from .stored_folder import StoredFolder
 
@@ -146,9 +148,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     def __init__(self, path: str | os.PathLike, index: Index = "flat") -> None:
         if index not in get_args(Index):
             raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
-        self.path = Path(path)
-        self.config = config = KnnConfig.read(self.path)
         self.index: Index = index
+        super().__init__(path)
+
+    def _open(self, config: KnnConfig) -> None:
+        self.config = config
         entries, dimension = config.entries, config.dimension
         arrays = read_arrays(
             self.path,
@@ -164,13 +168,16 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         self.values = arrays["values"]
         self._probe = arrays["probe"]
         self._known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+        norms = arrays["norms"]
         if self.values.min() < 0 or self.values.max() >= config.vocab_size:
-            raise DatastoreError(
-                f"{self.path / config.file.name} is damaged: a value is not below "
-                f"{config.vocab_size}"
-            )
-        vector_index = FlatIndex if index == "flat" else HnswIndex
-        self._index = vector_index(self.keys, arrays["norms"], "l2")
+            raise self._damaged(f"a value is not below {config.vocab_size}")
+        if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
+            raise self._damaged("a squared length is no number from 0 on")
+        vector_index = FlatIndex if self.index == "flat" else HnswIndex
+        self._index = vector_index(self.keys, norms, "l2")
+
+    def _damaged(self, reason: str) -> DatastoreError:
+        return DatastoreError(f"{self.path / self.config.file.name} is damaged: {reason}")
 
     def __repr__(self) -> str:
         held = f"entries={len(self):,}, dimension={self.config.dimension}"
@@ -285,8 +292,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             )
         chosen = choose(np.concatenate(scores), np.concatenate(right), np.concatenate(log_lm))
         with only_writer(self.path):
-            self.config = replace(self.config, interpolation=chosen)
-            self.config.write(self.path)
+            self._replace_config(interpolation=chosen)
         return chosen
 
     def add_pq_index(self) -> None:
@@ -298,13 +304,22 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         Raises:
             ImportError: If FAISS is not installed (extra `retrieval`).
             ValueError: If there are fewer than 16, or they have one dimension alone.
-            DatastoreError: If another process is writing one.
+            DatastoreError: If another process is writing one, or keys are not finite.
         """
+        if not np.isfinite(squared_lengths(self.keys)).all():
+            raise self._damaged("keys are not finite; build it again")
         built = PQIndex.build(self.keys)
         with only_writer(self.path):
-            self.config = replace(self.config, pq_index=built.write(self.path))
-            self.config.write(self.path)
+            self._replace_config(pq_index=built.write(self.path))
         self.__dict__.pop("pq_index", None)  # it is read when it is needed
+
+    def _replace_config(self, **changes: Any) -> None:
+        """Changes config.json, as it is by now: others may have changed other entries of it."""
+        now = KnnConfig.read(self.path)
+        if now.file != self.config.file:
+            raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
+        self.config = replace(now, **changes)
+        self.config.write(self.path)
 
     @cached_property
     def pq_index(self) -> PQIndex | None:
@@ -320,7 +335,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if self.config.pq_index is None or self.index != "flat" or find_spec("faiss") is None:
             return None
         shape = (self.config.entries, self.config.dimension)
-        return PQIndex.read(self.path, self.config.pq_index, shape)
+        with self._reading():
+            return PQIndex.read(self.path, self.config.pq_index, shape)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Refuses a model that the keys are not from: distances to them would mean nothing.
@@ -346,8 +362,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         difference = np.linalg.norm(found - self._probe)
         if not difference <= _PROBE_TOLERANCE * np.linalg.norm(self._probe):
             raise ValueError(
-                f"knn_datastore was made with another model ({self.config.model}): this {name} has "
-                "other hidden states after the same text; build one with this model"
+                f"knn_datastore was made with another model ({printable(self.config.model)}): this "
+                f"{name} has other hidden states after the same text; build one with this model"
             )
         self._known[model] = True
 
@@ -363,6 +379,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
         Raises:
             ValueError: If a query is not finite or of another size.
+            DatastoreError: If keys are not finite, so that nothing can be near to them.
         """
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
         if batch.shape[1] != self.config.dimension or not np.isfinite(batch).all():
@@ -370,7 +387,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 f"queries must be of {self.config.dimension} finite numbers, but are of shape "
                 f"{batch.shape}" + ("" if np.isfinite(batch).all() else " with NaN or infinity")
             )
-        return self._index.search(batch, k)
+        found = self._index.search(batch, k)
+        least = min(k, len(self)) if self.index == "flat" else 1  # a graph may miss some
+        for each in found:
+            if len(each) < least or not np.isfinite(each.scores).all():
+                raise self._damaged("keys are not finite; build it again")
+        return found
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) that `search` returns for the entries `ids`."""

@@ -27,7 +27,7 @@ from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
 from .build.tokenizing import encode, load_tokenizer
 from .card import cell
-from .files import DatastoreError, FileEntry, read_arrays, write_arrays, write_rows
+from .files import Blocks, DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
 from .folder import FolderConfig, new_folder, token_dtype
 from .schema import Named, Range
@@ -35,6 +35,8 @@ from .stored_folder import StoredFolder
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
+# Numbers that are looked at at once, and bytes of the longest path that a system has.
+_BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
 SOURCES = Named("a file of sources", r"sources\.safetensors")
@@ -123,10 +125,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
     config_type = KnowledgeBaseConfig
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.path = Path(path)
         self.tokenizer = tokenizer
-        self.config = config = KnowledgeBaseConfig.read(self.path)
-        self.check_tokenizer(tokenizer)
+        super().__init__(path)
+
+    def _open(self, config: KnowledgeBaseConfig) -> None:
+        self.config = config
+        self.check_tokenizer(self.tokenizer)
         arrays = read_arrays(
             self.path,
             config.passages_file,
@@ -138,9 +142,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
         self._check_bounds()
         self._documents: np.ndarray | None = None
-        self._names: list[str] = []
+        self._names = np.empty(0, np.uint8)
         if config.sources_file is not None:
-            self._documents, self._names = _read_sources(self.path, config)
+            self._documents, self._names = _read_sources(self.path, config, config.sources_file)
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
             shape = (config.passages, config.dimension)
@@ -259,7 +263,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         if self._documents is None:
             return None
         document = int(self._documents[passage_id])
-        name = self._names[document] if self._names else f"document {document}"
+        name = _name(self._names, document) if len(self._names) else f"document {document}"
         if not self._keeps_lines:
             return name
         first = int(np.searchsorted(self._documents, document))
@@ -273,33 +277,54 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
     def _check_bounds(self) -> None:
-        lengths = np.diff(self._bounds)
-        whole = self._bounds[0] == 0 and self._bounds[-1] == self.config.tokens
-        if not whole or lengths.min() < 1 or lengths.max() > self.config.chunk_length:
+        bounds, most = self._bounds, self.config.chunk_length
+        whole = bounds[0] == 0 and bounds[-1] == self.config.tokens
+        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
             raise DatastoreError(
                 f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
-                f"those of passages of 1 to {self.config.chunk_length} tokens"
+                f"those of passages of 1 to {most} tokens"
             )
 
 
-def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray, list[str]]:
+def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The smallest and the largest difference between a number and the one before it, of some of
+    them at a time: there can be more than fit into memory."""
+    for begin in range(0, len(numbers) - 1, _BLOCK):
+        steps = np.diff(numbers[begin : begin + _BLOCK + 1])
+        yield int(steps.min()), int(steps.max())
+
+
+def _read_sources(
+    folder: Path, config: KnowledgeBaseConfig, entry: FileEntry
+) -> tuple[np.ndarray, np.ndarray]:
     """Which document each passage is from, ascending, and the names of all documents, if they have
-    any."""
-    assert config.sources_file is not None
+    any, as they stand in the file."""
     expected: dict[str, tuple[np.dtype, int | None]] = {
         "documents": (np.dtype(np.int64), config.passages),
         "names": (np.dtype(np.uint8), None),
     }
-    arrays = read_arrays(folder, config.sources_file, expected)
-    documents = arrays["documents"]
-    names = arrays["names"].tobytes().decode("utf-8", errors="replace").split("\0")[:-1]
-    in_order = documents[0] >= 0 and bool((np.diff(documents) >= 0).all())
-    if not in_order or (names and documents[-1] >= len(names)):
+    arrays = read_arrays(folder, entry, expected)
+    documents, names = arrays["documents"], arrays["names"]
+    in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
+    if not in_order or (len(names) and _name(names, int(documents[-1])) is None):
         raise DatastoreError(
-            f"{folder / config.sources_file.name} is damaged: its documents are not those that the "
-            "passages were cut from, in their order"
+            f"{folder / entry.name} is damaged: its documents are not those that the passages were "
+            "cut from, in their order"
         )
     return documents, names
+
+
+def _name(names: np.ndarray, document: int) -> str | None:
+    """The name of a document; there can be millions, of which only this one becomes a `str`."""
+    for begin in range(0, len(names), _BLOCK):
+        ends = names[begin : begin + _BLOCK] == 0
+        count = int(np.count_nonzero(ends))
+        if document < count:
+            end = begin + int(np.flatnonzero(ends)[document])
+            before = names[max(end - _LONGEST_NAME, 0) : end].tobytes()
+            return before[before.rfind(b"\0") + 1 :].decode("utf-8", errors="replace")
+        document -= count
+    return None
 
 
 def _write(
@@ -323,8 +348,9 @@ def _write(
         rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
         dimension, path = first.shape[1], folder / "embeddings.safetensors"
-        shape = (len(bounds) - 1, dimension)
-        embeddings_file = write_rows(path, "embeddings", chain([first], rows), shape)
+        count = (len(bounds) - 1) * dimension
+        embeddings = Blocks(np.dtype(np.float32), count, chain([first], rows))
+        embeddings_file = write_arrays(path, {"embeddings": embeddings})
     KnowledgeBaseConfig(
         fingerprint=tokenizer_fingerprint(tokenizer),
         tokenizer=public_name(tokenizer),

@@ -29,6 +29,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase
 
+from .printable import one_line
+
 # How long the Hub may take to answer: whoever has no network waits for it, but once a minute.
 HUB_SECONDS = 3.0
 _SILENT_SECONDS = 60.0
@@ -203,8 +205,3 @@ def _source(name: str, noun: str, files: Sequence[str]) -> dict[str, Any]:
     else:
         local_files_only = is_only_cached(name, noun, files)
     return {"pretrained_model_name_or_path": name, "local_files_only": local_files_only}
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split())

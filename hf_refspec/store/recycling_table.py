@@ -73,9 +73,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     config_type = RecyclingTableConfig
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.path = Path(path)
-        self.config = RecyclingTableConfig.read(self.path)
+        super().__init__(path)
         self.check_tokenizer(tokenizer)
+
+    def _open(self, config: RecyclingTableConfig) -> None:
+        self.config = config
 
     def __repr__(self) -> str:
         config = self.config
@@ -127,8 +129,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             ).write(folder)
         return cls(path, tokenizer)
 
-    def entries(self) -> Entries:
-        """All entries, read and checked.
+    def entries(self, most: int | None = None) -> Entries:
+        """All entries, or the newest ones, read and checked.
+
+        Args:
+            most (`int`, *optional*): How many at most.
 
         Raises:
             DatastoreError: If a token is outside of the vocabulary, a context is none, or a
@@ -142,22 +147,22 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             for name, length in lengths.items()
         }
         expected["counts"] = (np.dtype(np.float32), config.vocab_size)
-        arrays = read_arrays(self.path, config.table_file, expected)
-        contexts, tokens = (
-            self._ids(name, arrays[name]).reshape(config.contexts, -1)
-            for name in ("contexts", "tokens")
-        )
-        probs = arrays["probs"].astype(np.float32).reshape(config.contexts, -1)
-        if not ((probs >= 0) & (probs <= 1)).all():  # NaN neither
-            raise self._damaged("a probability is no number from 0 to 1")
-        held = contexts >= 0
-        whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
-        if not whole.all():
-            raise self._damaged(f"a context is not one of 1 to {config.context} tokens")
-        counts = arrays["counts"].copy()
-        if not ((counts >= 0) & np.isfinite(counts)).all():
-            raise self._damaged("a count is no number from 0 on")
-        return Entries(contexts, tokens, probs, counts)
+        with self._reading():
+            arrays = read_arrays(self.path, config.table_file, expected)
+            first = 0 if most is None else max(config.contexts - most, 0)
+            newest = {name: arrays[name].reshape(config.contexts, -1)[first:] for name in lengths}
+            contexts, tokens = (self._ids(name, newest[name]) for name in ("contexts", "tokens"))
+            probs = newest["probs"].astype(np.float32)
+            if not ((probs >= 0) & (probs <= 1)).all():  # NaN neither
+                raise self._damaged("a probability is no number from 0 to 1")
+            held = contexts >= 0
+            whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
+            if not whole.all():
+                raise self._damaged(f"a context is not one of 1 to {config.context} tokens")
+            counts = arrays["counts"].copy()
+            if not ((counts >= 0) & np.isfinite(counts)).all():
+                raise self._damaged("a count is no number from 0 on")
+            return Entries(contexts, tokens, probs, counts)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
-from .files import check_file, copy_file
+from .files import DatastoreError, check_file, copy_file, unreadable
 from .fingerprint import check_tokenizer
 from .folder import FolderConfig, new_folder
 from .hub import Part, fetch, push
@@ -34,6 +36,11 @@ class StoredFolder(Generic[C]):
     config: C
 
     def __init__(self, path: str | os.PathLike, *args: Any, **options: Any) -> None:
+        self.path = Path(path)
+        self.config_type.opened(self.path, self._open)
+
+    def _open(self, config: C) -> None:
+        """Opens the files that a config names; called again if they are gone and it is replaced."""
         raise NotImplementedError
 
     @classmethod
@@ -81,9 +88,11 @@ class StoredFolder(Generic[C]):
 
         Raises:
             FileExistsError: If there is something at `path`.
+            DatastoreError: If a file is not as it was written.
+            OSError: If it cannot be written.
         """
         config = self._open_part()
-        with new_folder(Path(path)) as folder:
+        with self._reading(), new_folder(Path(path)) as folder:
             for entry in config.files():
                 copy_file(self.path, entry, folder)
             config.write(folder)
@@ -136,8 +145,30 @@ class StoredFolder(Generic[C]):
         Raises:
             DatastoreError: If a file is not as it was written.
         """
-        for entry in self._open_part().files():
-            check_file(self.path, entry)
+        with self._reading():
+            for entry in self._open_part().files():
+                check_file(self.path, entry)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What is read of an open folder later can have been replaced: this says so then."""
+        try:
+            yield
+        except DatastoreError as error:
+            if not self._is_replaced():
+                raise
+            raise DatastoreError(
+                f"{self.path} has been changed by another process since it was opened; open it "
+                f"again ({error})"
+            ) from None
+        except MemoryError as error:
+            raise unreadable(self.path, error) from None
+
+    def _is_replaced(self) -> bool:
+        try:
+            return self.config_type.read(self.path) != self.config
+        except DatastoreError:
+            return False
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuses a tokenizer that the folder was not made for.

@@ -11,15 +11,14 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .files import DatastoreError, FileEntry, check_file, replacing
+from .files import DatastoreError, FileEntry, check_file, write_bytes
+from .printable import one_line
 
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
     """Writes what the documents are tokenised with into a folder."""
-    path = folder / "tokenizer.json"
-    with replacing(path) as new:
-        new.write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
-    return FileEntry.of(path)
+    text: str = tokenizer.backend_tokenizer.to_str()
+    return write_bytes(folder / "tokenizer.json", text.encode())
 
 
 def read_tokenizer(folder: Path, entry: FileEntry, name: str) -> PreTrainedTokenizerBase:
@@ -33,7 +32,7 @@ def read_tokenizer(folder: Path, entry: FileEntry, name: str) -> PreTrainedToken
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exceptions of its own
-        raise DatastoreError(f"{path} is no tokenizer: {error}") from None
+        raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
     backend.no_truncation()
     backend.no_padding()
     return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

@@ -135,7 +135,7 @@ def _range(text: str) -> range:
 
 def test_control_characters_of_a_passage_are_not_printed(places, ask):
     file = Path(places["texts"]) / "escape.txt"
-    assert "stone light music �[31mred�" in ask(file, "--question", QUESTION, *SHORT)
+    assert "stone light music \\x1b[31mred" in ask(file, "--question", QUESTION, *SHORT)
 
 
 @pytest.mark.parametrize("speculation", ["", "p", "sa"])

@@ -29,6 +29,7 @@ from transformers import (
 
 from hf_refspec.demo import default_model as module
 from hf_refspec.demo.default_model import HUB_ID, PACKAGE
+from hf_refspec.store.folder import build_place
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:
@@ -184,15 +185,15 @@ def test_a_stopped_conversion_leaves_nothing_to_trip_over(home, package, ending)
     folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
     with converting(folder, package) as child:
         assert child.stdout.readline() == "all but the manifest is written\n"
-        [partial] = folder.parent.glob("*.partial")
-        assert (partial / "model.safetensors").exists()
+        place = build_place(folder)
+        assert (place / "new" / "model.safetensors").exists()
         assert not folder.exists()
         child.send_signal(ending)
         _out, errors = child.communicate(timeout=60)
     assert child.returncode != 0 and not folder.exists()
     if ending == signal.SIGINT:
         assert errors.rstrip().endswith("KeyboardInterrupt")
-        assert not partial.exists()
+        assert not place.exists()
     assert default_model() == str(folder)
     assert module._is_whole(folder)
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]

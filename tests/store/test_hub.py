@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
@@ -22,6 +22,7 @@ from hf_refspec.store.card import card as card_of
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import CONFIG, DatastoreError, check_file, sha256, write_arrays
+from hf_refspec.store.folder import write_json
 
 REPO = "owner/store"
 SOURCE = {
@@ -365,7 +366,8 @@ def test_patterns_in_names_match_nothing_else(hub, store):
     config = StoreConfig.read(store)
     assert config.ngrams
     file = replace(config.ngrams.file, name="*.safetensors")
-    replace(config, ngrams=replace(config.ngrams, file=file)).write(store)
+    changed = replace(config, ngrams=replace(config.ngrams, file=file))
+    write_json(store / CONFIG, config.HEADER | asdict(changed))
     repo = hub.create(REPO)
     repo.commit("main", {name: Blob(data, False) for name, data in content(store).items()})
     hub.requests.clear()

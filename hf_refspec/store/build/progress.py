@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..datastore_config import MOST_SHARDS, ShardEntry
-from ..files import DatastoreError, FileEntry, find_file
-from ..folder import write_json
+from ..files import DatastoreError, FileEntry, open_entry, open_file
+from ..folder import LARGEST_JSON, write_json
 from ..schema import AtMost, Range, parse, values_of
 
 PROGRESS = "progress.json"
@@ -48,13 +48,14 @@ class BuildProgress:
             DatastoreError: If the shards that it names are not there.
         """
         try:
-            progress = parse(cls, json.loads((folder / PROGRESS).read_bytes()))
-            for file in progress.files():
-                find_file(folder, file)
+            with open_file(folder / PROGRESS, follow_links=False) as file:
+                progress = parse(cls, json.loads(file.read(LARGEST_JSON)))
+            for entry in progress.files():
+                open_entry(folder, entry, follow_links=False).close()
             return progress
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RecursionError) as error:
             raise DatastoreError(
                 f"{folder} cannot be resumed ({error}); start again without resume"
             ) from None

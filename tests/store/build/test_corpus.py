@@ -28,7 +28,7 @@ from hf_refspec.store.build.source import batches
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, check_file, read_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
-from hf_refspec.store.folder import LOCK
+from hf_refspec.store.folder import LOCK, build_place
 from hf_refspec.version import __version__
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
@@ -286,7 +286,7 @@ def test_a_failed_build_leaves_nothing_unless_it_can_be_resumed(tmp_path, tokeni
     assert sorted(os.listdir(tmp_path)) == ["store"]
     with pytest.raises(KeyboardInterrupt):
         build_store(interrupted(), tokenizer, path, resume=True, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == ["other.partial", "store"]
+    assert sorted(os.listdir(tmp_path)) == [".other.hf_refspec-build", "store"]
     build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
     assert sorted(os.listdir(tmp_path)) == ["other", "store"]
     assert content_of(path) == content_of(store)
@@ -338,7 +338,7 @@ def test_a_build_killed_again_and_again(tmp_path, tokenizer, store):
 def test_without_resume_a_build_starts_again(tmp_path, tokenizer, store):
     path = tmp_path / "other"
     assert killed_at(60, lambda: build_store([[5] * 2000], tokenizer, path, **QUIET)) is None
-    assert os.listdir(tmp_path / "other.partial")
+    assert os.listdir(build_place(path) / "new")
     build_store(TEXTS, tokenizer, path, **QUIET)
     assert content_of(path) == content_of(store)
 
@@ -352,7 +352,7 @@ def test_resuming_something_else_is_refused(tmp_path, tokenizer):
 
     with pytest.raises(KeyboardInterrupt):
         build_store(half(), tokenizer, path, resume=True, **QUIET)
-    left = content_of(tmp_path / "store.partial")
+    left = content_of(build_place(path) / "new")
     other = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     )
@@ -368,8 +368,8 @@ def test_resuming_something_else_is_refused(tmp_path, tokenizer):
         build_store(TEXTS[:3], tokenizer, path, resume=True, **QUIET)
     with pytest.raises(DatastoreError, match="other documents than before"):
         build_store([text and "x" for text in TEXTS], tokenizer, path, resume=True, **QUIET)
-    assert content_of(tmp_path / "store.partial") == left
-    (tmp_path / "store.partial" / "tokens-00001.safetensors").unlink()
+    assert content_of(build_place(path) / "new") == left
+    (build_place(path) / "new" / "tokens-00001.safetensors").unlink()
     with pytest.raises(DatastoreError, match="cannot be resumed"):
         build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
 

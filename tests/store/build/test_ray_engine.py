@@ -17,6 +17,7 @@ from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.ray_engine import RayEngine
 from hf_refspec.store.build.source import batches, open_source
 from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.folder import build_place
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 _WORDS = random.Random(0)
@@ -85,7 +86,7 @@ def test_a_build_goes_on_with_ray(ray, tmp_path, tokenizer):
         patch.setattr(local_engine, "batches", partial(batches, most_documents=5))
         with pytest.raises(KeyboardInterrupt):
             build_store(half(), tokenizer, tmp_path / "ray", resume=True, **QUIET)
-    assert len(list((tmp_path / "ray.partial").glob("tokens-*"))) > 2
+    assert len(list((build_place(tmp_path / "ray") / "new").glob("tokens-*"))) > 2
     options = {**QUIET, "engine": "ray", "resume": True}
     assert content_of(build_store(stream, tokenizer, tmp_path / "ray", **options)) == content_of(
         local
