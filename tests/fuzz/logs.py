@@ -36,10 +36,14 @@ def mutate(folder: Path, generator: random.Random) -> str:
 
 
 def append(log: Path, prompt: np.ndarray, output: np.ndarray) -> None:
-    """Appends a call as the cache does, unchecked."""
-    writer = SessionLog(log, log.stat().st_size)
+    """Appends a call as the cache writes it, unchecked."""
+    other = log.with_name("record")
+    writer = SessionLog(other)
     writer.append(prompt, output)
     writer.close()
+    with open(log, "ab") as file:
+        file.write(other.read_bytes())
+    other.unlink()
 
 
 def hostile_call(generator: random.Random) -> tuple[np.ndarray, np.ndarray]:
