@@ -138,6 +138,11 @@ def wide_contexts() -> list[np.ndarray]:
     return [document[:14], document[4:6], np.array([7])]
 
 
+def small(vocab_size: int) -> bool:
+    """Whether its tokenizer is made and read in less than a third of a second."""
+    return vocab_size < WIDE_VOCABULARY
+
+
 def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> dict[str, Use]:
     def full(folder: Path, spare: Path) -> Any:
         store = Datastore(folder, form="full")
@@ -166,12 +171,18 @@ def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> 
         loaded = Datastore(folder).load_tokenizer()
         return loaded("the cat")["input_ids"]
 
+    def retokenized(folder: Path, spare: Path) -> Any:
+        store = Datastore(folder, form="full")
+        new = store.retokenize(tokenizer(), spare / "store", num_proc=1, progress=False)
+        return [document.tolist() for document in new.iter_documents()]
+
+    of_tokenizer = {"tokenizer": tokenized, "for another tokenizer": retokenized}
     return {
         "full form": full,
         "compact form": compact,
         "documents": documents,
         "compacted elsewhere": compacted,
-        **({} if vocab_size == WIDE_VOCABULARY else {"tokenizer": tokenized}),
+        **(of_tokenizer if small(vocab_size) else {}),
         **shared_uses(Datastore),
     }
 
@@ -187,9 +198,7 @@ def datastore_writers(prompts: Callable[[], list[np.ndarray]], vocab_size: int) 
         store = Datastore(folder, form="full").compact(ngrams_per_order=15, progress=False)
         return drafts(DatastoreDrafts(store), prompts()[:2], vocab_size)
 
-    # To make and to read a large tokenizer takes a third of a second.
-    wide = vocab_size == WIDE_VOCABULARY
-    return {"compacted": compacted} | ({} if wide else {"extended": extended})
+    return {"compacted": compacted} | ({"extended": extended} if small(vocab_size) else {})
 
 
 def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
