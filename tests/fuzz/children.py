@@ -45,7 +45,9 @@ Say = Callable[[str, str, str], None]
 Work = Callable[[T, Say], Outcome]
 
 
-def in_children(items: Sequence[T], work: Work[T], seconds: float, log: Path) -> Iterator[Result[T]]:
+def in_children(
+    items: Sequence[T], work: Work[T], seconds: float, log: Path
+) -> Iterator[Result[T]]:
     """Does `work` with each item, as many as possible in one child.
 
     Args:
@@ -146,7 +148,7 @@ def table(results: Sequence[Result], row: int = 0) -> str:
     rows = sorted({result.rows[row] for result in results})
     ranks = {result.outcome.name: result.outcome.rank for result in results}
     names = sorted(ranks, key=lambda name: ranks[name])
-    lines = [[""] + names + ["all"]]
+    lines = [["", *names, "all"]]
     for each in [*rows, "all"]:
         of_row = [result for result in results if each in ("all", result.rows[row])]
         counts = [sum(result.outcome.name == name for result in of_row) for name in names]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .boundaries import BOUNDARIES
-from .forging import CONFIG, is_plain, write_config
+from .forging import CONFIG, forge, is_plain, write_config
 
 ESCAPE = "\x1b[31mred\x1b[0m\r\n\x9b2J\u202e"
 STRANGE: list[Any] = [None, True, 1.5, float("nan"), float("inf"), -0.0, "", "x", [], {}, [[]]]
 STRANGE += [ESCAPE, "\ud800", "\0", "é" * 3000, 10**400, {"a": [1, {"b": ESCAPE}]}]
-STRANGE += ["../outside/victim", "/etc/passwd", "config.json", "a" * 300, "..", "tokens-1.safetensors"]
+STRANGE += ["../outside/victim", "/etc/passwd", "config.json", "a" * 300, ".."]
 
 
 def mutate(folder: Path, generator: random.Random) -> str:
@@ -29,6 +29,18 @@ def mutate(folder: Path, generator: random.Random) -> str:
     done = [mutate_value(content, generator) for _ in range(generator.choice([1, 1, 1, 2, 3]))]
     write_config(folder, content)
     return ", ".join(done)
+
+
+def mutate_tokenizer(folder: Path, generator: random.Random) -> str:
+    """Changes a place of the tokenizer that a datastore carries, which is JSON as well."""
+    path = folder / "tokenizer.json"
+    if path.stat().st_size > 1 << 16:  # it takes too long
+        raise ValueError(f"{path} is large")
+    content = json.loads(path.read_bytes())
+    done = mutate_value(content, generator)
+    path.write_text(json.dumps(content), "utf-8", "surrogatepass")
+    forge(folder)
+    return f"tokenizer: {done}"
 
 
 def mutate_value(content: Any, generator: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""Makes config.json vouch for whatever its files have become, so that what reads them is reached."""
+"""Makes config.json vouch for what its files have become, so that what reads them is reached."""
 
 from __future__ import annotations
 

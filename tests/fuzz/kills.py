@@ -335,7 +335,8 @@ def cache_writers() -> list[Writer]:
                 for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
                     cache.add(*call)
                     acknowledge()
-                    cache._memory.wait()  # for what goes on in the background: so it is always the same
+                    # What goes on in the background then happens in one order.
+                    cache._memory.wait()
 
         def state(path: Path) -> Any:
             with opened(path) as cache:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import struct
 from collections.abc import Callable
@@ -52,23 +51,27 @@ def mutate(place: Place, generator: random.Random) -> tuple[str, str]:
     Returns:
         The name of the (last) mutation, and what was done, in words.
     """
-    done = []
-    for _ in range(generator.choice([1, 1, 1, 1, 2, 3])):
+    last, done = "none", list[str]()
+    wanted = generator.choice([1, 1, 1, 1, 2, 3])
+    for _ in range(20):
+        if len(done) == wanted:
+            break
         (name,) = generator.choices(list(MUTATIONS), [weight for _, weight in MUTATIONS.values()])
         try:
             done.append(f"{name}: {MUTATIONS[name][0](place, generator)}")
-        except Exception:  # one before has left nothing for it to damage
+        except Exception:  # there is no such file, or one before has left nothing of it
             continue
+        last = name
         if name != "config" and generator.random() < 0.7:
             forge(place.folder)
             done[-1] += ", forged"
-    return (name if done else "none"), "; ".join(done)
+    return last, "; ".join(done)
 
 
 def some_file(place: Place, generator: random.Random) -> Path:
     """A file of the folder that is still a file."""
-    files = [file for file in sorted(place.folder.iterdir()) if is_plain(file) and file.stat().st_size]
-    return generator.choice(files)
+    files = [file for file in sorted(place.folder.iterdir()) if is_plain(file)]
+    return generator.choice([file for file in files if file.stat().st_size])
 
 
 def bits(place: Place, generator: random.Random) -> str:
@@ -137,6 +140,8 @@ def replaced(place: Place, generator: random.Random) -> str:
     elif what == "unreadable":
         file.write_bytes(content)
         file.chmod(0)
+    elif what == "hard link to a victim":
+        os.link(victim, file)
     elif what == "link to a copy":
         (place.outside / file.name).write_bytes(content)
         file.symlink_to(place.outside / file.name)
@@ -162,6 +167,7 @@ REPLACEMENTS = [
     "link to a copy",
     "link to itself",
     "link to a victim",
+    "hard link to a victim",
     "link to nothing",
     "link to zeros",
     "link to a folder",
@@ -214,8 +220,10 @@ def added(place: Place, generator: random.Random) -> str:
     ]
     file = place.folder / generator.choice(names)
     file.unlink(missing_ok=True)
-    what = generator.choice(["empty", "garbage", "pipe", "folder", "sparse", "victim", "nothing"])
-    if what in ("victim", "nothing"):
+    what = generator.choice(ADDITIONS)
+    if what == "hard link":
+        os.link(place.outside / "victim", file)
+    elif what in ("victim", "nothing"):
         file.symlink_to(place.outside / what)
     elif what == "pipe":
         os.mkfifo(file)
@@ -229,6 +237,9 @@ def added(place: Place, generator: random.Random) -> str:
     return f"{file.name}, {what}"
 
 
+ADDITIONS = ["empty", "garbage", "pipe", "folder", "sparse", "victim", "nothing", "hard link"]
+
+
 MUTATIONS: dict[str, tuple[Mutation, int]] = {
     "bits": (bits, 5),
     "bytes": (blocks, 5),
@@ -237,6 +248,7 @@ MUTATIONS: dict[str, tuple[Mutation, int]] = {
     "swapped": (swapped, 2),
     "added": (added, 5),
     "config": (lambda place, generator: configs.mutate(place.folder, generator), 9),
+    "tokenizer": (lambda place, generator: configs.mutate_tokenizer(place.folder, generator), 2),
     "header": (lambda place, generator: arrays.mutate_header(place.folder, generator), 5),
     "numbers": (lambda place, generator: arrays.mutate_numbers(place.folder, generator), 7),
     "lengths": (lambda place, generator: arrays.mutate_lengths(place.folder, generator), 4),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def model() -> LlamaForCausalLM:
 def texts(count: int = 12) -> list[str]:
     """Documents that repeat each other's words."""
     generator = random.Random(0)
-    words = "the cat sat on a mat and the dog ate its hat for i in range(n): print(i)".split()
+    text = "the cat sat on a mat and the dog ate its hat for i in range(n): print(i)"
+    words = text.split()
     return [" ".join(generator.choices(words, k=generator.randint(3, 12))) for _ in range(count)]
 
 
@@ -122,14 +124,12 @@ def build_datastore(path: Path) -> None:
 def wide_documents() -> list[list[int]]:
     generator = random.Random(1)
     words = [generator.choices(range(WIDE_VOCABULARY), k=5) for _ in range(8)]
-    return [sum(generator.choices(words, k=6), []) for _ in range(12)]
+    return [list(chain(*generator.choices(words, k=6))) for _ in range(12)]
 
 
 def build_wide_datastore(path: Path) -> None:
     options = {"num_proc": 1, "progress": False}
-    store = Datastore.build(
-        wide_documents(), wide_tokenizer(), path, shard_tokens=250, **options
-    )
+    store = Datastore.build(wide_documents(), wide_tokenizer(), path, shard_tokens=250, **options)
     store.compact(ngrams_per_order=20, progress=False)
 
 
@@ -147,9 +147,7 @@ def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> 
     def full(folder: Path, spare: Path) -> Any:
         store = Datastore(folder, form="full")
         modes = ("mixed", "rest")
-        return [
-            drafts(DatastoreDrafts(store, mode=mode), prompts(), vocab_size) for mode in modes
-        ]
+        return [drafts(DatastoreDrafts(store, mode=mode), prompts(), vocab_size) for mode in modes]
 
     def compact(folder: Path, spare: Path) -> Any:
         store = Datastore(folder, form="compact")
@@ -210,7 +208,7 @@ def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
     def described(folder: Path, spare: Path) -> Any:
         store = kind(folder)
         text = card(store.config, "org/x")
-        if any(ord(c) < 32 and c != "\n" or c == "\x7f" for c in text + repr(store)):
+        if not (text + repr(store)).replace("\n", "").isprintable():
             raise AssertionError(f"a control character is in the card or the repr: {text!r}")
         return text
 
@@ -349,9 +347,7 @@ def build_cache(path: Path) -> None:
 
 
 def remembered(cache: RetrievalCache) -> list[Any]:
-    return [
-        [prompt.tolist(), output.tolist()] for prompt, output in cache._memory.sessions()
-    ]
+    return [[prompt.tolist(), output.tolist()] for prompt, output in cache._memory.sessions()]
 
 
 def cache_writers() -> dict[str, Use]:

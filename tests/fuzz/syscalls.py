@@ -1,7 +1,7 @@
 """Stops a process at the Nth of its file operations, whatever library or thread does it (Linux).
 
 A child is traced as by a debugger: it waits before every system call. Those that change files below
-a folder are counted, and before the Nth, or when half of what it wrote is there, the child is killed.
+a folder are counted. Before the Nth, or when half of what it wrote is there, the child is killed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ENTRY, _EXIT = 1, 2
 _AT_CALL = signal.SIGTRAP | 0x80
 _CREATES = os.O_CREAT | os.O_TRUNC
 
-# By machine, the numbers of the system calls that change files. What follows a name is where it says
-# which file: "0" the descriptor, "p0" the path, "d0" a folder's descriptor and the path after it.
+# By machine, the numbers of the system calls that change files. What follows a name is where it
+# says which file: "0" the descriptor, "p0" the path, "d0" a folder's descriptor, a path after it.
 _NUMBERS = {
     "x86_64": {
         1: "write 0", 18: "pwrite 0", 20: "writev 0", 296: "pwritev 0", 328: "pwritev 0",
@@ -48,14 +48,14 @@ WRITES = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range")
 
 
 class _Info(ctypes.Structure):
-    """`struct ptrace_syscall_info`; the last fields are those of an entry or, the first, an exit."""
+    """`struct ptrace_syscall_info`, of an entry."""
 
     _fields_ = (
         ("op", ctypes.c_uint8),
         ("arch", ctypes.c_uint32),
         ("instruction", ctypes.c_uint64),
         ("stack", ctypes.c_uint64),
-        ("number", ctypes.c_int64),  # or, at an exit, what was returned
+        ("number", ctypes.c_int64),  # at an exit what was returned
         ("arguments", ctypes.c_uint64 * 6),
     )
 
