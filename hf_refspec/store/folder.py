@@ -131,19 +131,19 @@ class FolderConfig:
         """Reads a folder's config.json and hands it to `use`, which opens the files that it names.
 
         Another process may replace config.json meanwhile and delete files that the old one named.
-        If `use` fails with a DatastoreError it is therefore read again, and if it says something
-        else by now, so is what it names.
+        If `use` fails with a DatastoreError, and config.json is another one by now, all is done
+        again.
 
         Returns:
             What `use` returned at last.
         """
-        config = cls.read(folder)
         while True:
+            version = _version(folder / CONFIG)
+            config = cls.read(folder)
             try:
                 return use(config)
             except DatastoreError:
-                before, config = config, cls.read(folder)
-                if config == before:
+                if _version(folder / CONFIG) == version:
                     raise
             except MemoryError as error:
                 raise unreadable(folder, error) from None
@@ -180,6 +180,15 @@ class FolderConfig:
                     f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
                     f"only {' or '.join(map(repr, readable))}; {cls.REMEDY}"
                 )
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """What differs once a file is replaced, even by one that says the same."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def read_json(path: Path, noun: str, follow_links: bool = True) -> dict[str, Any]:

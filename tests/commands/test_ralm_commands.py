@@ -269,7 +269,7 @@ REFUSED = {
     "a file with no text": (["{texts}/picture.png", *ASKED], "no text in {texts}/picture.png"),
     "no such files": (["{texts}", "--pattern", "*.rs", *ASKED], "0 files match --pattern '*.rs'"),
     "an empty pattern": (["{texts}", "--pattern", "", *ASKED], "--pattern ''"),
-    "an absolute pattern": (["{texts}", "--pattern", "/x", *ASKED], "--pattern '/x'"),
+    "an absolute pattern": (["{texts}", "--pattern", "/x", *ASKED], "pattern '/x' cannot be used"),
     "an empty question": (["{texts}", "--question", " "], "--question is empty"),
     "no question": (["{texts}"], "give --question"),
     "a missing file of questions": (

@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -691,3 +692,71 @@ def test_slots_that_are_all_taken_take_no_time(tmp_path):
     for _ in range(2000):
         assert len(drafted(store, 8)) == 0
     assert time.monotonic() - start < 10  # Not how fast it is, but that it does not read them all.
+
+
+# While others write
+
+
+def test_a_reader_that_another_process_overtakes_opens_what_is_there_by_then(full, monkeypatch):
+    full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    original, overtaken = StoreConfig.read.__func__, []
+
+    def read(cls, folder, *given):
+        config = original(cls, folder, *given)
+        if not overtaken:  # what it names is deleted before it is opened
+            overtaken.append(config)
+            monkeypatch.undo()
+            full.compact(**QUIET)
+        return config
+
+    monkeypatch.setattr(StoreConfig, "read", classmethod(read))
+    reader = Datastore(full.path, "compact")
+    assert reader.config == StoreConfig.read(full.path) != overtaken[0]
+    assert not (full.path / overtaken[0].ngrams.file.name).exists()
+    reader.verify()
+
+
+def test_readers_never_miss_a_file_while_another_process_compacts(full):
+    full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+
+    def compact_again_and_again() -> None:
+        while True:
+            full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+            full.compact(**QUIET)
+
+    writer = threading.Thread(target=in_a_child, args=[compact_again_and_again, 4])
+    writer.start()
+    opened = {}
+    while writer.is_alive():
+        store = Datastore(full.path, "compact")
+        opened[store.config.ngrams.file.name] = opened.get(store.config.ngrams.file.name, 0) + 1
+    assert len(opened) == 2 and sum(opened.values()) > 200
+
+
+def test_shards_that_are_open_outlive_their_files(full):
+    reader, wanted = Datastore(full.path), drafts_of(full)
+    for file in full.config.files():
+        (full.path / file.name).unlink()
+    assert drafts_of(reader) == wanted
+
+
+def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):
+    reader = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    full.compact(**QUIET)
+    for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
+        with pytest.raises(DatastoreError, match=r"changed by another process .* open it again"):
+            use()
+    assert os.listdir(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize(
+    "name", [".config.json.new", ".ngrams.safetensors.new", "ngrams.safetensors"]
+)
+def test_compacting_writes_through_no_link(full, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (full.path / name).symlink_to(victim)
+    compact = full.compact(**QUIET)
+    compact.verify()
+    assert victim.read_text() == "mine"
+    assert set(content_of(full.path)) == {"config.json", *(f.name for f in compact.config.files())}

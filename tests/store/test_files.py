@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 from stored import SHARD, UINT16, four_tokens, readers
 
+from hf_refspec.store import files
 from hf_refspec.store.files import (
+    Blocks,
     DatastoreError,
     FileEntry,
     check_file,
+    copy_file,
+    create_file,
+    open_file,
     read_arrays,
     sha256,
     write_arrays,
+    write_bytes,
 )
 
 
@@ -190,3 +198,183 @@ def test_swapped_arrays_of_two_shards_are_refused(tmp_path):
     for i, entry in enumerate(entries, start=1):
         with pytest.raises(DatastoreError, match=entry.name):
             read_arrays(tmp_path, entry, {"tokens": (np.dtype(np.uint16), 4 * i)})
+
+
+# Writing
+
+ARRAYS = {
+    "tokens": np.arange(7, dtype=np.uint16),
+    "bits": np.arange(3, dtype=np.uint8),
+    "bounds": np.arange(2, dtype=np.int64),
+    "keys": np.linspace(0, 1, 5, dtype=np.float32),
+    "empty": np.empty(0, np.float16),
+}
+
+
+def test_a_file_is_the_one_that_safetensors_writes(tmp_path):
+    path = tmp_path / "tokens-00001.safetensors"
+    write_arrays(path, ARRAYS)
+    assert path.read_bytes() == save(ARRAYS)
+
+
+def test_blocks_are_written_as_the_whole_array(tmp_path):
+    whole = np.arange(1000, dtype=np.float32)
+    rows = (whole.reshape(-1, 4)[begin : begin + 7] for begin in range(0, 250, 7))
+    blocks = Blocks(whole.dtype, 1000, (row.astype(np.float64) for row in rows))
+    one = write_arrays(tmp_path / "one", {"keys": blocks, "tokens": ARRAYS["tokens"]})
+    two = write_arrays(tmp_path / "two", {"keys": whole, "tokens": ARRAYS["tokens"]})
+    assert (one.size, one.sha256) == (two.size, two.sha256)
+    assert one == FileEntry.of(tmp_path / "one")
+
+
+@pytest.mark.parametrize("length", [5, 11])
+def test_blocks_of_another_length_leave_nothing(tmp_path, length):
+    blocks = Blocks(np.dtype(np.uint8), length, [np.zeros(4, np.uint8)] * 2)
+    with pytest.raises(ValueError, match=f"keys has 8 numbers instead of {length}"):
+        write_arrays(tmp_path / "file", {"keys": blocks})
+    assert not list(tmp_path.iterdir())
+
+
+def put_link(path: Path, victim: Path) -> None:
+    path.symlink_to(victim)
+
+
+def put_dangling_link(path: Path, victim: Path) -> None:
+    path.symlink_to(victim.with_name("nothing"))
+
+
+def put_hard_link(path: Path, victim: Path) -> None:
+    path.hardlink_to(victim)
+
+
+def put_pipe(path: Path, victim: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [put_link, put_dangling_link, put_hard_link, put_pipe])
+@pytest.mark.parametrize("place", [".file.new", "file"])
+def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
+    folder, other, victim = tmp_path / "store", tmp_path / "other", tmp_path / "victim"
+    folder.mkdir(), other.mkdir()
+    victim.write_text("mine")
+    entry = write_bytes(other / "file", b"theirs")
+    for write in (
+        lambda path: write_arrays(path, ARRAYS),
+        lambda path: write_bytes(path, b"x"),
+        lambda path: copy_file(other, entry, path.parent),
+    ):
+        put(folder / place, victim)
+        write(folder / "file")
+        assert victim.read_text() == "mine"
+        assert set(os.listdir(tmp_path)) == {"store", "other", "victim"}
+        for path in folder.iterdir():
+            assert path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
+            path.unlink()
+
+
+def test_a_new_file_is_made_only_where_nothing_is(tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    link.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        create_file(link)
+    assert not victim.exists()
+    with create_file(victim) as file:
+        file.write(b"x")
+    with pytest.raises(FileExistsError):
+        create_file(victim)
+
+
+def test_a_process_that_is_killed_leaves_one_file_that_the_next_one_replaces(tmp_path):
+    def blocks():
+        yield np.zeros(1 << 16, np.uint8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    path = tmp_path / "tokens-00001.safetensors"
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            write_arrays(path, {"bits": Blocks(np.dtype(np.uint8), 1 << 20, blocks())})
+            os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert os.listdir(tmp_path) == [f".{path.name}.new"]
+    entry = write_arrays(path, ARRAYS)
+    assert os.listdir(tmp_path) == [path.name]
+    check_file(tmp_path, entry)
+
+
+# Reading
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    entry = four_tokens(tmp_path)
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    for read in readers(tmp_path, entry):
+        with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: Permission denied"):
+            read()
+
+
+def test_a_disk_that_fails_while_a_file_is_read(tmp_path, monkeypatch):
+    class Failing:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def fileno(self):
+            return self.file.fileno()
+
+        def read(self, _):
+            raise OSError(5, "Input/output error")
+
+    entry = four_tokens(tmp_path)
+    original = files.open_file
+    monkeypatch.setattr(files, "open_file", lambda *given: Failing(original(*given)))
+    for read in readers(tmp_path, entry):
+        with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: Input/output"):
+            read()
+
+
+def test_more_than_fits_into_memory_is_said_so(tmp_path, monkeypatch):
+    entry = four_tokens(tmp_path)
+
+    def refuse(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(files, "safe_open", refuse)
+    with pytest.raises(DatastoreError, match=f"{entry.name} cannot be read: .* enough memory"):
+        read_arrays(tmp_path, entry, UINT16)
+
+
+def test_a_link_is_followed_only_where_it_may_be(tmp_path):
+    entry = four_tokens(tmp_path)
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / entry.name
+    path.symlink_to(tmp_path / entry.name)
+    open_file(path).close()
+    assert list(read_arrays(path.parent, entry, UINT16)["tokens"]) == [0, 1, 2, 3]
+    for read in (
+        lambda: open_file(path, follow_links=False),
+        lambda: read_arrays(path.parent, entry, UINT16, follow_links=False),
+        lambda: check_file(path.parent, entry, follow_links=False),
+    ):
+        with pytest.raises(DatastoreError, match=f"{path} is a link, which is not followed"):
+            read()
+
+
+def test_a_damaged_file_is_not_copied(tmp_path):
+    entry = four_tokens(tmp_path)
+    content = bytearray((tmp_path / entry.name).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / entry.name).write_bytes(content)
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(DatastoreError, match=r"is damaged: its checksum is .*, but config.json"):
+        copy_file(tmp_path, entry, tmp_path / "copy")
+    assert not os.listdir(tmp_path / "copy")

@@ -6,28 +6,35 @@ import copy
 import json
 import os
 import resource
+import subprocess
+import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
 from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
 
+from hf_refspec.store import folder as module
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
     LONGEST_NGRAM,
     MOST_SHARDS,
+    ShardEntry,
     StoreConfig,
 )
 from hf_refspec.store.files import (
     DatastoreError,
+    FileEntry,
     check_file,
     read_arrays,
     write_arrays,
 )
-from hf_refspec.store.folder import build_place, new_folder
+from hf_refspec.store.folder import LOCK, build_place, new_folder, only_writer
 
 DEEP = '"deep": ' + "[" * 40 + "]" * 40
 
@@ -258,26 +265,71 @@ def test_a_million_entries_are_refused_soon(tmp_path, key, value):
     assert time.monotonic() - start < 10  # Not how fast it is, but that it is not quadratic.
 
 
-def test_more_shards_than_can_be_mapped_are_refused(tmp_path):
-    content = content_of(CONFIG, tmp_path)
+def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):
+    def file(kind: str, i: int) -> FileEntry:
+        return FileEntry(f"{kind}-{i:05}.safetensors", 2**31, "a" * 64)
 
-    def file(kind: str, i: int) -> dict[str, Any]:
-        return {"name": f"{kind}-{i:05}.safetensors", "size": 1, "sha256": ""}
-
-    content["shards"] = [
-        {
-            "tokens": 1,
-            "documents": 0,
-            "tokens_file": file("tokens", i),
-            "suffixes_file": file("suffixes", i),
-        }
-        for i in range(MOST_SHARDS)
+    shards = [
+        ShardEntry(LARGEST_SHARD, LARGEST_SHARD, file("tokens", i), file("suffixes", i))
+        for i in range(MOST_SHARDS + 1)
     ]
-    (tmp_path / "config.json").write_text(json.dumps(content, separators=(",", ":")))
-    assert len(StoreConfig.read(tmp_path).shards) == MOST_SHARDS
+    most = replace(CONFIG, shards=shards[:-1])
+    most.write(tmp_path)
+    assert StoreConfig.read(tmp_path) == most
+    with pytest.raises(DatastoreError, match=r"config.json cannot be written: shards has 30001"):
+        replace(CONFIG, shards=shards).write(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert len(content["shards"]) == MOST_SHARDS
     content["shards"].append(content["shards"][0])
-    message = refusal(tmp_path, json.dumps(content, separators=(",", ":")))
-    assert "shards has 30001 entries, more than 30000" in message
+    assert "shards has 30001 entries, more than 30000" in refusal(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"shards": [SHARD, SHARD]}, "it names a file twice"),
+        ({"shards": [], "ngrams": None}, "it names neither shards nor n-grams"),
+        ({"tokenizer_file": replace(SHARD.tokens_file, name="../x")}, "is not the name of a token"),
+        ({"source": {"corpus": "x" * (1 << 24)}}, "it would have .* bytes, more than"),
+        ({"source": {"corpus": Path("x")}}, "is not JSON serializable"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, changes, message):
+    CONFIG.write(tmp_path)
+    with pytest.raises(DatastoreError, match=f"config.json cannot be written: .*{message}"):
+        replace(CONFIG, **changes).write(tmp_path)
+    assert StoreConfig.read(tmp_path) == CONFIG
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_path):
+    CONFIG.write(tmp_path)
+    seen = []
+
+    def use(config: StoreConfig) -> int:
+        seen.append(config.vocab_size)
+        if len(seen) < 4:  # another process replaces it, and deletes what this one names
+            replace(CONFIG, vocab_size=300 + len(seen) // 2).write(tmp_path)
+            raise DatastoreError("a file is missing")
+        return len(seen)
+
+    assert StoreConfig.opened(tmp_path, use) == 4
+    assert seen == [300, 300, 301, 301]  # one that says the same is another one as well
+
+    def fails(config: StoreConfig) -> None:
+        seen.append(config.vocab_size)
+        raise DatastoreError("it is missing, and was never there")
+
+    with pytest.raises(DatastoreError, match="was never there"):
+        StoreConfig.opened(tmp_path, fails)
+    assert seen == [300, 300, 301, 301, 301]
+
+    def too_much(config: StoreConfig) -> None:
+        raise MemoryError
+
+    with pytest.raises(DatastoreError, match=f"{tmp_path} cannot be read: .* enough memory"):
+        StoreConfig.opened(tmp_path, too_much)
 
 
 def test_no_datastore_there(tmp_path):
@@ -363,10 +415,129 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
     assert not list(tmp_path.iterdir())
     (build_place(path) / "new").mkdir(parents=True)
     (build_place(path) / "new/old").write_text("of a process that was killed")
+    (build_place(path) / LOCK).write_text("")
     with new_folder(path) as folder:
         (folder / "a").write_text("a")
         assert not path.exists()
     assert [file.name for file in tmp_path.rglob("*")] == ["store", "a"]
+    build_place(path).mkdir()  # of a process that was killed at the very end
     with pytest.raises(FileExistsError, match="exists; choose another path"), new_folder(path):
         raise AssertionError
     assert (path / "a").read_text() == "a"
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_new_folder_goes_on_with_what_is_there_if_it_may(tmp_path):
+    path = tmp_path / "store"
+    with pytest.raises(KeyboardInterrupt), new_folder(path, resume=True):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())  # there is nothing to go on with
+    with pytest.raises(KeyboardInterrupt), new_folder(path, resume=True) as folder:
+        (folder / "a").write_text("a")
+        raise KeyboardInterrupt
+    assert [file.name for file in tmp_path.rglob("*")] == [build_place(path).name, "new", "a"]
+    with new_folder(path, resume=True) as folder:
+        assert (folder / "a").read_text() == "a"
+    assert [file.name for file in tmp_path.rglob("*")] == ["store", "a"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_others_have_put_beside_a_new_folder_stays(tmp_path, resume):
+    path, place, victim = tmp_path / "store", build_place(tmp_path / "store"), tmp_path / "victim"
+    victim.mkdir()
+    (victim / "a").write_text("mine")
+    for name in ("store.partial", "store.partial.lock", "store.new", ".store"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with new_folder(path, resume):
+        pass
+    path.rmdir()
+    assert sorted(tmp_path.rglob("*")) == before
+    for put in (
+        lambda: place.symlink_to(victim),
+        lambda: place.write_text("mine"),
+        lambda: (place.mkdir(), (place / "a").write_text("mine")),
+        lambda: (place.mkdir(), (place / "new").symlink_to(victim)),
+    ):
+        put()
+        message = f"{place} is in the way, and not from a build"
+        with pytest.raises(DatastoreError, match=message), new_folder(path, resume):
+            raise AssertionError
+        assert [file.read_text() for file in tmp_path.rglob("a")] == ["mine"] * len(
+            list(tmp_path.rglob("a"))
+        )
+        if place.is_dir() and not place.is_symlink():
+            assert len(list(place.iterdir())) == 1
+            next(place.iterdir()).unlink()
+            place.rmdir()
+        else:
+            place.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_goes_while_it_is_taken_is_made_again(tmp_path, monkeypatch):
+    path, original, went = tmp_path / "store", module.locked, []
+
+    def locked(file, refusal):
+        if not went:  # the build before this one has just ended
+            went.append(file.parent.rmdir())
+        return original(file, refusal)
+
+    monkeypatch.setattr(module, "locked", locked)
+    with new_folder(path) as folder:
+        assert folder.is_dir()
+    assert went and os.listdir(tmp_path) == ["store"]
+
+
+BUILDS = dedent("""
+    import sys, time
+    from pathlib import Path
+    from hf_refspec.store.files import DatastoreError
+    from hf_refspec.store.folder import new_folder
+
+    root, name = Path(sys.argv[1]), sys.argv[2]
+    sys.stdin.readline()
+    made = 0
+    for i in range(120):
+        try:
+            with new_folder(root / f"store{i // 4}") as folder:
+                for part in range(5):
+                    (folder / str(part)).write_text(name)
+                if name == "fails" or i % 4 == 0:
+                    raise RuntimeError
+                made += 1
+        except (DatastoreError, FileExistsError, RuntimeError):
+            pass
+    print(made)
+""")
+
+
+def test_processes_that_build_at_one_path_do_not_disturb_each_other(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILDS, str(tmp_path), name], text=True, **pipes)
+        for name in ("one", "two", "three", "fails")
+    ]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    made = 0
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        made += int(out)
+    stores = os.listdir(tmp_path)
+    assert 0 < made == len(stores) and {f"store{i}" for i in range(30)}.issuperset(stores)
+    for store in stores:  # each is all of one process, and of one alone
+        written = {file.name: file.read_text() for file in (tmp_path / store).iterdir()}
+        assert len(set(written.values())) == 1 and sorted(written) == list("01234")
+
+
+def test_one_writes_into_a_folder_at_a_time(tmp_path):
+    with only_writer(tmp_path):
+        message = f"{tmp_path} is being written by another process"
+        with pytest.raises(DatastoreError, match=message), only_writer(tmp_path):
+            raise AssertionError
+        assert os.listdir(tmp_path) == [LOCK]
+    assert not os.listdir(tmp_path)

@@ -153,6 +153,53 @@ def test_a_card_of_ones_own_is_kept(hub, store):
     assert fetch(REPO).joinpath("README.md").read_text().endswith("# Mine\n")
 
 
+def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
+    secret = tmp_path / "blobs" / ("a" * 40)
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    link = tmp_path / "link"
+    link.symlink_to(secret)
+    for target in (secret, Path("../blobs") / secret.name, link, tmp_path / "nothing"):
+        (store / "README.md").symlink_to(target)
+        with pytest.raises(DatastoreError, match=r"README\.md is a link, which is not followed"):
+            push(store, REPO, token=TOKEN)
+        (store / "README.md").unlink()
+    # Nor is one in a folder that looks like the Hub's cache, if what it is to is not a file there.
+    snapshot = tmp_path / "snapshots" / "b"
+    snapshot.parent.mkdir()
+    store.rename(snapshot)
+    secret.unlink()
+    secret.symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "README.md").symlink_to(Path("../../blobs") / secret.name)
+    with pytest.raises(DatastoreError, match=r"blobs/a* is a link, which is not followed"):
+        push(snapshot, REPO, token=TOKEN)
+    assert not hub.repos
+
+
+def test_a_card_in_the_cache_of_the_hub_is_published_again(hub, store):
+    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    push(store, REPO, token=TOKEN)
+    fetched = fetch(REPO)
+    assert (fetched / "README.md").is_symlink()
+    push(fetched, "owner/copy", token=TOKEN)
+    assert hub.repos["owner/copy"].files() == hub.repos[REPO].files()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_card_is_refused_and_not_waited_for(hub, store, make):
+    make(store / "README.md")
+    with pytest.raises(DatastoreError, match=r"README\.md is not a file"):
+        push(store, REPO, token=TOKEN)
+
+
+def test_a_card_that_is_too_large_is_not_read(hub, store):
+    with open(store / "README.md", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DatastoreError, match=r"README\.md has more than .* bytes"):
+        push(store, REPO, token=TOKEN)
+
+
 def test_a_new_version_removes_the_old_ones_files(hub, store):
     push(store, REPO, token=TOKEN)
     repo = hub.repos[REPO]

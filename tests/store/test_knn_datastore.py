@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from architectures import ARCHITECTURES
 from hub_server import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.store.build.hidden_states import recorded
 from hf_refspec.store.build.windows import windows
-from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.files import DatastoreError, write_arrays
 from hf_refspec.store.knn_datastore import KnnDatastore
 
 CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
@@ -281,3 +284,51 @@ class TestNextTokens:
         found = Retrieved(np.array([0, 1]), np.float32([-1e6, -1e6]))
         _, probs = store.next_tokens(found, 1.0)
         assert np.isclose(probs.sum(), 1)
+
+
+class TestDamage:
+    """Entries whose sizes and checksums are as config.json says, with numbers that cannot be."""
+
+    @pytest.fixture
+    def damaged(self, path, tmp_path):
+        def write(name, change):
+            arrays = load_file(path / "entries.safetensors")
+            arrays[name] = arrays[name].copy()
+            change(arrays[name])
+            entry = write_arrays(tmp_path / "entries.safetensors", arrays)
+            replace(KnnDatastore(path).config, file=entry).write(tmp_path)
+            return tmp_path
+
+        return write
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -1])
+    def test_a_length_that_cannot_be_is_refused(self, damaged, bad):
+        folder = damaged("norms", lambda norms: norms.__setitem__(3, bad))
+        with pytest.raises(DatastoreError, match=r"entries\.safetensors is damaged: a squared"):
+            KnnDatastore(folder)
+
+    @pytest.mark.parametrize("count", [1, 10**9])
+    @pytest.mark.parametrize("k", [1, 10**9])
+    def test_keys_that_are_no_numbers_are_said_to_be_damaged(self, damaged, k, count, store):
+        store = KnnDatastore(damaged("keys", lambda keys: keys[:count].fill(np.nan)))
+        query = np.zeros(store.config.dimension, np.float32)
+        if count == k == 1:  # the others are sound, and enough
+            assert len(store.search([query], k)[0]) == 1
+        else:
+            with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
+                store.search([query], k)
+        with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
+            store.add_pq_index()
+
+    def test_who_writes_at_the_same_time_loses_nothing(self, path, tmp_path, byte_llama, tokenizer):
+        shutil.copytree(path, tmp_path / "store")
+        one, two = (KnnDatastore(tmp_path / "store") for _ in range(2))
+        one.add_pq_index()
+        chosen = two.tune(byte_llama, tokenizer, CORPUS * 2)
+        now = KnnDatastore(tmp_path / "store")
+        assert now.config.pq_index == one.config.pq_index
+        assert now.config.interpolation == chosen
+        now.verify()
+        replace(now.config, file=replace(now.config.file, sha256="0")).write(now.path)
+        with pytest.raises(DatastoreError, match="has been replaced meanwhile; open it again"):
+            one.tune(byte_llama, tokenizer, CORPUS * 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +18,11 @@ from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.store import knowledge_base as module
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.folder import build_place
 from hf_refspec.store.knowledge_base import KnowledgeBase, _even_parts
 
 REPO = "owner/passages"
@@ -323,3 +327,49 @@ def test_a_missing_and_a_cut_file_are_named(base, tokenizer):
     path.unlink()
     with pytest.raises(DatastoreError, match=r"embeddings\.safetensors cannot be read: .* missing"):
         KnowledgeBase(base.path, tokenizer)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_names_are_found_wherever_blocks_end(tmp_path, tokenizer, monkeypatch, block):
+    files = [tmp_path / f"{'é' * i}.txt" for i in range(1, 9)]
+    for number, file in enumerate(files):
+        file.write_text("text" if number % 3 else "")
+    monkeypatch.setattr(module, "_BLOCK", block)
+    base = build(tmp_path / "base", tokenizer, files, encoder=None)
+    wanted = [f"{file}, line 1" for number, file in enumerate(files) if number % 3]
+    assert [base.source(i) for i in range(len(base))] == wanted
+
+
+def test_a_folder_is_never_written_through_links(tmp_path, tokenizer):
+    victim, path = tmp_path / "victim", tmp_path / "base"
+    victim.mkdir()
+    for target in (victim, tmp_path / "nowhere"):
+        build_place(path).symlink_to(target)
+        with pytest.raises(DatastoreError, match="is in the way"):
+            build(path, tokenizer)
+        build_place(path).unlink()
+    assert os.listdir(tmp_path) == ["victim"] and not os.listdir(victim)
+
+
+def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
+    begun, go_on, built = threading.Event(), threading.Event(), []
+
+    def slow():
+        yield "one"
+        begun.set()
+        assert go_on.wait(20)
+        yield "two"
+
+    first = threading.Thread(
+        target=lambda: built.append(build(tmp_path / "base", tokenizer, slow()))
+    )
+    first.start()
+    assert begun.wait(20)
+    for _ in range(2):
+        with pytest.raises(DatastoreError, match="is being written by another process"):
+            build(tmp_path / "base", tokenizer, ["three"])
+    go_on.set()
+    first.join()
+    built[0].verify()
+    assert [built[0].text(i) for i in range(2)] == ["one", "two"]
+    assert os.listdir(tmp_path) == ["base"]

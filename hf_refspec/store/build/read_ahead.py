@@ -19,6 +19,7 @@ def in_order(
     try:
         for piece in work:
             begun.append(begin(piece))
+            del piece  # it may be large, and is not needed here any more
             if len(begun) > ahead:
                 yield begun[0]
                 begun.popleft()

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..files import open_file, unreadable
+from ..printable import printable
 from .tokenizing import Document
 
 logger = logging.getLogger("hf_refspec")
@@ -54,7 +56,7 @@ def open_source(
     is no document or has an id that is not below `vocab_size`.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it is none of these, or a file is none that ends, as a pipe or a device.
         FileNotFoundError: If a file or folder of it does not exist.
     """
     kind = _dataset_kind(source)
@@ -248,15 +250,7 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
             )
         path = Path(path)
         names.append(path.resolve().name)
-        if not path.is_dir():
-            files.append(path)
-            continue
-        below = [file.relative_to(path) for file in path.rglob(pattern)]
-        found = [
-            path / file
-            for file in sorted(below, key=lambda file: file.as_posix())
-            if not any(part.startswith(".") for part in file.parts) and (path / file).is_file()
-        ]
+        found = files_of(path, pattern)
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
@@ -264,22 +258,55 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
     return Source(_read_files(files), name or "unnamed", total=len(files), files=files)
 
 
+def files_of(path: Path, pattern: str) -> list[Path]:
+    """The file at a path, or those below a folder that match a pattern, in order and without hidden
+    ones. Links to folders are not followed, so that no loop of them has an end to be waited for.
+
+    Raises:
+        ValueError: If it is neither, as a pipe or a device is, which might never end; or if the
+            pattern is not valid.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(
+            f"{printable(path)} is neither a file nor a folder, but a pipe or a device; write what "
+            "comes out of it into a file"
+        )
+    try:
+        below = [file.relative_to(path) for file in path.rglob(pattern)]
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"pattern {pattern!r} cannot be used: {error}") from error
+    shown = [file for file in below if not any(part.startswith(".") for part in file.parts)]
+    files = (path / file for file in sorted(shown, key=Path.as_posix))
+    return [file for file in files if os.path.isfile(file)]
+
+
 def _read_files(files: list[Path]) -> Iterator[str]:
-    damaged = []
+    damaged: list[Path] = []
     for file in files:
-        content = file.read_bytes()
-        try:
-            yield content.decode("utf-8")
-        except UnicodeDecodeError:
-            damaged.append(file)
-            yield content.decode("utf-8", errors="replace")
+        yield _read_file(file, damaged)
     if damaged:
         logger.warning(
             "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
             len(damaged),
             len(files),
-            damaged[0],
+            printable(damaged[0]),
         )
+
+
+def _read_file(path: Path, damaged: list[Path]) -> str:
+    """The text of a file; one that is not valid UTF-8 is added to `damaged`."""
+    try:
+        with open_file(path) as file:
+            content = file.read()
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            damaged.append(path)
+            return content.decode("utf-8", errors="replace")
+    except MemoryError as error:
+        raise unreadable(path, error) from None
 
 
 def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:

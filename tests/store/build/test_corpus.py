@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store.build import engine
+from hf_refspec.store.build import engine, tokenizing
 from hf_refspec.store.build.corpus import build_store, extend_store
 from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.build.source import batches
@@ -497,3 +497,16 @@ def test_nothing_is_shown_in_files_and_pipes(tmp_path, tokenizer, capfd):
     build_store(TEXTS, tokenizer, tmp_path / "a", **QUIET)
     build_store(TEXTS, tokenizer, tmp_path / "b", **{**QUIET, "progress": True})
     assert capfd.readouterr() == ("", "")
+
+
+def test_one_long_line_and_many_tiny_documents(tmp_path, tokenizer):
+    line = "".join(some_texts(2000, seed=4)).replace("\n", " ")
+    assert len(line) > 2 * tokenizing.LONGEST_PIECE / 16
+    (tmp_path / "line.txt").write_text(line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizing.pieces, "__defaults__", (tokenizing.LONGEST_PIECE // 16,))
+        path = build_store(tmp_path / "line.txt", tokenizer, tmp_path / "line", progress=False)
+    assert texts_of(path, tokenizer) == [line]
+    texts = [str(i) for i in range(20_000)]
+    path = build_store(iter(texts), tokenizer, tmp_path / "tiny", progress=False)
+    assert texts_of(path, tokenizer) == texts

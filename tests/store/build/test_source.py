@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import datasets
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from hf_refspec.store import files
 from hf_refspec.store.build.source import batches, open_source
+from hf_refspec.store.files import DatastoreError
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
 RENDERED = "user: hi\nbot: hello\n"
@@ -117,6 +120,50 @@ def test_invalid_utf8_is_replaced_and_told_once(read, tmp_path, caplog):
     files, texts = caplog.messages
     assert "2 of 3 files are not valid UTF-8" in files and "1.txt" in files
     assert "1 texts are not valid Unicode" in texts
+
+
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(read, folder):
+    os.mkfifo(folder / "pipe.py")
+    (folder / "zeros.py").symlink_to("/dev/zero")
+    for path in (folder / "pipe.py", folder / "zeros.py", Path("/dev/zero")):
+        for source in (path, str(path), [path], [folder / "b.py", path]):
+            with pytest.raises(
+                ValueError, match=f"{path} is neither a file nor a folder, but a pi"
+            ):
+                read(source)
+    assert read(folder) == ["", "y", "z", "b = 1\r\n"]
+
+
+def test_loops_of_links_end(read, folder):
+    for name, target in {
+        "loop": ".",
+        "a/up": "..",
+        "self": "self",
+        "one": "two",
+        "two": "one",
+        "dangling": "nothing",
+        "c.py": "b.py",
+    }.items():
+        (folder / name).symlink_to(target)
+    assert read(folder, pattern="*.py") == ["", "z", "b = 1\r\n", "b = 1\r\n"]
+    assert len(read(folder)) == 5
+    with pytest.raises(FileNotFoundError, match="is neither a file nor a folder"):
+        read(folder / "self")
+
+
+def test_a_file_that_cannot_be_read_is_named(read, folder, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    with pytest.raises(DatastoreError, match=r"a-b\.py cannot be read: Permission denied"):
+        read(folder)
+
+
+@pytest.mark.parametrize("pattern", ["/x", "/"])
+def test_a_pattern_that_cannot_be_is_named(read, folder, pattern):
+    with pytest.raises(ValueError, match=f"pattern '{pattern}' cannot be used"):
+        read(folder, pattern=pattern)
 
 
 def test_datasets(read):

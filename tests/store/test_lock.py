@@ -1,0 +1,114 @@
+"""Only one holds a lock, whatever happens to its file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+from hf_refspec.store import lock as module
+from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.lock import locked
+
+
+def test_who_comes_second_is_refused(tmp_path):
+    path = tmp_path / ".lock"
+    lock = locked(path, "wait for it")
+    with pytest.raises(DatastoreError, match="wait for it"):
+        locked(path, "wait for it")
+    lock.release()
+    assert path.exists()
+    lock = locked(path, "")
+    lock.release(delete=True)
+    assert not path.exists()
+    locked(path, "").release()
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
+def test_a_file_that_was_deleted_is_no_lock(tmp_path, monkeypatch, held):
+    """The first lets go between the opening and the locking of the second, and a third comes."""
+    path = tmp_path / ".lock"
+    first, others = locked(path, ""), []
+
+    def opened(path, original=module._opened):
+        monkeypatch.setattr(module, "_opened", original)
+        descriptor = original(path)
+        first.release(delete=True)
+        if held:
+            others.append(locked(path, ""))
+        return descriptor
+
+    monkeypatch.setattr(module, "_opened", opened)
+    if held:
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        others[0].release()
+    else:
+        second = locked(path, "")
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        second.release()
+
+
+def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
+    path = tmp_path / ".lock"
+    lock = locked(path, "")
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(sender)
+        os.read(receiver, 1)  # until the other end is closed
+        os._exit(0)
+    os.close(receiver)
+    lock.release()
+    locked(path, "it is held").release()
+    os.close(sender)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_refused(tmp_path, kind):
+    path, victim = tmp_path / ".lock", tmp_path / "victim"
+    victim.write_text("mine")
+    path.symlink_to(victim) if kind == "link" else os.mkfifo(path)
+    with pytest.raises(DatastoreError, match=r"\.lock is (a link|not a file)"):
+        locked(path, "")
+    assert victim.read_text() == "mine"
+
+
+HOLDS = dedent("""
+    import os, sys
+    from pathlib import Path
+    from hf_refspec.store.files import DatastoreError
+    from hf_refspec.store.lock import locked
+
+    path, inside, held = Path(sys.argv[1]), sys.argv[2], 0
+    sys.stdin.readline()
+    for _ in range(3000):
+        try:
+            lock = locked(path, "")
+        except DatastoreError:
+            continue
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another one is inside
+        held += 1
+        os.remove(inside)
+        lock.release(delete=True)
+    print(held)
+""")
+
+
+def test_processes_hold_it_one_at_a_time(tmp_path):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / ".lock"), str(tmp_path / "inside")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert int(out) > 0
+    assert not list(tmp_path.iterdir())
