@@ -11,10 +11,11 @@ one go. The logs from `first_log` on hold what is in no segment yet, in order: w
 sealed, the next calls go into a new log, and the old ones are deleted once config.json names the
 segment. So the folder is whole at every moment.
 
-Each process begins a log of its own, with its first call: to open a cache writes nothing, and what
-it found is never changed. Only files made by us are in the folder, and none of them is a link: what
-is under one of their names and is none is refused. Deleted is only what config.json has retired,
-and the segments that it could not know yet: a process that was killed has left them.
+Each process begins a log of its own, with its first call: what it has found is never changed, and
+to open a cache writes nothing (but config.json, where that is out of date). None of these files is
+a link: a link, a pipe or a folder that has one of their names is refused. What a process that was
+killed has left is known: files that config.json has retired, and segments with numbers that it has
+not come to. Nothing else is deleted.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ class SessionConfig(FolderConfig):
             if not size <= entry.file.size <= size + _LARGEST_HEADER:
                 raise ValueError(f"{entry.file.name} cannot have {entry.file.size} bytes")
         named = {file.name for file in self.files()}
+        last = max((_number(SEGMENT, name) for name in named), default=0)
+        if self.last_segment is not None and self.last_segment < last:
+            raise ValueError(f"last_segment is {self.last_segment}, though it names segment {last}")
         for name in self.retired:
             is_needed = name in named or _number(LOG, name) >= self.first_log
             if is_needed or not (SEGMENT.matches(name) or LOG.matches(name)):
@@ -186,11 +190,9 @@ class SessionFolder:
         self._log.append(prompt, output)
 
     def begin_log(self) -> int:
-        """Ends the present log and returns the number of the next one, which the next call begins.
-
-        All calls before it will be in segments.
-        """
-        if self._log is not None:
+        """Ends the present log, if there is something in it, and returns the number of the one that
+        the next call goes into. All calls before will be in segments."""
+        if self._log is not None and self._log.size:
             self._log.close()
             self._log, self._log_number = None, self._log_number + 1
         return self._log_number
@@ -225,7 +227,7 @@ class SessionFolder:
         here = set(os.listdir(self.path))
         sealed = {name for name in here if 0 < _number(LOG, name) < first_log}
         superseded = known.keys() - {segment.name for segment in segments}
-        retired = here & (sealed - self._damaged | superseded | set(old.retired))
+        retired = here & ((sealed - self._damaged) | superseded | set(old.retired))
         config = replace(
             old,
             segments=entries,
@@ -245,7 +247,7 @@ class SessionFolder:
         first_log = self.begin_log()
         # The newest first: if the process is killed over it, no log is missing between others.
         for name in sorted(os.listdir(self.path), key=lambda name: -_number(LOG, name)):
-            if LOG.matches(name) or _DAMAGED.matches(name):
+            if 0 < _number(LOG, name) < first_log or _DAMAGED.matches(name):
                 delete(self.path / name)
         self.commit([], first_log)
         for name in os.listdir(self.path):
@@ -260,20 +262,23 @@ class SessionFolder:
 
     def _check_names(self) -> None:
         """Refuses what has the name of a cache's file and cannot be one."""
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                number = max(_number(LOG, entry.name), _number(SEGMENT, entry.name))
-                if number or entry.name in (CONFIG, LOCK) or _UNFINISHED.matches(entry.name):
-                    if not entry.is_file(follow_symlinks=False):
-                        raise DatastoreError(
-                            f"{self.path / entry.name} is not a file (or a link to one, which a "
-                            "retrieval cache does not have); move it elsewhere"
-                        )
-                    if number > _LARGEST_NUMBER:
-                        raise DatastoreError(
-                            f"{self.path / entry.name} is not of a retrieval cache, which does not "
-                            "come to such a number; move it elsewhere"
-                        )
+        try:
+            entries = list(os.scandir(self.path))
+        except OSError as error:
+            raise DatastoreError(f"{self.path} cannot be read: {error.strerror}") from None
+        for entry in entries:
+            number = max(_number(LOG, entry.name), _number(SEGMENT, entry.name))
+            ours = number or entry.name in (CONFIG, LOCK) or _UNFINISHED.matches(entry.name)
+            if ours and not entry.is_file(follow_symlinks=False):
+                raise DatastoreError(
+                    f"{self.path / entry.name} is not a file (or a link to one, which a retrieval "
+                    "cache does not have); move it elsewhere"
+                )
+            if number > _LARGEST_NUMBER:
+                raise DatastoreError(
+                    f"{self.path / entry.name} is not of a retrieval cache, which does not come to "
+                    "such a number; move it elsewhere"
+                )
 
     def _open(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """Reads all that there is, and only then changes what has to be changed."""

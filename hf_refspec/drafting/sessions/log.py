@@ -52,6 +52,9 @@ class SessionLog:
     Args:
         path (`Path`): The file; nothing must be there.
 
+    Attributes:
+        size (`int`): The bytes of its records.
+
     Raises:
         OSError: If it cannot be made.
     """
@@ -59,12 +62,12 @@ class SessionLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = create_file(path)
-        self._size = 0
+        self.size = 0
 
     @property
     def is_full(self) -> bool:
         """Whether the next record belongs into another log."""
-        return self._size >= _FULL
+        return self.size >= _FULL
 
     def append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """Appends a record: ids from 0 to `LARGEST_ID`, integer arrays of shape `(n,)` with at most
@@ -73,26 +76,29 @@ class SessionLog:
         Raises:
             OSError: If it cannot be written, as on a full disk. The log is as it was.
         """
-        ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
-        lengths = _LENGTHS.pack(len(prompt), len(output))
-        checksums = struct.pack("<II", zlib.crc32(lengths), zlib.crc32(ids))
-        record = memoryview(_MARK + lengths + checksums + ids)
-        written = 0
+        data, written = memoryview(record(prompt, output)), 0
         try:
-            self._file.seek(self._size)
-            while written < len(record):
-                written += os.write(self._file.fileno(), record[written:])
+            self._file.seek(self.size)
+            while written < len(data):
+                written += os.write(self._file.fileno(), data[written:])
         except BaseException as error:
             with suppress(OSError):  # else the next record is written over it
-                self._file.truncate(self._size)
+                self._file.truncate(self.size)
             if isinstance(error, OSError):
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
             raise
-        self._size += len(record)
+        self.size += len(data)
 
     def close(self) -> None:
         """No more is appended."""
         self._file.close()
+
+
+def record(prompt: np.ndarray, output: np.ndarray) -> bytes:
+    """A record of a log."""
+    ids = np.concatenate((prompt, output)).astype(_IDS).tobytes()
+    lengths = _LENGTHS.pack(len(prompt), len(output))
+    return _HEADER.pack(_MARK, len(prompt), len(output), zlib.crc32(lengths), zlib.crc32(ids)) + ids
 
 
 def read_log(path: Path) -> tuple[list[Call], int]:

@@ -279,6 +279,7 @@ def test_other_files_cut(kept, tmp_path):
         {"first_log": True},
         {"first_log": 10**12},
         {"last_segment": "7"},
+        {"last_segment": 0},
         {"retired": ["../victim"]},
         {"retired": [".lock"]},
         {"retired": ["log-99999"]},
@@ -366,17 +367,31 @@ def test_a_full_disk(tmp_path, caplog):
 
 def test_a_disk_that_is_full_while_segments_are_made(tmp_path):
     memory = opened(tmp_path)
-    with full_disk(100):
+    with full_disk():
         for number in range(30):
             memory.add(*call(number))
             memory.wait()
     assert remembered(memory) == expected(range(30))
+    assert len(list(tmp_path.glob("log-*"))) == 1  # each attempt goes on with it
     for number in range(30, 60):
         memory.add(*call(number))
         memory.wait()
     memory.close()
     memory = opened(tmp_path)
     assert remembered(memory) == expected(range(60))  # the segments have all
+    memory.close()
+
+
+def test_forgetting_all_on_a_full_disk(tmp_path):
+    memory = opened(tmp_path)
+    with full_disk(1000):
+        memory.add(np.arange(40), np.arange(400))  # its log is begun, and empty
+        memory.wait()
+        memory.clear()
+    memory.add(*call(1))
+    memory.close()
+    memory = opened(tmp_path)
+    assert remembered(memory) == expected([1])
     memory.close()
 
 
