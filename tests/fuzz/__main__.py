@@ -26,6 +26,7 @@ def main() -> int:
     mutating.add_argument("--count", type=int, default=10_000)
     mutating.add_argument("--first", type=int, default=0, help="the number of the first one")
     mutating.add_argument("--seconds", type=float, default=20, help="how long one may take")
+    mutating.add_argument("--kind", action="append", help="only these, such as 'datastore'")
     killing = commands.add_parser("kill", help="kill every writer at its file operations")
     killing.add_argument("--count", type=int, default=500)
     killing.add_argument("--seconds", type=float, default=60, help="how long one may take")
@@ -40,8 +41,10 @@ def main() -> int:
 
 def mutate(root: Path, arguments: argparse.Namespace) -> int:
     from .fuzzing import Fuzzer
+    from .stores import KINDS
 
-    fuzzer = Fuzzer(root, seconds=arguments.seconds)
+    kinds = [kind for kind in KINDS if kind.name in (arguments.kind or [kind.name])]
+    fuzzer = Fuzzer(root, kinds, seconds=arguments.seconds)
     return report(fuzzer.run(range(arguments.first, arguments.first + arguments.count)))
 
 

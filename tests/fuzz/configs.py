@@ -13,7 +13,11 @@ from .forging import CONFIG, forge, is_plain, write_config
 ESCAPE = "\x1b[31mred\x1b[0m\r\n\x9b2J\u202e"
 STRANGE: list[Any] = [None, True, 1.5, float("nan"), float("inf"), -0.0, "", "x", [], {}, [[]]]
 STRANGE += [ESCAPE, "\ud800", "\0", "é" * 3000, 10**400, {"a": [1, {"b": ESCAPE}]}]
+STRANGE += [{"x": 10**400}, {"x": float("nan")}, [10**400], 10**18]
 STRANGE += ["../outside/victim", "/etc/passwd", "config.json", "a" * 300, ".."]
+# Some of them mean something somewhere.
+NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired", "sketch"]
+NAMES += ["mat", "license", "corpus", "documents", "shard_tokens", "deduplicated", "encoder"]
 
 
 def mutate(folder: Path, generator: random.Random) -> str:
@@ -59,7 +63,7 @@ def mutate_value(content: Any, generator: random.Random) -> str:
     elif what == "repeated" and isinstance(value, list):
         parent[key] = value * generator.choice([2, 40_000 // max(1, len(value))])
     elif what == "added" and isinstance(parent, dict):
-        parent[generator.choice([ESCAPE, "unknown", "\ud800", "kind", "format", "sha256"])] = value
+        parent[generator.choice(NAMES)] = generator.choice([value, *STRANGE])
     else:
         parent[key] = generator.choice(BOUNDARIES) + generator.choice([-1, 0, 1])
     return f"{key} {what}"

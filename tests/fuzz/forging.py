@@ -55,4 +55,4 @@ def vouch(folder: Path, entry: dict[str, Any]) -> None:
 
 def write_config(folder: Path, content: Any) -> None:
     """Writes a config.json, whatever it says."""
-    (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n")
+    (folder / CONFIG).write_text(json.dumps(content))

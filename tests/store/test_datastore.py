@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
@@ -222,6 +223,19 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
             pytest.raises(DatastoreError, match=message),
         ):
             drafter.draft(16)
+
+
+@pytest.mark.parametrize("mat", [10**400, {"x": 10**400}, {"x": float("nan")}, {"x": "y"}, ["x"]])
+def test_a_card_can_be_written_whatever_the_config_says_was_measured(full, mat):
+    assert "has not been measured" in card(replace(full.config, source={"mat": mat}), "org/x")
+
+
+@pytest.mark.parametrize("noted", [0, -1, 2**31, "300", None, True])
+def test_an_extension_needs_no_size_of_shards_that_the_config_has_noted(tmp_path, tokenizer, noted):
+    options = {"num_proc": 1, "progress": False}
+    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", **options)
+    replace(store.config, source={"shard_tokens": noted}).write(store.path)
+    assert store.extend(["another"], tokenizer, **options).documents == 2
 
 
 def test_a_fingerprint_of_any_length_is_shown_in_a_short_message(tmp_path, tokenizer):
