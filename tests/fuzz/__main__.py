@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,16 +65,19 @@ def sources(root: Path, arguments: argparse.Namespace) -> int:
 
 
 def report(results: Iterator[Result], every: bool = False) -> int:
-    """Prints what ended badly (or everything), and how often what ended how."""
+    """Prints what ended badly (or everything), and how often what ended how. Ctrl-C ends it."""
+    from tqdm import tqdm
+
     from .children import table
 
     begin, all_results = time.monotonic(), []
-    for result in results:
-        all_results.append(result)
-        if every or result.outcome.is_bad:
-            what = f"{result.rows[0]}, {result.done}: {result.outcome.name}"
-            number = f"{result.item}: " if isinstance(result.item, int) else ""
-            print(f"{number}{what}\n    {result.outcome.detail.strip()}\n", flush=True)
+    with suppress(KeyboardInterrupt):
+        for result in tqdm(results, disable=None):
+            all_results.append(result)
+            if every or result.outcome.is_bad:
+                what = f"{result.rows[0]}, {result.done}: {result.outcome.name}"
+                number = f"{result.item}: " if isinstance(result.item, int) else ""
+                print(f"{number}{what}\n    {result.outcome.detail.strip()}\n", flush=True)
     print(table(all_results), table(all_results, row=1), sep="\n\n")
     bad = sum(result.outcome.is_bad for result in all_results)
     seconds = time.monotonic() - begin
