@@ -78,6 +78,8 @@ def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
         raise
     except OSError as error:
         raise unreadable(path, error) from None
+    except ValueError:  # a null byte
+        raise DatastoreError(f"{str(path)!r} cannot be the path of a file") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DatastoreError(f"{path} is not a file")

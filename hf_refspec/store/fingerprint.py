@@ -71,12 +71,7 @@ def check_tokenizer(
     found = tokenizer_fingerprint(tokenizer)
     if found != config.fingerprint:
         raise DatastoreError(
-            f"{path} was made for another tokenizer: {_shown(config.tokenizer)} with the "
-            f"fingerprint {_shown(config.fingerprint)}, not {tokenizer.name_or_path} with {found}; "
-            f"{remedy}"
+            f"{path} was made for another tokenizer: {printable(config.tokenizer):.100} with the "
+            f"fingerprint {printable(config.fingerprint):.100}, not {tokenizer.name_or_path} with "
+            f"{found}; {remedy}"
         )
-
-
-def _shown(text: str) -> str:
-    """What a config says, fit for a message."""
-    return printable(text[:100])

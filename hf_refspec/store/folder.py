@@ -186,7 +186,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
     """What differs once a file is replaced, even by one that says the same."""
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 

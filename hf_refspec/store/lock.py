@@ -19,20 +19,27 @@ _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_
 
 
 class Lock:
-    """A lock that is held, see [`locked`]."""
+    """A lock that is held, see [`locked`]; who forgets it lets go of it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self._descriptor = path, descriptor
+        self.path = path
+        self._descriptor: int | None = descriptor
 
     def release(self, delete: bool = False) -> None:
-        """Lets others take it; with `delete` its file goes."""
+        """Lets others take it, if it is still held; with `delete` its file goes."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
         if delete:
             # Before others can take it: the next one makes a new file. Windows lets no file go
             # that is open, and none of them needs to.
             with suppress(OSError):
                 self.path.unlink()
-        _let_go(self._descriptor)  # a process that was forked meanwhile has it open as well
-        os.close(self._descriptor)
+        _let_go(descriptor)  # a process that was forked meanwhile has it open as well
+        os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def locked(path: Path, refusal: str) -> Lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def store_is_there(model, tokenizer):
         rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
 
 
+def a_folder_is_in_the_way(model, tokenizer):
+    Path(".store.hf_refspec-build/mine").mkdir(parents=True)
+    store_is_there(model, tokenizer)
+
+
+def a_pipe(model, tokenizer):
+    os.mkfifo("pipe")
+    rs.Datastore.build("pipe", tokenizer, "store", progress=False)
+
+
+def a_linked_card(model, tokenizer):
+    store = rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
+    Path("store/README.md").symlink_to("elsewhere")
+    store.push_to_hub("org/store")
+
+
 def sessions_are_open(model, tokenizer):
     with_path = [rs.RetrievalCache(tokenizer=tokenizer, path="sessions") for _ in range(2)]
     assert not with_path
@@ -73,6 +90,9 @@ def sessions_are_open(model, tokenizer):
         in_use,
         foreign_ids,
         store_is_there,
+        a_folder_is_in_the_way,
+        a_pipe,
+        a_linked_card,
         sessions_are_open,
     ],
 )

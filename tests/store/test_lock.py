@@ -27,6 +27,14 @@ def test_who_comes_second_is_refused(tmp_path):
     locked(path, "").release()
 
 
+def test_who_forgets_it_lets_go_of_it(tmp_path):
+    lock = locked(tmp_path / ".lock", "")
+    del lock
+    lock = locked(tmp_path / ".lock", "it is held")
+    lock.release()
+    lock.release()  # once more does nothing
+
+
 @pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
 def test_a_file_that_was_deleted_is_no_lock(tmp_path, monkeypatch, held):
     """The first lets go between the opening and the locking of the second, and a third comes."""

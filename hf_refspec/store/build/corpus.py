@@ -85,8 +85,8 @@ def build_store(
 ) -> Path:
     """Builds a datastore in a new folder.
 
-    Until it is whole it is `<path>.partial`. If the build is killed, that stays; if it fails, it is
-    deleted, unless `resume` is set.
+    Until it is whole it is in `.<name>.hf_refspec-build` beside its path. If the build is killed,
+    that stays until the next one at this path; if it fails, it is deleted, unless `resume` is set.
 
     Args:
         source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
