@@ -420,6 +420,37 @@ def snapshot(path):
     }
 
 
+def test_a_folder_of_an_older_version_goes_on(kept, caplog):
+    config = json.loads((kept / "config.json").read_text()) | {"format_version": 1}
+    del config["last_segment"], config["retired"]
+    (kept / "config.json").write_text(json.dumps(config))
+    log = next(kept.glob("log-*"))
+    calls, _ = log_module.read_log(log)
+    content = b""
+    for prompt, output in calls:
+        rest = struct.pack("<II", len(prompt), len(output)), prompt.tobytes() + output.tobytes()
+        content += rest[0] + struct.pack("<I", zlib.crc32(b"".join(rest))) + rest[1]
+    log.write_bytes(content)
+    with full_disk():  # older versions would cut off what is written from now on
+        memory = opened(kept)
+        assert remembered(memory) == expected(range(60))
+        memory.add(*call(99))
+        memory.close()
+    assert json.loads((kept / "config.json").read_text())["format_version"] == 1
+    assert "config.json cannot be written" in caplog.text
+    caplog.clear()
+    memory = opened(kept)
+    assert json.loads((kept / "config.json").read_text())["format_version"] == 2
+    for number in range(60, 80):
+        memory.add(*call(number))
+        memory.wait()
+    memory.close()
+    memory = opened(kept)
+    assert remembered(memory) == expected(range(80))
+    memory.close()
+    assert not caplog.records
+
+
 def test_opening_writes_nothing(kept):
     before = snapshot(kept)
     memory = opened(kept)
