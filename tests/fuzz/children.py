@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from huggingface_hub import constants
+
 from .outcomes import Outcome
 
 T = TypeVar("T")
@@ -127,6 +129,7 @@ def _work(items: Sequence[T], work: Work[T], seconds: float, writing: int, log: 
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         faulthandler.enable(descriptor)
+        constants.HF_HUB_OFFLINE = True  # a config can name a tokenizer that is nowhere
         with os.fdopen(writing, "w") as lines:
 
             def say(*what: str) -> None:

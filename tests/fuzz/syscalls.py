@@ -91,16 +91,19 @@ def trace(
         stop (`int`, *optional*): The number, from 0 on, of the operation that it is killed before.
         torn (`bool`, *optional*, defaults to `False`): If that is a write, kill it after it, and
             take away the second half of what it wrote.
+
+    Raises:
+        OSError: If the system does not let a process be traced.
     """
     child = os.fork()
     if child == 0:
         status = 1
         try:
             os.setpgid(0, 0)
-            _ptrace(_TRACEME, None, None, None)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            work()
-            status = 0
+            if _ptrace(_TRACEME, None, None, None) == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                work()
+                status = 0
         finally:
             os._exit(status)
     return _Tracer(child, below, stop, torn).run()
@@ -113,7 +116,9 @@ class _Tracer:
         self.tearing: dict[int, Path] = {}  # by thread, the file of a write that has begun
 
     def run(self) -> Traced:
-        os.waitpid(self.child, 0)
+        _, status = os.waitpid(self.child, 0)
+        if not os.WIFSTOPPED(status):
+            raise OSError("no child can be traced here: the system forbids ptrace")
         options = _GOOD | _FORK | _VFORK | _CLONE | _EXITKILL
         _ptrace(_SETOPTIONS, self.child, None, options)
         _ptrace(_SYSCALL, self.child, None, None)
