@@ -267,7 +267,8 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         stored = self.config.tokenizer_file
         if name is None and stored is not None:
-            tokenizer = read_tokenizer(self.path, stored, self.config.tokenizer)
+            about = self.config.tokenizer, self.config.vocab_size
+            tokenizer = read_tokenizer(self.path, stored, *about)
         elif name is not None:
             tokenizer = load_tokenizer(name)
         else:
