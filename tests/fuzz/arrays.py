@@ -134,9 +134,10 @@ def mutate_lengths(folder: Path, generator: random.Random) -> str:
         if len(array) in (before, before + 1):
             arrays[each] = np.resize(array, max(len(array) + after - before, 0))
     file.write_bytes(save(arrays))
-    config = json.loads((folder / CONFIG).read_bytes())
-    _renumber(config, before, after)
-    write_config(folder, config)
+    if is_plain(folder / CONFIG):
+        config = json.loads((folder / CONFIG).read_bytes())
+        _renumber(config, before, after)
+        write_config(folder, config)
     forge(folder)
     return f"{name} in {file.name} has {after} instead of {before}"
 
