@@ -11,6 +11,7 @@ from ..index.mixed_trie import mixed_tree
 from ..index.rest_trie import rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
+from ..store.files import DatastoreError
 from .drafter import Drafter, check_count
 from .token_ids import last_tokens
 from .tree import DraftTree
@@ -53,10 +54,11 @@ class DatastoreDrafts(Drafter):
 
     Raises:
         TypeError: if `store` is no [`Datastore`].
+        DatastoreError: if a file of the datastore is damaged, as far as its header tells.
         ValueError: if a number is less than 1, `max_match` is more than 128, `max_match` (or the
             longest n-gram of a compact form) less than `min_match`, or there is no such `mode` (in
-            this form). `begin` raises it if the datastore's tokens are outside of the target's
-            vocabulary.
+            this form). `begin` raises a DatastoreError if the datastore's tokens are outside of the
+            target's vocabulary, and `draft` if its files do not belong together.
     """
 
     _shown = (*Drafter._shown, Datastore)
@@ -104,10 +106,10 @@ class DatastoreDrafts(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         if self.store.config.vocab_size > vocab_size:
-            raise ValueError(
-                f"the datastore has tokens up to {self.store.config.vocab_size - 1}, outside of "
-                f"the target model's vocabulary of {vocab_size}; it was made for another tokenizer "
-                f"({self.store.config.tokenizer!r}), see Datastore.retokenize"
+            raise DatastoreError(
+                f"{self.store.path} has tokens up to {self.store.config.vocab_size - 1}, outside "
+                f"of the target model's vocabulary of {vocab_size}; it was made for another "
+                f"tokenizer ({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
             )
         self._context = self._context[:0]
         self._follow_text(prompt_ids)
@@ -115,11 +117,12 @@ class DatastoreDrafts(Drafter):
     def draft(self, budget: int) -> DraftTree:
         if budget == 0 or len(self._context) == 0:
             return DraftTree.empty()
-        if self.store.ngrams is not None:
-            return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
-        tree = rest_tree if self.mode == "rest" else mixed_tree
-        limits = (budget, self.max_continuations, self.continuation_length)
-        return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
+        with self.store.naming_damage():
+            if self.store.ngrams is not None:
+                return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
+            tree = rest_tree if self.mode == "rest" else mixed_tree
+            limits = (budget, self.max_continuations, self.continuation_length)
+            return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
     def observe(
         self,

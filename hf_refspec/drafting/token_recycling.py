@@ -19,6 +19,7 @@ from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..store.build.next_tokens import read_next_tokens
 from ..store.build.source import open_source
+from ..store.files import DatastoreError
 from ..store.fingerprint import public_name, vocabulary_size
 from ..store.recycling_table import RecyclingTable
 from .drafter import _ANY_VOCABULARY, Drafter, check_count
@@ -68,6 +69,7 @@ class _About:
     model: str | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None  # of the folder that it was read from
 
     def told(
         self, tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel | None
@@ -165,11 +167,13 @@ class TokenRecycling(Drafter):
             )
         if vocab_size != _ANY_VOCABULARY:
             if len(self) and self._about.vocab_size not in (None, vocab_size):
-                raise ValueError(
-                    f"what this TokenRecycling has learned is from a model with a vocabulary of "
-                    f"{self._about.vocab_size} tokens, but the target model's has {vocab_size}; "
-                    "make another one for it"
+                message = (
+                    f"is from a model with a vocabulary of {self._about.vocab_size} tokens, but "
+                    f"the target model's has {vocab_size}; make another one for it"
                 )
+                if self._about.path is not None:
+                    raise DatastoreError(f"{self._about.path} {message}")
+                raise ValueError(f"what this TokenRecycling has learned {message}")
             self._about.vocab_size = vocab_size
         self._forget_call()
         self._text = last_tokens(self._text, prompt_ids, MOST_CONTEXT)
@@ -291,7 +295,9 @@ class TokenRecycling(Drafter):
         entries = stored.entries(max_contexts)  # checked before there is room for them
         drafter = cls(config.top_k, config.context, max_contexts)
         drafter._table.enter(entries)
-        drafter._about = _About(config.vocab_size, config.model, tokenizer, config.source)
+        drafter._about = _About(
+            config.vocab_size, config.model, tokenizer, config.source, stored.path
+        )
         return drafter
 
     def save_pretrained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,7 +19,7 @@ from ..index.ngram_counts import common_ngrams as ngrams_of_text
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
 from .files import DatastoreError, read_arrays, write_arrays
-from .folder import delete
+from .folder import sweep
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
@@ -26,6 +27,7 @@ CONTINUATIONS = 1000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
+_OURS = re.compile(r"\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?")
 ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
 
 
@@ -105,9 +107,10 @@ def write_ngrams(
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
     os.replace(folder / written.name, folder / file.name)
     nodes = len(table.node_tokens)
-    replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file)).write(folder)
-    if config.ngrams is not None and config.ngrams.file.name != file.name:
-        delete(folder / config.ngrams.file.name)
+    config = replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file))
+    config.write(folder)
+    # The older one, and those that processes were killed over.
+    sweep(folder, _OURS, (file.name for file in config.files()))
 
 
 def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
         Raises:
             ValueError: If this is not the full form, or a number is too small.
+            DatastoreError: If its files do not belong together.
             FileExistsError: If there is something at `path`.
             OSError: If the compact form cannot be written; the datastore is as it was.
         """
@@ -245,13 +247,15 @@ class Datastore(StoredFolder[StoreConfig]):
         options = (max_ngram, ngrams_per_order, max_bytes, progress)
         if path is not None:
             with new_folder(Path(path)) as folder:
-                counts, table = compact_form(self.shards, self.config, *options)
+                with self.naming_damage():
+                    counts, table = compact_form(self.shards, self.config, *options)
                 alone = replace(self.config, shards=[], ngrams=None)
                 if alone.tokenizer_file is not None:
                     copy_file(self.path, alone.tokenizer_file, folder)
                 write_ngrams(folder, alone, table, counts, self.tokens)
             return Datastore(path, form="compact")
-        counts, table = compact_form(self.shards, self.config, *options)
+        with self.naming_damage():
+            counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):
             # As it is by now: it may have been compacted or extended since this one was opened.
             config = StoreConfig.read(self.path)
@@ -260,6 +264,17 @@ class Datastore(StoredFolder[StoreConfig]):
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
             write_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
+
+    @contextmanager
+    def naming_damage(self) -> Iterator[None]:
+        """Around a look-up: it reads files that nobody has checked, and what does not fit together
+        in them, a ValueError of the index, is raised as a DatastoreError that names the path."""
+        try:
+            yield
+        except ValueError as error:
+            if isinstance(error, DatastoreError):
+                raise
+            raise DatastoreError(f"{self.path}: {error}") from None
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.
@@ -277,7 +292,8 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         stored = self.config.tokenizer_file
         if name is None and stored is not None:
-            tokenizer = read_tokenizer(self.path, stored, self.config.tokenizer)
+            about = self.config.tokenizer, self.config.vocab_size
+            tokenizer = read_tokenizer(self.path, stored, *about)
         elif name is not None:
             tokenizer = load_tokenizer(name)
         else:

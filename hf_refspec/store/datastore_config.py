@@ -160,7 +160,7 @@ def check_form(form: str | None) -> None:
 
 def _mat(figures: Any) -> str:
     measured = figures.items() if isinstance(figures, dict) else ()
-    numbers = [(label, mat) for label, mat in measured if isinstance(mat, int | float)]
+    numbers = [(name, mat) for name, mat in measured if _fits_table(mat)]
     if not numbers:
         return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
     rows = "\n".join(f"| {cell(label)} | {mat:.2f} |" for label, mat in numbers)
@@ -168,3 +168,8 @@ def _mat(figures: Any) -> str:
         "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
         f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"
     )
+
+
+def _fits_table(mat: Any) -> bool:
+    """Whether it is a number that can be formatted: one of 400 digits cannot."""
+    return isinstance(mat, int | float) and 0 <= mat < 1e9

@@ -14,6 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .files import DatastoreError, FileEntry, check_file, write_bytes
 from .printable import one_line
 
+# No vocabulary comes near it.
+_MOST_IDS = 1 << 24
+
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
     """Writes what the documents are tokenised with into a folder."""
@@ -21,7 +24,9 @@ def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEnt
     return write_bytes(folder / "tokenizer.json", text.encode())
 
 
-def read_tokenizer(folder: Path, entry: FileEntry, name: str) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    folder: Path, entry: FileEntry, name: str, vocab_size: int
+) -> PreTrainedTokenizerBase:
     """Reads it again, with the name that it had.
 
     Raises:
@@ -33,6 +38,10 @@ def read_tokenizer(folder: Path, entry: FileEntry, name: str) -> PreTrainedToken
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exceptions of its own
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
+    # To copy it, the library goes through all numbers up to the largest id, used or not.
+    largest = max(backend.get_vocab().values(), default=0)
+    if largest >= min(vocab_size, _MOST_IDS):
+        raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
     backend.no_truncation()
     backend.no_padding()
     return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

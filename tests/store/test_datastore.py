@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import struct
 import threading
@@ -18,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
@@ -200,8 +202,47 @@ def test_another_tokenizer_is_refused_with_both_fingerprints(tmp_path, full, tok
 
 
 def test_a_smaller_vocabulary_is_refused(full):
-    with pytest.raises(ValueError, match="tokens up to 299, outside of the target model's"):
+    message = rf"{full.path} has tokens up to 299, outside of the target model's"
+    with pytest.raises(DatastoreError, match=message):
         DatastoreDrafts(full).begin(np.array([1]), 299)
+
+
+def test_files_that_do_not_belong_together_are_told_with_the_path(both):
+    for file in both.path.glob("suffixes-*"):
+        suffixes = load_file(file)["suffixes"]
+        suffixes[::2] += 10_000
+        save_file({"suffixes": suffixes}, file)
+    file = both.path / both.config.ngrams.file.name
+    arrays = load_file(file)
+    save_file(arrays | {"starts": arrays["starts"] + 100_000}, file)
+    message = rf"{both.path}: the datastore is damaged: .*verify\(\) tells which file it is"
+    for form in ("full", "compact"):
+        drafter = DatastoreDrafts(Datastore(both.path, form))
+        with (
+            drafter.session(np.array(DOCUMENTS[0][:3]), 300),
+            pytest.raises(DatastoreError, match=message),
+        ):
+            drafter.draft(16)
+
+
+@pytest.mark.parametrize("mat", [10**400, {"x": 10**400}, {"x": float("nan")}, {"x": "y"}, ["x"]])
+def test_a_card_can_be_written_whatever_the_config_says_was_measured(full, mat):
+    assert "has not been measured" in card(replace(full.config, source={"mat": mat}), "org/x")
+
+
+@pytest.mark.parametrize("noted", [0, -1, 2**31, "300", None, True])
+def test_an_extension_needs_no_size_of_shards_that_the_config_has_noted(tmp_path, tokenizer, noted):
+    options = {"num_proc": 1, "progress": False}
+    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", **options)
+    replace(store.config, source={"shard_tokens": noted}).write(store.path)
+    assert store.extend(["another"], tokenizer, **options).documents == 2
+
+
+def test_a_fingerprint_of_any_length_is_shown_in_a_short_message(tmp_path, tokenizer):
+    write_store(tmp_path / "store", DOCUMENTS, fingerprint="f" * 100_000)
+    with pytest.raises(DatastoreError, match="made for another tokenizer") as refused:
+        Datastore(tmp_path / "store", tokenizer=tokenizer)
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_pickle_opens_the_same_files(both, monkeypatch, tmp_path):
@@ -373,6 +414,16 @@ def test_compacting_in_place_again_removes_the_older_form(full):
         assert {name: now[name] for name in before if name != "config.json"} == {
             name: before[name] for name in before if name != "config.json"
         }
+
+
+def test_compacting_removes_what_a_process_was_killed_over(full):
+    first = full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
+    names = {*content_of(full.path)}
+    # Killed after config.json named the newer form, before the older one was deleted.
+    for name in ("ngrams-0123456789ab.safetensors", ".ngrams.safetensors.new"):
+        shutil.copy(full.path / first.config.ngrams.file.name, full.path / name)
+    full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
+    assert {*content_of(full.path)} == names
 
 
 def test_compacting_in_place_twice_with_one_result_keeps_the_file(full):

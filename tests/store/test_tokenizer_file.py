@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.tokenizer_file import read_tokenizer
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
 OPTIONS = {"num_proc": 1, "progress": False}
@@ -46,6 +47,17 @@ def test_no_path_of_this_machine_is_in_the_folder(store, tmp_path):
     assert store.config.tokenizer == "bytes"
     assert str(tmp_path) not in (store.path / "config.json").read_text()
     assert str(tmp_path) not in (store.path / "tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize("vocab_size", [259, 2**31 - 1])
+def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size):
+    # The library would allocate memory for every id below the largest one.
+    path = store.path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"]["l"] = 2**32 - 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatastoreError, match=rf"{path} is damaged: it has the id 4294967295, of"):
+        read_tokenizer(store.path, FileEntry.of(path), "bytes", vocab_size)
 
 
 def test_copies_and_the_compact_form_carry_it_too(store, tmp_path):

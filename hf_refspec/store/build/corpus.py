@@ -166,7 +166,10 @@ def extend_store(
     remedy = f"it cannot be extended with {public_name(tokenizer)}"
     check_tokenizer(folder, config, tokenizer, remedy)
     if options.get("shard_tokens") is None:
-        options["shard_tokens"] = config.source.get("shard_tokens", BuildOptions.shard_tokens)
+        noted = config.source.get("shard_tokens")
+        # `source` is for people: nobody has checked what it says.
+        is_size = type(noted) is int and 1 <= noted <= LARGEST_SHARD
+        options["shard_tokens"] = noted if is_size else BuildOptions.shard_tokens
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)

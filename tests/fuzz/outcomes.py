@@ -1,0 +1,215 @@
+"""How using a damaged folder may end, and how it may not."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+import stat
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_refspec.store.files import DatastoreError
+
+from .mutations import Place
+from .stores import Kind, Use
+
+SAME = "same results"
+OTHER = "other results"
+REFUSED = "refused"
+UNWRITABLE = "cannot be written"
+# Of a writer that was killed: what a user finds.
+BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
+# Of building from a source.
+BUILT = "built"
+GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, REFUSED)
+
+# What may not happen, the worst last.
+BAD = (
+    "bad message",
+    "another error",
+    "out of memory",
+    "wrong results",
+    "lost in silence",
+    "left over",
+    "changed by reading",
+    "changed what it refused",
+    "wrote outside",
+    "crash",
+    "hang",
+)
+_RANK = {name: rank for rank, name in enumerate((*GOOD, *BAD))}
+# Of terminals, and halves of surrogate pairs, which cannot be printed.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+_LONGEST_MESSAGE = 2000
+_LARGEST_COMPARED = 1 << 24
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a use ended.
+
+    Attributes:
+        name (`str`): One of `GOOD` or `BAD`.
+        detail (`str`): More about it, for people.
+    """
+
+    name: str
+    detail: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.name in BAD
+
+    @property
+    def rank(self) -> int:
+        """Its place in a table, the worst last."""
+        return _RANK[self.name]
+
+    @staticmethod
+    def worst(outcomes: list[Outcome]) -> Outcome:
+        """The one that says most."""
+        return max(outcomes, key=lambda outcome: outcome.rank)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What an undamaged folder is.
+
+    Attributes:
+        results (`dict[str, str]`): What each use of it returns, as a digest.
+        names (`set[str]`): Of its files.
+    """
+
+    results: dict[str, str]
+    names: set[str]
+
+    @classmethod
+    def of(cls, kind: Kind, place: Place) -> Whole:
+        """Uses the folder of a place, which is not damaged."""
+        names = {file.name for file in place.folder.iterdir()}
+        found = {}
+        for name, use in kind.uses().items():
+            empty(place.spare)
+            found[name] = digest(use(place.folder, place.spare))
+        return cls(found, names)
+
+
+def digest(result: Any) -> str:
+    return hashlib.sha256(repr(result).encode()).hexdigest()
+
+
+def attack(kind: Kind, place: Place, whole: Whole, in_place: bool) -> list[Outcome]:
+    """Uses a folder that was damaged, as a user would.
+
+    Args:
+        kind ([`Kind`]): Its kind.
+        place ([`Place`]): Where it is.
+        whole ([`Whole`]): What it was.
+        in_place (`bool`): Whether bytes were changed alone, and where they stood: then a cache
+            cannot have lost a call without knowing it.
+
+    Returns:
+        How each use ended.
+    """
+    outcomes = []
+    outside, content = snapshot(place.outside, times=True), snapshot(place.folder)
+    for name, use in kind.uses().items():
+        empty(place.spare)
+        reads = name in kind.readers
+        with recorded_warnings() as warnings:
+            outcome = used(use, place, whole.results[name], writes=not reads)
+        for text in warnings:
+            outcome = message_fault(text, place, needs_path=False) or outcome
+        if in_place and not kind.readers and outcome.name == OTHER and not warnings:
+            outcome = Outcome("lost in silence", "no warning, but other results")
+        if outcome.name in (REFUSED, UNWRITABLE) and (left := sorted(place.spare.iterdir())):
+            outcome = Outcome("left over", f"{left[0].name} in the folder to write into")
+        now = snapshot(place.folder)
+        changed = difference(content, now)
+        if reads and changed:
+            outcome = Outcome("changed by reading", str(changed))
+        elif not kind.readers and outcome.name == REFUSED and changed & whole.names:
+            outcome = Outcome("changed what it refused", f"{changed}: {outcome.detail}")
+        content = now
+        if difference(outside, snapshot(place.outside, times=True)):
+            outcome = Outcome("wrote outside", f"{outcome.name}: {outcome.detail}")
+        outcomes.append(Outcome(outcome.name, f"{name}: {outcome.detail}"))
+    return outcomes
+
+
+def used(use: Use, place: Place, before: str, writes: bool) -> Outcome:
+    """How one use ends."""
+    try:
+        return Outcome(SAME if digest(use(place.folder, place.spare)) == before else OTHER)
+    except DatastoreError as error:
+        return message_fault(str(error), place) or Outcome(REFUSED, str(error))
+    except MemoryError:
+        return Outcome("out of memory", traceback.format_exc())
+    except AssertionError as error:
+        return Outcome("wrong results", str(error))
+    except OSError as error:
+        if writes or "cannot be loaded" in str(error):  # the ones that are documented
+            return message_fault(str(error), place) or Outcome(UNWRITABLE, str(error))
+        return Outcome("another error", traceback.format_exc())
+    except BaseException:  # a panic of a library in Rust is no Exception
+        return Outcome("another error", traceback.format_exc())
+
+
+def message_fault(text: str, place: Place, needs_path: bool = True) -> Outcome | None:
+    """What is wrong with a message."""
+    if found := _CONTROL.search(text):
+        return Outcome("bad message", f"has {found[0]!r}: {text!r}")
+    if len(text) > _LONGEST_MESSAGE:
+        return Outcome("bad message", f"has {len(text)} characters: {text[:200]}")
+    if needs_path and str(place.folder.parent) not in text:
+        return Outcome("bad message", f"names no path: {text}")
+    return None
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """What the package warns of meanwhile."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hf_refspec")
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+
+
+def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
+    """All that is in a folder but its lock: of each what it is and what is in it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        about = path.lstat()
+        content: Any = None
+        if stat.S_ISLNK(about.st_mode):
+            content = str(path.readlink())
+        elif stat.S_ISREG(about.st_mode):
+            content = about.st_size
+            if about.st_size < _LARGEST_COMPARED:
+                content = path.read_bytes()
+        when = about.st_mtime_ns if times else 0
+        if path.name != ".lock":
+            found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), content, when)
+    return found
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Which names two snapshots differ in."""
+    return {name for name, _ in before.items() ^ after.items()}
+
+
+def empty(folder: Path) -> None:
+    """Deletes all that is in a folder."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
