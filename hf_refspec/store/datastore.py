@@ -141,7 +141,9 @@ class Datastore(StoredFolder[StoreConfig]):
             DatastoreError: If it is damaged, or another process is writing it.
             OSError: If the merged shards cannot be written; the datastore is as it was.
         """
-        return Datastore(merge_store(self.path, num_proc, progress))
+        with self.naming_damage():
+            merge_store(self.path, num_proc, progress)
+        return Datastore(self.path)
 
     def retokenize(
         self,

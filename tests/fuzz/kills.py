@@ -259,6 +259,9 @@ def datastore_writers(state: Callable[[Path], Any]) -> list[Writer]:
     def compact(path: Path, *_: object) -> None:
         Datastore(path).compact(ngrams_per_order=11, progress=False)
 
+    def merge(path: Path, *_: object) -> None:
+        Datastore(path).merge(num_proc=1, progress=False)
+
     def beside(path: Path) -> None:
         stores.build_datastore(path.with_name("other"))
 
@@ -275,6 +278,7 @@ def datastore_writers(state: Callable[[Path], Any]) -> list[Writer]:
         Writer("datastore: build, resumed", nothing, resume, state, is_new=True),
         Writer("datastore: extend", both, extend, state),
         Writer("datastore: extend by what is new", build, deduplicate, state),
+        Writer("datastore: merge", both, merge, state),
         Writer("datastore: compact", build, compact, state),
         Writer("datastore: compact again", both, compact, state),
         Writer("datastore: compact elsewhere", beside, compact_other, state, is_new=True),

@@ -118,6 +118,9 @@ def build_datastore(path: Path) -> None:
     store = Datastore.build(
         texts(), tokenizer(), path, shard_tokens=300, num_proc=1, corpus="x", progress=False
     )
+    # So little that it stays a shard of its own.
+    store = store.extend([[5, 6, 7, 5, 6]], tokenizer(), num_proc=1, progress=False)
+    assert len(store.shards) == 2
     store.compact(ngrams_per_order=20, progress=False)
 
 
@@ -196,7 +199,12 @@ def datastore_writers(prompts: Callable[[], list[np.ndarray]], vocab_size: int) 
         store = Datastore(folder, form="full").compact(ngrams_per_order=15, progress=False)
         return drafts(DatastoreDrafts(store), prompts()[:2], vocab_size)
 
-    return {"compacted": compacted} | ({"extended": extended} if small(vocab_size) else {})
+    def merged(folder: Path, spare: Path) -> Any:
+        store = Datastore(folder, form="full").merge(num_proc=1, progress=False)
+        return drafts(DatastoreDrafts(store), prompts()[:2], vocab_size)
+
+    writers = {"compacted": compacted, "merged": merged}
+    return writers | ({"extended": extended} if small(vocab_size) else {})
 
 
 def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
