@@ -360,7 +360,10 @@ class _Probe:
             steps.append(logits[:, 0])
         expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
         after = [expected[0, -1:], *expected[1:, -3:]]
-        return torch.equal(torch.cat([expected.flatten(0, 1), *after]), verified)
+        expected = torch.cat([expected.flatten(0, 1), *after])
+        # A draft of few nodes leaves a pass as empty as none.
+        few = self._verified(kind, self.distractors[:0]) if kind.takes_trees else verified
+        return torch.equal(expected, verified) and torch.equal(expected, few)
 
     def _rows(self, lengths: Sequence[int]) -> list[FixedTokens]:
         return [
@@ -368,9 +371,9 @@ class _Probe:
         ]
 
     def _draft(self, kind: type[Verifier], distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
-        """The path as a chain; or in a tree, with all distractors before its first node and one
+        """The path as a chain, where there is nothing else; or in a tree, with all distractors before its first node and one
         before each next node. And the path's nodes."""
-        if not kind.takes_trees:
+        if not kind.takes_trees or not len(distractors):
             return DraftTree.chain(self.path), list(range(_PATH))
         tokens, parents, path = distractors.tolist(), [ROOT] * len(distractors), []
         parent = ROOT

@@ -43,9 +43,7 @@ def test_bits_do_not_depend_on_the_slots_of_a_path(dtype):
     query, key, value = (entries(0, 1, dtype), entries(1, LENGTH, dtype), entries(2, LENGTH, dtype))
     path = torch.arange(30 - N, 30)
     seen = (torch.arange(LENGTH) < 30 - N)[None]
-    in_order = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask_of(seen, path[None])
-    )
+    in_order = scaled_dot_product_attention(query, key, value, attn_mask=mask_of(seen, path[None]))
     for seed in range(5):
         slots = torch.arange(30 - N, LENGTH)
         elsewhere = slots[torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed))]
