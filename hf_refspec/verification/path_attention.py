@@ -6,7 +6,7 @@ tokens before each token of a pass, among them all nodes of its path, are gather
 their positions; what is further back stands in its own slots and is read there, for all at once:
 
     slots               p p p p p p p p p r a b c d _     p  text    a, b, c  draft nodes
-    c, a child of a     + + + + + + + .  .  .             r  root    d        child of b
+    c, a child of a     + + + + + + +                     r  root    d           child of b
                                       p p r a c           its path, gathered
 
 The bits then depend on the position of a token and what stands before it, and on nothing else.

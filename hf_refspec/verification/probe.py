@@ -371,8 +371,8 @@ class _Probe:
         ]
 
     def _draft(self, kind: type[Verifier], distractors: np.ndarray) -> tuple[DraftTree, list[int]]:
-        """The path as a chain, where there is nothing else; or in a tree, with all distractors before its first node and one
-        before each next node. And the path's nodes."""
+        """The path as a chain, or in a tree where there are distractors, with all of them before
+        its first node and one before each next node. And the path's nodes."""
         if not kind.takes_trees or not len(distractors):
             return DraftTree.chain(self.path), list(range(_PATH))
         tokens, parents, path = distractors.tolist(), [ROOT] * len(distractors), []
