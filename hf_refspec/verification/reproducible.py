@@ -53,7 +53,7 @@ class ReproducibleTreeVerifier(ReproducibleVerifier):
         back = torch.arange(n - 1, -1, -1, device=device)  # from a token to those of its path
         seen = (index <= places[..., None] - n) & self._prompt_mask[:, None]  # (R, S, length)
         paths = self._paths(places, visible, back)
-        masks = {}
+        masks: dict[str, torch.Tensor] = {}
         for kind, window in self._windows.items():
             far, near = seen, paths
             if window is not None:
