@@ -1,10 +1,13 @@
-"""Chains in a static cache by passes of one width: the same bits with drafts and without.
+"""Passes of one width over a static cache: the same bits with drafts and without.
 
 In bfloat16 a pass over several tokens rounds otherwise than one over a single token, so that drafts
-may change a near-tie. Not so if all passes have one shape and each token stands in the slot that it
-keeps: rows of a matrix product of one shape do not depend on each other, entries that are masked
-add exact zeros, and sums over the cache run in the order of its slots. What was drafted, and
-whether anything was, then leaves no trace in ids, logits and scores.
+may change a near-tie. Not so if all passes have one shape, and attention sums in one order: rows of
+a matrix product of one shape do not depend on each other, and entries that are masked add exact
+zeros. What was drafted, and whether anything was, then leaves no trace in ids, logits and scores.
+
+In a chain each token stands in the slot that it keeps, so that sums over slots have the order of
+positions. In a tree they do not: there attention gathers each token's path, see
+`path_attention.py`. It costs more than torch's own, and a tree is worth more than a chain.
 
 Not every model is so: where tokens choose among experts, what others choose changes the shapes. A
 probe of the model compares the bits, see `probe.py`.
@@ -12,6 +15,12 @@ probe of the model compares the bits, see `probe.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .path_attention import PathMask
 from .static import StaticVerifier
 
 # A pass over so many tokens costs little more than one over a single token, on a GPU hardly
@@ -24,4 +33,46 @@ class ReproducibleVerifier(StaticVerifier):
 
     name = "reproducible"
     takes_trees = False
-    widths = (WIDTH,)
+    widths: tuple[int, ...] = (WIDTH,)
+
+
+class ReproducibleTreeVerifier(ReproducibleVerifier):
+    """The same for trees, where the model attends by torch's `scaled_dot_product_attention`."""
+
+    takes_trees = True
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        attention = getattr(model.config, "_attn_implementation", None)
+        return attention == "sdpa" and super().supports(model, model_kwargs)
+
+    def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Paths are so long as the pass is wide, so that all of its nodes stand on them."""
+        n, device = self.widths[-1], places.device
+        index = torch.arange(self._length, device=device) - self._given  # in their rows
+        back = torch.arange(n - 1, -1, -1, device=device)  # from a token to those of its path
+        seen = (index <= places[..., None] - n) & self._prompt_mask[:, None]  # (R, S, length)
+        paths = self._paths(places, visible, back)
+        masks: dict[str, torch.Tensor] = {}
+        for kind, window in self._windows.items():
+            far, near = seen, paths
+            if window is not None:
+                far = far & (places[..., None] - index < window)
+                near = near.masked_fill(back >= window, -1)
+            masks[kind] = torch.cat([far, near], dim=-1)[:, None].as_subclass(PathMask)
+        return masks
+
+    def _paths(
+        self, places: torch.Tensor, visible: torch.Tensor, back: torch.Tensor
+    ) -> torch.Tensor:
+        """The slots of the last tokens of each path `(R, S, n)`, -1 where there is none."""
+        wanted = places[..., None] - back  # (R, S, n): indices in their rows
+        targets = self._slots.targets
+        # Of the tokens of the pass: those that a token sees, at most one for each index.
+        in_pass = visible[:, :, None] & (places[:, None, None] == wanted[..., None])  # (R, S, n, S)
+        found, node = in_pass.max(dim=-1)
+        rows = torch.arange(len(places), device=places.device)[:, None, None]
+        slots = (wanted + self._given).clamp(min=0)
+        is_text = (wanted + self._given >= 0) & (slots < targets[:, :1, None])
+        is_text = is_text & self._prompt_mask[rows, slots]
+        return torch.where(found, targets[rows, node], slots.masked_fill(~is_text, -1))

@@ -7,6 +7,7 @@ is then told which nodes were accepted. The first pass, with nothing cached, is 
 - [`TreeVerifier`]: all branches at once, for any number of rows (REST, arXiv 2311.08252,
   section 3.3).
 - [`StaticVerifier`]: the same in a static cache, by passes that can be compiled.
+- [`ReproducibleTreeVerifier`], [`ReproducibleVerifier`]: the same bit by bit as without drafts.
 - [`ChainVerifier`]: one path of one row, under the model's own causal mask.
 - [`RecurrentVerifier`]: the same for caches that hold a running state.
 - [`PlainVerifier`]: no draft at all.

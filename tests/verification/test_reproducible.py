@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from architectures import VOCAB_SIZE, build
@@ -55,6 +57,18 @@ def generate(model, drafter=None, **options) -> GenerateDecoderOnlyOutput:
     )
 
 
+class Watched(Prophet):
+    """Counts the verified drafts that have branches."""
+
+    def begin(self, prompt_ids, vocab_size):
+        super().begin(prompt_ids, vocab_size)
+        self.trees = 0
+
+    def observe(self, tokens, verified, logits):
+        super().observe(tokens, verified, logits)
+        self.trees += not verified.is_chain
+
+
 def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyOutput) -> None:
     assert one.sequences.tolist() == other.sequences.tolist()
     for name in ("logits", "scores"):
@@ -76,12 +90,21 @@ def test_no_drafter_leaves_a_trace(models, model_type, dtype, sampling):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.floats(0, 1), st.integers(0, 15), st.integers(0, 2**31), st.booleans())
-def test_no_drafts_of_any_length_leave_a_trace(models, accuracy, nodes, seed, samples):
-    model = models("llama", torch.bfloat16)
+@given(
+    st.floats(0, 1),
+    st.integers(0, 3),
+    st.integers(0, 15),
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.sampled_from(["llama", "mistral"]),
+)
+def test_no_trees_of_any_shape_leave_a_trace(
+    models, accuracy, branches, nodes, seed, samples, model_type
+):
+    model = models(model_type, torch.bfloat16)
     options = SAMPLING["sampled" if samples else "greedy"]
     plain = generate(model, **options)
-    drafter = Prophet(plain.sequences, accuracy, seed=seed)
+    drafter = Prophet(plain.sequences, accuracy, branches, seed)
     assert_same_bits(generate(model, drafter, max_draft_tokens=nodes, **options), plain)
 
 
@@ -94,6 +117,39 @@ def test_rows_of_different_lengths_have_the_same_texts(models, dtype, rows):
         drafter = Prophets(call.inputs, plain, accuracies[:rows])
         drafted = call.generate(candidate_generator=drafter, verification="reproducible")
         assert drafted.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_trees_where_torch_attends_and_chains_where_the_model_does(models, dtype):
+    for model_type, has_trees in (("llama", True), ("mistral", True), ("gemma2", False)):
+        model = models(model_type, dtype)
+        plain = generate(model)
+        drafter = Watched(plain.sequences, accuracy=0.8)
+        assert_same_bits(generate(model, drafter, max_draft_tokens=15), plain)
+        assert (drafter.trees > 0) == has_trees, model_type
+
+
+def test_texts_longer_than_a_window_leave_no_trace(models):
+    model = models("mistral", torch.bfloat16)
+    plain = generate(model, max_new_tokens=80)
+    drafter = Watched(plain.sequences, accuracy=0.8)
+    assert_same_bits(generate(model, drafter, max_draft_tokens=15, max_new_tokens=80), plain)
+    assert drafter.trees > 0
+
+
+def test_calls_beside_it_attend_as_they_always_do(models):
+    """Nothing of a model or of torch is switched for the passes over trees."""
+    model = models("llama", torch.bfloat16)
+    ordinary = {"verification": "auto", "cache_implementation": "static"}
+    alone = generate(model), generate(model, Prophet([0], 0), **ordinary)
+
+    def drafted(i: int) -> GenerateDecoderOnlyOutput:
+        drafter = Prophet(alone[i % 2].sequences, 0.8 * (1 - i % 2))
+        return generate(model, drafter, **(ordinary if i % 2 else {}))
+
+    with ThreadPoolExecutor(4) as pool:
+        for i, output in enumerate(pool.map(drafted, range(12))):
+            assert_same_bits(output, alone[i % 2])
 
 
 def test_what_drafters_remember_leaves_no_trace(models):

@@ -15,7 +15,7 @@ from hf_refspec.verification.cache import keeps_every_position
 from hf_refspec.verification.chain import ChainVerifier
 from hf_refspec.verification.plain import PlainVerifier
 from hf_refspec.verification.recurrent import RecurrentVerifier
-from hf_refspec.verification.reproducible import ReproducibleVerifier
+from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from hf_refspec.verification.static import StaticVerifier
 from hf_refspec.verification.tree import TreeVerifier
 from hf_refspec.verification.verifier import FixedTokens, Verifier
@@ -44,6 +44,8 @@ KINDS = {
     "static, window": (StaticVerifier, "mistral", 1),
     "static, some windows, 3 rows": (StaticVerifier, "gemma2", 3),
     "reproducible, 3 rows": (ReproducibleVerifier, "llama", 3),
+    "reproducible, trees": (ReproducibleTreeVerifier, "mistral", 1),
+    "reproducible, trees, 3 rows": (ReproducibleTreeVerifier, "llama", 3),
     "chain": (ChainVerifier, "llama", 1),
     "chain, window": (ChainVerifier, "mistral", 1),
     "recurrent": (RecurrentVerifier, "qwen3_next", 1),
@@ -184,7 +186,7 @@ def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
 ROWS = ["tree, 3 rows", "tree, gpt2, 3 rows", "static, some windows, 3 rows"]
 
 
-@pytest.fixture(params=[*ROWS, "reproducible, 3 rows"])
+@pytest.fixture(params=[*ROWS, "reproducible, 3 rows", "reproducible, trees, 3 rows"])
 def rows_bench(request, models_by_type) -> Bench:
     kind, model_type, rows = KINDS[request.param]
     return Bench(kind, models_by_type(model_type), rows)
