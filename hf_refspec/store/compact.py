@@ -47,6 +47,8 @@ def compact_form(
         if max_bytes is not None:  # more than fit, even if most of their trees are small
             ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
     orders = common_ngrams(texts, max_ngram, ngrams_per_order)
+    if any(int(ngrams.max(initial=0)) >= config.vocab_size for ngrams in orders):
+        raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
     trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
     limits = (NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)

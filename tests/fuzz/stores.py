@@ -165,6 +165,7 @@ def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> 
 
     def compacted(folder: Path, spare: Path) -> Any:
         store = Datastore(folder, form="full")
+        drafts(DatastoreDrafts(store), prompts()[:1], vocab_size)  # or it is for another model
         new = store.compact(spare / "compact", ngrams_per_order=9, progress=False)
         return drafts(DatastoreDrafts(new), prompts()[:2], vocab_size)
 
