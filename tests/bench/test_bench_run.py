@@ -10,7 +10,16 @@ import torch
 
 import hf_refspec as rs
 from hf_refspec.bench.measure import Bench
-from hf_refspec.bench.methods import BLEND, DEFAULT, LOOK_UP, PLAIN, Method, recycling_settings
+from hf_refspec.bench.methods import (
+    BLEND,
+    COMPILED,
+    DEFAULT,
+    LOOK_UP,
+    PLAIN,
+    REPRODUCIBLE,
+    Method,
+    recycling_settings,
+)
 from hf_refspec.bench.results import read_results
 from hf_refspec.cli import main
 
@@ -66,6 +75,20 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     assert "| method | nodes | math | translation |" in report
     assert "](speed_ups.png)" in report
     assert Path("out/speed_ups.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_static_caches_are_measured_beside_the_others(model, monkeypatch, capsys):
+    """Uncompiled: what compiling adds is asked elsewhere."""
+    uncompiled = {"cache_implementation": "static", "max_cache_len": 128, "disable_compile": True}
+    monkeypatch.setattr("hf_refspec.bench.run.static_options", lambda *_: uncompiled)
+    options = ["--static", "128", "--limit", "1", "--nodes", "8"]
+    assert main(["bench", "spec-bench", *model, *options]) == 0
+    [entry] = entries("spec-bench")
+    samples = {sample["method"]: sample for sample in entry["samples"]}
+    for name in (f"{PLAIN}, {COMPILED}", f"{DEFAULT}, {COMPILED}", f"{PLAIN}, {REPRODUCIBLE}"):
+        assert samples[name]["tokens"] == samples[PLAIN]["tokens"]
+        assert samples[name]["first_difference"] is None
+    assert "compiled in" in capsys.readouterr().out
 
 
 def test_a_model_writes_freely(model):
