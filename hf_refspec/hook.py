@@ -199,8 +199,9 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     options |= {name: kwargs[name] for name in names if name in kwargs}
     prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))
     if _is_reproducible(options):
-        options.setdefault("candidate_generator", None)
-        prepared = _with_static_cache(model, prepared)
+        if custom_generate is None:
+            options.setdefault("candidate_generator", None)
+        prepared = _with_static_cache(prepared)
     others = {name: value for name, value in prepared.items() if name not in options}
     if "tokenizer" in kwargs and "tokenizer" not in names:
         others["tokenizer"] = kwargs["tokenizer"]
@@ -213,11 +214,11 @@ def _is_reproducible(kwargs: dict[str, Any]) -> bool:
     return kwargs.get("verification") == "reproducible"
 
 
-def _with_static_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Gives a call that names no cache a static one."""
-    from .generation.validation import setting
-
-    if kwargs.get("past_key_values") is None and not setting("cache_implementation", model, kwargs):
+def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Gives a call that names no cache a static one, whatever its model is configured with."""
+    config = kwargs.get("generation_config")
+    named = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
+    if kwargs.get("past_key_values") is None and named is None:
         return {**kwargs, "cache_implementation": "static"}
     return kwargs
 

@@ -90,7 +90,8 @@ def _choose(
 ) -> list[int]:
     """The next token of each row that walks, at these nodes of their drafts."""
     processors = rows[0].logits_processor
-    if len(walking) == 1 or not all(type(each) in _BLIND_TO_IDS for each in processors):
+    together = rows[0].generator is None and all(type(p) in _BLIND_TO_IDS for p in processors)
+    if len(walking) == 1 or not together:
         return [rows[i].choose(logits[i, 1 + node]) for i, node in zip(walking, nodes, strict=True)]
     no_ids = torch.empty((len(walking), 0), dtype=torch.int64, device=logits.device)
     at_nodes = logits[walking, [1 + node for node in nodes]].to(torch.float32)  # a copy

@@ -53,6 +53,7 @@ class Row:
         max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
+        generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -86,6 +87,7 @@ class Row:
         self._other_criteria = StoppingCriteriaList()
         self._split_criteria(stopping_criteria)
         self.draft_end: int | None = self.max_length
+        self.generator: torch.Generator | None = None
 
     def _split_criteria(self, criteria: StoppingCriteriaList) -> None:
         """Takes out the two that every call has: asked on the host, they cost no wait for a GPU."""
@@ -149,7 +151,7 @@ class Row:
             self.scores += (next_scores,)
         if self.logits is not None:
             self.logits += (next_logits,)
-        return choose_tokens(next_scores, self.do_sample)[0]
+        return choose_tokens(next_scores, self.do_sample, self.generator)[0]
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
@@ -196,11 +198,13 @@ class Row:
         return token
 
 
-def choose_tokens(scores: torch.Tensor, do_sample: bool) -> list[int]:
+def choose_tokens(
+    scores: torch.Tensor, do_sample: bool, generator: torch.Generator | None = None
+) -> list[int]:
     """A token for each row of processed scores `(R, vocab_size)`."""
     if do_sample:
         probs = torch.nn.functional.softmax(scores, dim=-1)
-        return torch.multinomial(probs, num_samples=1)[:, 0].tolist()
+        return torch.multinomial(probs, num_samples=1, generator=generator)[:, 0].tolist()
     return scores.argmax(dim=-1).tolist()
 
 

@@ -142,6 +142,8 @@ class _Call:
         """See [`speculate`]."""
         of_rows, of_batch = criteria_of_rows(self.stopping_criteria, len(self.input_ids))
         rows = self._rows(of_rows)
+        if verification == REPRODUCIBLE and len(rows) > 1 and self.generation_config.do_sample:
+            self._give_generators(rows)
         vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
         sampling = Sampling.of(self.generation_config)
         with drafter.sessions(self._prompts(), vocab_size, sampling) as drafters:
@@ -256,6 +258,13 @@ class _Call:
             )
             for i in range(count)
         ]
+
+    def _give_generators(self, rows: list[Row]) -> None:
+        """Has each row draw from random numbers of its own: of one generator, who draws next would
+        depend on what is accepted."""
+        device = self.input_ids.device
+        for row, seed in zip(rows, torch.randint(2**62, (len(rows),)).tolist(), strict=True):
+            row.generator = torch.Generator(device).manual_seed(seed)
 
     def _prompts(self) -> list[np.ndarray]:
         """The prompt of each row without its padding, int64 of shape `(n,)`."""

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
-from ..verification.reproducible import WIDTH, ReproducibleVerifier
+from ..verification.reproducible import ReproducibleVerifier
 
 
 class RefusedCallError(ValueError):
@@ -221,13 +221,17 @@ def check_reproducible(
             "`StaticCache`."
         )
     if generation_config.cache_implementation is None:
-        given = max(int(cache.get_seq_length()) - input_ids.shape[1] + 1, 0)
-        needed = generation_config.max_length + given + WIDTH - 1
+        mask = model_kwargs.get("attention_mask")
+        seen = generation_config._mask_length if mask is None else mask.shape[1]
+        given = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
+        # Rows of a batch that have ended stand still with their last token behind the text.
+        needed = generation_config.max_length + given + (len(input_ids) > 1)
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:
             raise RefusedCallError(
                 f"`verification={REPRODUCIBLE!r}` needs a `StaticCache` with a `max_cache_len` of "
-                f"{needed} or more, but it has {length}: a pass runs {WIDTH} tokens."
+                f"{needed} or more, but it has {length} (or layers that keep no more). Pass a "
+                "longer one, or leave it out."
             )
 
 

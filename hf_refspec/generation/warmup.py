@@ -13,6 +13,9 @@ from ..drafting.tree import ROOT, DraftTree
 from ..index import kernels
 from ..verification.static import WIDTHS
 
+# All widths fit into a text of this length, whose cache is as long as that of a shorter one.
+_SHORTEST = 63
+
 
 def warmup(
     model: PreTrainedModel | None = None,
@@ -48,11 +51,13 @@ def warmup(
         return
     # With CUDA graphs the third pass of each width is the first that is as fast as all later ones.
     drafter = _AllWidths(WIDTHS if model.device.type != "cuda" else 3 * WIDTHS)
+    others = {name: value for name, value in options.items() if name != "max_new_tokens"}
     model.generate(
-        **{"cache_implementation": "static", "do_sample": False, **options},
+        **{"cache_implementation": "static", "do_sample": False, **others},
         input_ids=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
         attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
-        max_length=max_length,
+        max_length=max(max_length, _SHORTEST),
+        max_new_tokens=None,
         eos_token_id=None,
         stopping_criteria=[_WhenAllHaveRun(drafter)],
         candidate_generator=drafter,

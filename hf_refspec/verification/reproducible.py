@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .path_attention import PathMask
-from .static import StaticVerifier
+from .static import StaticVerifier, rounded_up
 
 # A pass over so many tokens costs little more than one over a single token, on a GPU hardly
 # anything; wider ones take longer drafts, and every pass without a draft costs as much.
@@ -34,6 +34,14 @@ class ReproducibleVerifier(StaticVerifier):
     name = "reproducible"
     takes_trees = False
     widths: tuple[int, ...] = (WIDTH,)
+
+    def _wanted_length(self) -> int:
+        """That of the call alone: what `generate` has made is as long as an earlier call's."""
+        config = self.generation_config
+        if config.cache_implementation is None:
+            return super()._wanted_length()
+        longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0)
+        return rounded_up(longest + WIDTH)
 
 
 class ReproducibleTreeVerifier(ReproducibleVerifier):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, StaticCache
 
 from ..drafting.tree import DraftTree
 from .cache import find_cache, move_entries
@@ -38,17 +38,19 @@ WIDTHS = (1, 8, 16, 32, 65)
 _MOST_MOVED = 16
 # Lengths of caches are multiples of it: a prompt that is a little longer compiles nothing anew.
 _LENGTH_STEP = 128
-# torch gives a function up after 8 graphs, and all models have one in common. The first limit was
-# called otherwise before torch 2.6.
-_MOST_GRAPHS = {
+# Each width and number of rows is compiled by itself, without a graph for any; and torch gives a
+# function up after 8 graphs, while all models have one in common. The first limit was called
+# otherwise before torch 2.6.
+_COMPILING = {
+    "automatic_dynamic_shapes": False,
     "recompile_limit": 256,
     "cache_size_limit": 256,
     "accumulated_recompile_limit": 4096,
 }
 # With CUDA graphs torch runs, captures, and only then replays what it has compiled.
 _CAPTURES = 2
-# The arguments of a forward pass that have an entry for each token.
-_OF_TOKENS = ("input_ids", "position_ids", "token_type_ids")
+
+_KEPT_LAYERS = "layers of a static cache"
 
 _Moves: TypeAlias = "list[tuple[list[int], list[int]]]"
 
@@ -71,12 +73,6 @@ class StaticVerifier(TreeVerifier):
         if not has_begun(self.cache):
             keep_all(self.cache, self._wanted_length())
         self._length: int = self.cache.layers[0].max_cache_len
-        rows = self.model_kwargs["position_ids"].shape[-2]
-        self._layers_key = ("static layers", self._length, rows, model.dtype, model.device)
-        if self._owns_cache:
-            # A CUDA graph is bound to the memory that it was captured with.
-            layers = facts_about(model).pop(self._layers_key, self.cache.layers)
-            self.cache.layers = layers
         self._layers = self.cache.layers
         self._slots = Slots()
         # What the next pass moves: of each row, from these slots to those; and how much of it was
@@ -99,7 +95,7 @@ class StaticVerifier(TreeVerifier):
             and (mask is None or mask.ndim == 2)
             and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
             and not getattr(cache, "offloading", False)
-            and (keeps_all(cache) or not has_begun(cache))
+            and (keeps_all(cache) or (not has_begun(cache) and _length_is_known(cache, config)))
             and attention_windows(config) is not None
             and not length_dependent_rope(config)
         )
@@ -139,13 +135,25 @@ class StaticVerifier(TreeVerifier):
         super().finish(ids, own)
 
     def release(self) -> None:
-        """Keeps the layers of compiled passes for the next call that has as many rows and a cache
-        of the same length."""
+        """Keeps the layers of compiled passes for the next call, if that has as many rows and a
+        cache of the same length: a CUDA graph is bound to the memory that it was captured with."""
         if self._owns_cache:
             for layer in self._layers:
                 for tensor in (layer.keys, layer.values, layer.cumulative_length):
                     tensor.zero_()
-            facts_about(self.model)[self._layers_key] = self._layers
+            key = self._key(len(self.cached))
+            facts_about(self.model)[_KEPT_LAYERS] = key, self._layers
+
+    def _prefill(self, rows: Sequence[TokenSequence]) -> torch.Tensor:
+        if self._owns_cache:
+            key, layers = facts_about(self.model).pop(_KEPT_LAYERS, (None, []))
+            if key == self._key(len(rows)):
+                self._layers = self.cache.layers = layers
+        return super()._prefill(rows)
+
+    def _key(self, rows: int) -> tuple[Any, ...]:
+        """What the layers of a cache depend on."""
+        return self._length, rows, self.model.dtype, self.model.device
 
     @property
     def _owns_cache(self) -> bool:
@@ -162,13 +170,12 @@ class StaticVerifier(TreeVerifier):
 
     def _wanted_length(self) -> int:
         """The length of a cache that has not begun: as it was given, or for the whole text and a
-        pass behind it where `generate` has made it or all of its layers are windows."""
+        pass behind it where `generate` has made it."""
         longest = max(layer.max_cache_len for layer in self.cache.layers)
-        windows = all(layer.is_sliding for layer in self.cache.layers)
-        if self.generation_config.cache_implementation is None and not windows:
+        if self.generation_config.cache_implementation is None:
             return longest
         needed = max(longest, self.generation_config.max_length) + self.widths[-1]
-        return -(-needed // _LENGTH_STEP) * _LENGTH_STEP
+        return rounded_up(needed)
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
         super()._take_up(outputs)
@@ -177,10 +184,6 @@ class StaticVerifier(TreeVerifier):
         seen[:, :prefilled] = self._prompt_mask
         self._prompt_mask = seen
         self.cache.layers = [SlottedLayer(layer, self._slots) for layer in self._layers]
-        if self._compiled:
-            for layer in self._layers:
-                for tensor in (layer.keys, layer.values):
-                    torch._dynamo.mark_static(tensor, 0)
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         self._check_room(rows)
@@ -269,12 +272,11 @@ class StaticVerifier(TreeVerifier):
             return self.model(**model_inputs, return_dict=True).logits
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
-        self._mark_widths(model_inputs)
         graphs = _graphs()
         forward = self.model.get_compiled_call(self.generation_config.compile_config)
         try:
             # Only the first pass of each width in a call may compile anything.
-            with nullcontext() if self.pass_tokens in self._run_before else _more_graphs():
+            with nullcontext() if self.pass_tokens in self._run_before else _compiling():
                 logits = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self._compiled = False
@@ -294,24 +296,13 @@ class StaticVerifier(TreeVerifier):
 
     def _is_preparing(self, compiled: bool) -> bool:
         """Whether a pass has done more than run: compiled, or captured as a CUDA graph."""
-        left = facts_about(self.model).setdefault(("captures left", *self._layers_key), {})
+        left = facts_about(self.model).setdefault(
+            ("captures left", self._key(len(self.cached))), {}
+        )
         width = self.pass_tokens
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
         return compiled or (before > 0 and self.model.device.type == "cuda")
-
-    def _mark_widths(self, model_inputs: dict[str, Any]) -> None:
-        """Has each width and number of rows compiled by itself, without a graph for any."""
-        slots, masks = self._slots, model_inputs["attention_mask"]
-        of_masks = masks.values() if isinstance(masks, dict) else [masks]
-        others = [value for name, value in model_inputs.items() if name in _OF_TOKENS]
-        for each in (*others, slots.targets):
-            torch._dynamo.mark_static(each, [0, each.ndim - 1])
-        for each in of_masks:
-            torch._dynamo.mark_static(each, [0, 2])
-        for moved in (slots.moved_from, slots.moved_to):
-            if moved is not None:
-                torch._dynamo.mark_static(moved, 0)
 
     def _keep(self, paths: Sequence[list[int] | None]) -> None:
         self._moves, self._cached_in_place = [], []
@@ -356,6 +347,19 @@ class StaticVerifier(TreeVerifier):
                 layer.cumulative_length.fill_(max(self._ends))
 
 
+def rounded_up(length: int) -> int:
+    """To a length that caches have."""
+    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
+
+
+def _length_is_known(cache: StaticCache, config: PreTrainedConfig) -> bool:
+    """Whether a cache says how many tokens are to fit: not if somebody gave one whose layers all
+    keep a window."""
+    window = getattr(config, "sliding_window", None)
+    windows = all(layer.is_sliding and layer.max_cache_len == window for layer in cache.layers)
+    return not windows or not getattr(cache, "_is_user_defined", False)
+
+
 def _graphs() -> int:
     """How many graphs torch has compiled."""
     from torch._dynamo.utils import counters
@@ -363,11 +367,11 @@ def _graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def _more_graphs() -> AbstractContextManager[None]:
-    """Lets torch compile more graphs than it would before it gives a function up."""
+def _compiling() -> AbstractContextManager[None]:
+    """Around a pass that torch may compile."""
     config: Any = torch._dynamo.config
-    limits = {name: limit for name, limit in _MOST_GRAPHS.items() if hasattr(config, name)}
-    return config.patch(limits)
+    options = {name: value for name, value in _COMPILING.items() if hasattr(config, name)}
+    return config.patch(options)
 
 
 def _compiles(
