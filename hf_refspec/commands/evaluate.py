@@ -139,8 +139,7 @@ def _held_documents(store: Datastore, limit: int) -> dict[str, list[int]]:
 def _is_held(ids: list[int], store: Datastore) -> bool:
     """Whether a prompt stands in the datastore, as far as its full form tells."""
     run = np.array(ids, dtype=np.int32)
-    ranges = (shard.find(run) for shard in store.shards)
-    return any(high > low for low, high in ranges)
+    return any(shard.holds(run) for shard in store.shards)
 
 
 def _print(evaluation: Evaluation, model: PreTrainedModel) -> None:

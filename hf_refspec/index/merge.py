@@ -136,7 +136,7 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
     cuts = sorted(
         (beginning(number, index), number, index)
         for number, array in enumerate(arrays)
-        for index in range(block, len(array), block)
+        for index in range(_first_cut(number, block), len(array), block)
         if array[index] < runs[number].settled
     )
     bounds = [[0] * len(runs)]
@@ -154,6 +154,12 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
         if any(low > high for low, high in zip(lows, highs, strict=True)):
             raise ValueError(DAMAGED)  # its suffixes do not stand in order
     return bounds
+
+
+def _first_cut(number: int, block: int) -> int:
+    """Where the first block of a run ends: elsewhere in each, for else many runs of one size would
+    all be cut at about the same suffixes, and short ones nowhere."""
+    return int(block * ((number + 1) * 0.6180339887498949 % 1))  # the golden ratio spreads them
 
 
 @njit

@@ -69,7 +69,7 @@ class IndexedText:
         """Finds all places of a pattern.
 
         Args:
-            pattern (`np.ndarray`, int32 of shape `(m,)`): At least one token.
+            pattern (`np.ndarray`, int32 of shape `(m,)`): From one token to `DEPTH` tokens.
 
         Returns:
             `tuple[int, int]`: The range in the suffix array, its end exclusive.
@@ -79,6 +79,15 @@ class IndexedText:
         """
         ranges = find_suffixes(self.tokens, self.suffixes, pattern, len(pattern))
         return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
+
+    def holds(self, pattern: np.ndarray) -> bool:
+        """Whether a pattern of any length stands in the text; raises as `find`."""
+        low, high = self.find(pattern[:DEPTH])
+        positions = self.suffixes[low:high].astype(np.int64)
+        for i in range(DEPTH, len(pattern)):  # no further they are sorted
+            inside = positions[(positions >= 0) & (positions + i < len(self.tokens))]
+            positions = inside[self.tokens[inside + i] == pattern[i]]
+        return len(positions) > 0
 
 
 DAMAGED = (

@@ -24,11 +24,15 @@ class Lock:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor: int | None = descriptor
+        self._process = os.getpid()
 
     def release(self, delete: bool = False) -> None:
         """Lets others take it, if it is still held; with `delete` its file goes."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
+            return
+        if os.getpid() != self._process:
+            os.close(descriptor)  # it is still held by the process that this one was forked from
             return
         if delete:
             # Before others can take it: the next one makes a new file. Windows lets no file go

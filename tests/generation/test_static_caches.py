@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -111,6 +113,18 @@ def test_a_short_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, 
             torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-5)
 
 
+def test_a_given_cache_whose_layers_all_keep_a_window_stays_as_it_is(models_by_type):
+    """It does not say how long texts may get."""
+    model = models_by_type("mistral")
+    texts = []
+    for drafter in (None, Noise()):
+        cache = StaticCache(config=model.config, max_cache_len=600)
+        first = generate(model, drafter, past_key_values=cache)
+        more = {"inputs": first, "max_new_tokens": 150, "past_key_values": cache}
+        texts.append(generate(model, drafter, **more).tolist())
+    assert texts[0] == texts[1]
+
+
 def test_a_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
     cache = StaticCache(config=llama.config, max_cache_len=20)
     with pytest.raises(ValueError, match="`past_key_values` has room for 20 tokens"):
@@ -165,6 +179,12 @@ def test_a_cancelled_call_leaves_a_cache_to_go_on_from(llama, tokens):
 
 
 @pytest.fixture
+def own(models_by_type):
+    """Builds models for this test alone: one that has been compiled cannot be pickled."""
+    return lambda model_type: deepcopy(models_by_type(model_type))
+
+
+@pytest.fixture
 def graphs():
     """What torch has compiled since the test began."""
     torch._dynamo.reset()
@@ -173,8 +193,8 @@ def graphs():
 
 
 @pytest.mark.parametrize("model_type", COMPILED)
-def test_each_width_is_one_graph_without_a_break(models_by_type, model_type, graphs):
-    model = models_by_type(model_type)
+def test_each_width_is_one_graph_without_a_break(own, model_type, graphs):
+    model = own(model_type)
     compiled = {"compile_config": on_any_device(backend="eager")}
     plain = generate(model)
     for nodes in (0, 7, 15, 31, 64, 3, 12, 40):
@@ -187,8 +207,8 @@ def test_each_width_is_one_graph_without_a_break(models_by_type, model_type, gra
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs")
 @pytest.mark.parametrize("model_type", COMPILED)
-def test_compiled_passes_have_the_ids_of_plain_decoding(models_by_type, model_type, graphs):
-    model = models_by_type(model_type)
+def test_compiled_passes_have_the_ids_of_plain_decoding(own, model_type, graphs):
+    model = own(model_type)
     plain = generate(model)
     drafter = Prophet(plain, accuracy=0.8, branches=2)
     compiled = {"compile_config": on_any_device(), "max_draft_tokens": 7}
@@ -199,7 +219,8 @@ def test_compiled_passes_have_the_ids_of_plain_decoding(models_by_type, model_ty
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_after_warmup_nothing_is_compiled(llama, rows, graphs):
+def test_after_warmup_nothing_is_compiled(own, rows, graphs):
+    llama = own("llama")
     compiled = {"compile_config": on_any_device(backend="eager")}
     rs.warmup(llama, max_length=60, rows=rows, **compiled)
     known = graphs()
@@ -215,17 +236,30 @@ def test_after_warmup_nothing_is_compiled(llama, rows, graphs):
     assert graphs() == known
 
 
+def test_threads_compile_at_a_time(own, graphs):
+    """Each call alone would compile the same; kept layers go to one of them."""
+    llama = own("llama")
+    compiled = {"compile_config": on_any_device(backend="eager"), "max_draft_tokens": 7}
+    plain = generate(llama)
+
+    def drafted(seed: int) -> list:
+        return generate(llama, Prophet(plain, accuracy=0.8, seed=seed), **compiled).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(ids == plain.tolist() for ids in threads.map(drafted, range(6)))
+
+
 @pytest.mark.parametrize("wrong", [{"max_length": 0}, {"rows": 0}])
 def test_warmup_names_what_is_wrong(llama, wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be at least 1, but is 0"):
         rs.warmup(llama, **wrong)
 
 
-def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(models_by_type, caplog):
+def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(own, caplog):
     def fails(graph, inputs):
         raise RuntimeError("no such instruction")
 
-    model = models_by_type("starcoder2")
+    model = own("starcoder2")
     plain = generate(model)
     compiled = {"compile_config": on_any_device(backend=fails)}
     for _ in range(2):

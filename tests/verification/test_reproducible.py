@@ -186,11 +186,49 @@ def test_a_cache_that_is_not_static_is_refused(llama):
 
 
 def test_a_cache_without_room_for_a_pass_is_refused(llama):
-    cache = StaticCache(config=llama.config, max_cache_len=50)
-    with pytest.raises(ValueError, match="`max_cache_len` of 59 or more, but it has 50"):
+    cache = StaticCache(config=llama.config, max_cache_len=43)
+    with pytest.raises(ValueError, match="`max_cache_len` of 44 or more, but it has 43"):
         generate(llama, past_key_values=cache)
-    roomy = StaticCache(config=llama.config, max_cache_len=60)
-    assert generate(llama, past_key_values=roomy).sequences.shape == (1, 44)
+    plain, drafted = [
+        generate(llama, drafter, past_key_values=StaticCache(llama.config, max_cache_len=44))
+        for drafter in (None, rs.ReferenceCopy())
+    ]
+    assert_same_bits(drafted, plain)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_rows_draw_from_random_numbers_of_their_own(models, sampling):
+    call = Call(models("llama", torch.bfloat16), rows=3)
+    options = {"verification": "reproducible", **SAMPLING[sampling]}
+    torch.manual_seed(3)
+    plain = call.generate(**options)
+    for accuracies in ([0.9, 0.5, 0.1], [0.2, 0.95, 0.6]):
+        torch.manual_seed(3)
+        drafter = Prophets(call.inputs, plain, accuracies)
+        assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
+
+
+def test_what_the_model_is_configured_with_does_not_matter(models):
+    model = models("qwen3", torch.float32)
+    plain = generate(model)
+    model.generation_config.cache_implementation = "dynamic"
+    try:
+        assert_same_bits(generate(model), plain)
+    finally:
+        model.generation_config.cache_implementation = None
+
+
+def test_as_a_loop_by_name_it_drafts_by_default(models):
+    model = models("llama", torch.bfloat16)
+    ids = model.generate(
+        PROMPT,
+        max_new_tokens=32,
+        eos_token_id=None,
+        do_sample=False,
+        custom_generate=rs.speculate,
+        verification="reproducible",
+    )
+    assert ids.tolist() == generate(model).sequences.tolist()
 
 
 def test_compiled_passes_have_the_same_bits(models):

@@ -153,6 +153,7 @@ class SessionFolder:
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.path = path
+        self._process = os.getpid()
         # Begun with the first call: a log that another process has written is not written to.
         self._log: SessionLog | None = None
         self._log_number = 1
@@ -178,6 +179,11 @@ class SessionFolder:
                 message = f"{path} cannot be read: there is not enough memory for it"
                 raise DatastoreError(message) from None
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process opened it, and not one that this one was forked from."""
+        return self._process == os.getpid()
 
     def append(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """Adds a call to the log; see [`SessionLog.append`]."""

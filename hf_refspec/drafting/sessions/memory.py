@@ -233,6 +233,9 @@ class Memory:
         )
 
     def _check_open(self) -> None:
+        if self._folder is not None and not self._folder.is_ours:
+            # Of the process that this one was forked from, as are the threads: this is a copy now.
+            self._folder, self._background = None, {}
         if self.closed:
             raise RuntimeError("this RetrievalCache is closed")
 

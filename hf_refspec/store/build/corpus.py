@@ -29,7 +29,7 @@ from .tokenizing import TokenBatch
 
 _OURS = re.compile(
     r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
-    r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?|\.?tokenizer\.json(\.new)?"
+    r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?|\.tokenizer\.json\.new"
 )
 
 

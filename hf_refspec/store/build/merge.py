@@ -7,8 +7,9 @@ orders of magnitude, and a token is written again as often.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ from tqdm.auto import tqdm
 from ...index.merge import merge_suffixes
 from ...index.segments import due_to_join
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import Blocks, DatastoreError, FileEntry, check_file, write_arrays
+from ..files import Blocks, DatastoreError, check_file, write_arrays
 from ..folder import sync_folder
 from ..shards import map_suffixes, map_tokens
 from .engine import usable_cores
@@ -67,9 +68,10 @@ def merge_all(
     return _merged(folder, config, groups, threads, show)
 
 
-def next_number(files: Iterable[FileEntry]) -> int:
-    """The number of a new shard: none that a shard has, or had while another reader opened it."""
-    numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", file.name) for file in files)
+def next_number(folder: Path) -> int:
+    """The number of a new shard: none that a shard has, be it one of an extension that may be
+    resumed, or had while another reader opened it."""
+    numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
     return max((int(number[1]) for number in numbers if number), default=0) + 1
 
 
@@ -85,7 +87,7 @@ def _merged(
     show: bool,
 ) -> list[ShardEntry]:
     """Makes one shard of each group."""
-    number = next_number([*config.files(), *(shard.tokens_file for shard in chain(*groups))])
+    number = next_number(folder)
     total = sum(_size(group) for group in groups if len(group) > 1)
     shards = []
     with tqdm(

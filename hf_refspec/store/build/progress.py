@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from reprlib import repr as short
 from typing import Annotated, Any
 
 from ..datastore_config import MOST_SHARDS, ShardEntry
 from ..files import DatastoreError, FileEntry, open_entry, open_file
 from ..folder import LARGEST_JSON, write_json
+from ..printable import printable
 from ..schema import AtMost, Range, parse, values_of
 
 PROGRESS = "progress.json"
@@ -74,7 +76,7 @@ class BuildProgress:
             before, now = progress.options.get(name), options.get(name)
             if before != now:
                 raise DatastoreError(
-                    f"{folder} was begun with {name} {before!r}, not {now!r}; resume with the same "
-                    "options, or start again without resume"
+                    f"{folder} was begun with {printable(name)} {short(before)}, not {short(now)}; "
+                    "resume with the same options, or start again without resume"
                 )
         return progress

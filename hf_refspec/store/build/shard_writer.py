@@ -41,7 +41,7 @@ class ShardWriter:
     ) -> None:
         self.folder, self.dtype, self.shard_tokens = folder, config.token_dtype, shard_tokens
         self.sort, self.progress, self.display = sort, progress, display
-        self._number = next_number([*config.files(), *progress.files()])
+        self._number = next_number(folder)
         self._flushed = len(progress.shards)
         self._done = (progress.documents, progress.entries)
         self._background = ThreadPoolExecutor(1)
