@@ -138,9 +138,12 @@ class Datastore(StoredFolder[StoreConfig]):
             [`Datastore`]: The same documents, opened.
 
         Raises:
+            ValueError: If `num_proc` is less than 1.
             DatastoreError: If it is damaged, or another process is writing it.
             OSError: If the merged shards cannot be written; the datastore is as it was.
         """
+        if num_proc is not None and num_proc < 1:
+            raise ValueError(f"num_proc must be at least 1, but is {num_proc}")
         with self.naming_damage():
             merge_store(self.path, num_proc, progress)
         return Datastore(self.path)

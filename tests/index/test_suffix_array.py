@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hf_refspec.index import suffix_array
 from hf_refspec.index.kernels import warmup
+from hf_refspec.index.merge import merge_suffixes
 from hf_refspec.index.suffix_array import (
     IndexedText,
     build_suffix_array,
@@ -304,3 +306,18 @@ def test_a_token_outside_of_the_vocabulary_is_refused(dtype):
     text = IndexedText(tokens, build_suffix_array(tokens), VOCAB_SIZE)
     with pytest.raises(ValueError, match="the datastore is damaged"):
         sample(text, *text.find(np.array([1], np.int32)), 1, 1, 3)
+
+
+def test_a_text_holds_patterns_that_are_longer_than_it_is_sorted_by():
+    rng = np.random.default_rng(0)
+    alike = rng.integers(0, 1000, 200)
+    documents = [np.concatenate([alike, [last], rng.integers(0, 1000, 20)]) for last in (9, 5, 1)]
+    tokens = np.concatenate([[*each, 65535] for each in documents]).astype(np.uint16)
+    parts = np.split(tokens, [222, 444])
+    runs = [(len(part), partial(build_suffix_array, part)) for part in parts]
+    merged = np.concatenate(list(merge_suffixes(tokens, runs)))
+    text = IndexedText(tokens, merged, 1000)
+    for document in documents:
+        assert text.holds(document.astype(np.int32))
+        document[-1] = (document[-1] + 1) % 1000
+        assert not text.holds(document.astype(np.int32))

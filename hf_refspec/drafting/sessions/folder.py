@@ -304,7 +304,7 @@ class SessionFolder:
 
     def _read_config(self) -> SessionConfig | None:
         if os.path.lexists(self.path / CONFIG):
-            return SessionConfig.read(self.path)
+            return SessionConfig.read(self.path, follow_links=False)
         # A process that was killed over making it has left no more than these.
         others = set(os.listdir(self.path)) - {LOCK, f".{CONFIG}.new"}
         if others:
@@ -328,7 +328,7 @@ class SessionFolder:
     def _open_segments(self) -> list[Segment]:
         segments: list[Segment] = []
         for entry in self._config.segments:
-            check_file(self.path, entry.file)
+            check_file(self.path, entry.file, follow_links=False)
             segment = self._open_segment(entry, segments[-1].end if segments else 0)
             try:
                 segment.check()
@@ -338,7 +338,7 @@ class SessionFolder:
         return segments
 
     def _open_segment(self, entry: SegmentEntry, first: int) -> Segment:
-        arrays = read_arrays(self.path, entry.file, entry.arrays())
+        arrays = read_arrays(self.path, entry.file, entry.arrays(), follow_links=False)
         text = IndexedText(arrays["tokens"], arrays["suffixes"], entry.vocab_size)
         return Segment(first, text, arrays["ends"], arrays["prompt_lengths"], entry.file.name)
 

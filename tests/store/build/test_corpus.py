@@ -596,6 +596,29 @@ def test_an_extension_is_resumed_after_a_merge(tmp_path, tokenizer, store):
     assert documents_of(store) == before + more
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_merging_takes_a_thread_at_least(store, number):
+    with pytest.raises(ValueError, match=f"num_proc must be at least 1, but is {number}"):
+        Datastore(store).merge(num_proc=number)
+
+
+def test_a_merge_takes_no_name_of_an_extension_that_may_be_resumed(tokenizer, store):
+    """Shards of it are whole already, and only progress.json names them."""
+    extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
+    before, more = documents_of(store), [[5, 6] * 300, [7] * 100]
+    small = {**QUIET, "shard_tokens": 150}
+
+    def half():
+        yield more[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extend_store(store, half(), tokenizer, resume=True, **small)
+    merge_store(store, show=False)
+    extend_store(store, iter(more), tokenizer, resume=True, **small)
+    assert documents_of(store) == before + more
+
+
 @pytest.mark.parametrize("kind", ["tokens_file", "suffixes_file"])
 def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
     extend_store(store, [[7, 8, 9]], tokenizer, **QUIET)
