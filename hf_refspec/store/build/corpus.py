@@ -218,6 +218,7 @@ def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bo
             raise DatastoreError(f"{folder} has only the compact form, which is not made of shards")
         progress = BuildProgress.read(folder)  # of an extension that may be resumed
         kept = progress.files() if progress else []
+        _sweep(folder, kept)  # of merges that were killed
         try:
             shards = merge_all(folder, config, num_proc, show)
             if shards != config.shards:
