@@ -23,7 +23,7 @@ from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget
 from .criteria import BatchCriteria, longest_row
-from .prompt_logits import collected_states, prompt_top_tokens
+from .prompt_logits import prompt_top_tokens
 from .row import Row
 
 
@@ -84,8 +84,10 @@ class Loop:
         """The first forward pass, over the prompts. It yields a token for each row."""
         began, none = self.clock(), [DraftTree.empty()] * len(rows)
         fraction = max(drafter.prompt_fraction for drafter in drafters)
-        with collected_states(self.verifier.model, fraction > 0) as states:
-            logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
+        states: list[torch.Tensor] = []
+        self.verifier.prompt_states = states if fraction > 0 else None
+        logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
+        self.verifier.prompt_states = None
         top = _top_tokens(drafters, logits)
         paths = _accepted(rows, logits, none, [True] * len(rows), top)
         self.verifier.keep(paths)

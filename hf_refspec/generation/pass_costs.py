@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..verification.facts import facts_about
+from ..verification.facts import facts_about_state
 
 # The numbers of tokens of a row in a forward pass whose cost is estimated: the last token and 0, 1,
 # 2, 4, ... draft nodes. More of them follow the cost closer, and take longer to know.
@@ -131,7 +131,7 @@ def pass_costs(
     rows: int = 1,
     tokens: tuple[int, ...] = PASS_TOKENS,
 ) -> PassCosts:
-    """What is known of a model's forward passes, kept at the model.
+    """What is known of a model's forward passes, kept at the model as it is now.
 
     Args:
         model (`nn.Module`): The target model.
@@ -141,8 +141,8 @@ def pass_costs(
     """
     parameter = next(model.parameters())
     threads = torch.get_num_threads()
-    key = ("pass costs", parameter.device, parameter.dtype, verification, rows, tokens, threads)
-    facts = facts_about(model)
+    key = ("pass costs", parameter.device, verification, rows, tokens, threads)
+    facts = facts_about_state(model)
     if key not in facts:
         facts[key] = PassCosts(_expected_growth(parameter, rows, tokens), tokens)
     return facts[key]

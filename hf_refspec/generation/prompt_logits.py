@@ -6,9 +6,7 @@ layer would return after the others says what the model expects there, and costs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,31 +22,6 @@ _PIECE = 64
 _ROUNDING = 0.02
 
 
-@contextmanager
-def collected_states(model: PreTrainedModel, wanted: bool) -> Iterator[list[torch.Tensor]]:
-    """Collects what enters the output layer in the passes within, `(R, n, hidden_size)` each; or
-    nothing if it is not wanted."""
-    states: list[torch.Tensor] = []
-    if not wanted:
-        yield states
-        return
-
-    def collect(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        state = outputs[0]
-        if isinstance(state, torch.Tensor) and state.ndim == 3:
-            states.append(state)
-
-    decoder = model.get_decoder()
-    if decoder is model:  # Llama 4's text model: what it returns are logits
-        yield states
-        return
-    hook = decoder.register_forward_hook(collect)
-    try:
-        yield states
-    finally:
-        hook.remove()
-
-
 def prompt_top_tokens(
     model: PreTrainedModel,
     states: Sequence[torch.Tensor],
@@ -60,7 +33,8 @@ def prompt_top_tokens(
 
     Args:
         model (`PreTrainedModel`): The target model.
-        states (sequence of `torch.Tensor`): Of the prefill, see [`collected_states`].
+        states (sequence of `torch.Tensor`): What entered the output layer in the prefill,
+            `(R, n, hidden_size)` each.
         logits (`torch.Tensor` of shape `(R, 1, vocab_size)`): The prefill's.
         k (`int`): How many next tokens.
         fraction (`float`): The most that it may cost, beside the prefill.

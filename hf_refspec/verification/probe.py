@@ -1,8 +1,8 @@
 """The probe: which verifier is exact, asked of the model itself.
 
 No list of model names: tiny drafts are verified, and the logits are compared with those of the same
-tokens one after another. What is found is kept at the model, for each attention implementation,
-dtype and device.
+tokens one after another. What is found is kept at the model for as long as nothing that can change
+its logits has changed, see `facts.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `reach.py`.
@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from .cache import fresh_kwargs
 from .chain import ChainVerifier
-from .facts import facts_about
+from .facts import facts_about_state
 from .recurrent import RecurrentVerifier
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from .static import StaticVerifier
@@ -149,7 +149,7 @@ def probe(
     boundary: int | None = None,
     config: GenerationConfig = _EAGER,
 ) -> Finding:
-    """Whether verified drafts have the logits of plain decoding; asked once of each model.
+    """Whether verified drafts have the logits of plain decoding; asked once of a model as it is.
 
     Args:
         kind (`type`): Of the verifier.
@@ -160,19 +160,15 @@ def probe(
         config (`GenerationConfig`, *optional*): Says whether passes over a static cache are
             compiled, by default not.
     """
-    if _is_random(model):
-        return Finding(False, failure="dropout is at work, no two passes agree")
     if _drops_cache(model):
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
-    device, dtype = model.device.type, model.dtype
-    attention = getattr(model.config, "_attn_implementation", None)
     padded = rows > 1 or _is_padded(model_kwargs)
     compiled = "" if config.disable_compile else repr(config.compile_config)
-    key = ("exact", kind, min(rows, 2), padded, attention, dtype, device, boundary, compiled)
-    facts = facts_about(model)
+    key = ("exact", kind, min(rows, 2), padded, model.device, boundary, compiled)
+    facts = facts_about_state(model)
     if key not in facts:
         found = []
-        needed = 1 if dtype == torch.float32 else 2
+        needed = 1 if computing_dtype(model) == torch.float32 else 2
         if kind in _REPRODUCIBLE:
             needed = _TEXTS  # and the first that differs decides
         for seed in range(_TEXTS):
@@ -192,15 +188,6 @@ def _is_padded(model_kwargs: dict[str, Any]) -> bool:
     return mask is not None and not bool(mask.all())
 
 
-def _is_random(model: PreTrainedModel) -> bool:
-    """Whether dropout is at work: then no two passes agree."""
-    if not model.training:
-        return False
-    dropouts = (module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
-    config = model.config.get_text_config(decoder=True)
-    return any(p > 0 for p in dropouts) or getattr(config, "attention_dropout", 0.0) > 0
-
-
 def _drops_cache(model: PreTrainedModel) -> bool:
     """Whether gradient checkpointing is at work: layers then run without the cache."""
     return model.training and any(
@@ -218,12 +205,41 @@ def _found(
     config: GenerationConfig,
     seed: int,
 ) -> Finding:
+    random_state = _random_state(model)
     try:
-        return _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
+        finding = _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
-        return Finding(False, failure=f"it raised {error!r}")
+        finding = Finding(False, failure=f"it raised {error!r}")
+    if any(module.training for module in model.modules()) and not all(
+        map(torch.equal, random_state, _random_state(model))
+    ):
+        finding = Finding(False, failure="dropout is at work, no two passes agree")
+    if not finding.exact:  # an exact model draws none, and other threads may have done so
+        _set_random_state(model, random_state)
+    return finding
+
+
+def _random_state(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The states of the random numbers that a pass may draw from, the host's first."""
+    device = model.device
+    on_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
+    return [torch.get_rng_state(), *on_device]
+
+
+def _set_random_state(model: PreTrainedModel, state: list[torch.Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    for of_device in state[1:]:
+        torch.get_device_module(model.device).set_rng_state(of_device)
+
+
+def computing_dtype(model: PreTrainedModel) -> torch.dtype:
+    """What a model computes in: its own type, or that of `torch.autocast`."""
+    device = model.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return model.dtype
 
 
 class _Probe:
@@ -248,7 +264,7 @@ class _Probe:
         seed: int,
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
-        self.config = config
+        self.config, self.dtype = config, computing_dtype(model)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
@@ -270,22 +286,22 @@ class _Probe:
         expected = torch.cat(
             [reference.flatten(0, 1), reference[:1, -1], *reference[1:, -3:]], dim=0
         )
-        rounding = _difference(self._at_once().flatten(0, 1), reference.flatten(0, 1))
+        rounding = self._difference(self._at_once().flatten(0, 1), reference.flatten(0, 1))
         leak = None
         # In float32 no leak could hide within the rounding that `error` is allowed.
-        if kind.takes_trees and self.model.dtype != torch.float32:
+        if kind.takes_trees and self.dtype != torch.float32:
             other = self._verified(kind, np.roll(self.distractors, 1))
-            leak = _difference(other, verified)
-        error = _difference(verified, expected)
+            leak = self._difference(other, verified)
+        error = self._difference(verified, expected)
         same_bits = kind not in _REPRODUCIBLE or self._has_same_bits(kind, verified)
         exact = same_bits and self._within_rounding(error, rounding, leak)
         return Finding(exact, error, rounding, leak, same_bits)
 
     def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
-        eps = torch.finfo(self.model.dtype).eps
+        eps = torch.finfo(self.dtype).eps
         layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
         usual = eps * layers**0.5
-        if self.model.dtype == torch.float32:
+        if self.dtype == torch.float32:
             # Beyond it the model does not agree with itself: its step over one token is another
             # function than its pass over several (Zamba 2 and Nemotron-H, 1e-4). Of all types of
             # transformers the exact ones are at 1e-5 at most.
@@ -295,6 +311,19 @@ class _Probe:
             most_rounding, most_error = eps**0.5, 1.5 * max(rounding, usual)
         leaks = leak is not None and leak > max(3 * rounding, eps)
         return rounding <= most_rounding and error <= most_error and not leaks
+
+    def _difference(self, logits: torch.Tensor, reference: torch.Tensor) -> float:
+        """|logits - reference| relative to the reference's spread: the largest of the rows in
+        float32.
+
+        In shorter types it is the median, since in a mixture of experts rounding may send a token
+        to another expert.
+        """
+        logits, reference = logits.float(), reference.float()
+        spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
+        differences = (logits - reference).norm(dim=-1) / spread
+        of_rows = differences.max() if self.dtype == torch.float32 else differences.median()
+        return of_rows.item()
 
     def _kwargs(self) -> dict[str, Any]:
         """Those of a call with all of the prompt but its last token."""
@@ -404,16 +433,3 @@ def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
     ids = np.arange(min(_LOWEST_ID, config.vocab_size // 4), config.vocab_size)
     ids = ids[~np.isin(ids, named)]
     return ids if len(ids) >= _LEAST_VOCABULARY else np.arange(config.vocab_size)
-
-
-def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """|logits - reference| relative to the reference's spread: the largest of the rows in float32.
-
-    In shorter types it is the median, since in a mixture of experts rounding may send a token to
-    another expert.
-    """
-    dtype = logits.dtype
-    logits, reference = logits.float(), reference.float()
-    spread = (reference - reference.mean(dim=-1, keepdim=True)).norm(dim=-1)
-    differences = (logits - reference).norm(dim=-1) / spread
-    return (differences.max() if dtype == torch.float32 else differences.median()).item()

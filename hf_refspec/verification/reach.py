@@ -40,8 +40,11 @@ class Reach:
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind so many tokens, the last of them at this position."""
-        furthest = self._positions.furthest(last_position)
-        deepest = sys.maxsize if furthest is None else furthest - last_position
+        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
+        deepest = sys.maxsize
+        for last in (last_position, length - 1):
+            if (furthest := self._positions.furthest(last)) is not None:
+                deepest = min(deepest, furthest - last)
         while self._boundaries and length >= self._boundaries[0]:
             # Asked once: to look the answer up reads the mask, and each step would wait for that.
             if self._refused or not probe(*self._probed, boundary=self._boundaries[0]).exact:

@@ -28,6 +28,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from .cache import CACHE_NAMES, find_cache, keeps_every_position, restore, snapshot
+from .prompt_states import last_token, records_prompt
 
 
 class TokenSequence(Protocol):
@@ -84,6 +85,8 @@ class Verifier:
         cached (`list[int]`): How many tokens of each row the cache holds. What a row has beyond
             them, its pending tokens, is run by the next pass. Empty before the prefill.
         cache (`Cache`): The cache; a model may replace it.
+        prompt_states (`list[torch.Tensor]`, *optional*): Where there is a list, the prefill adds
+            what enters the output layer, `(R, n, hidden_size)` each.
         restarted (`bool`): Whether the model has begun a new cache in the middle of the text. It
             may then do so at every step, as Phi-3 does in transformers 5.17, and nothing can be
             drafted any more.
@@ -112,6 +115,7 @@ class Verifier:
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.cache: Any = find_cache(model_kwargs)
+        self.prompt_states: list[torch.Tensor] | None = None
         # Lists: a few numbers in each pass, for which arrays would take longer.
         self.cached: list[int] = []
         self.restarted = False
@@ -258,7 +262,10 @@ class Verifier:
     def _prefill(self, rows: Sequence[TokenSequence]) -> torch.Tensor:
         """Runs the prompts through the model as `generate` does; see [`~Verifier.forward`]."""
         input_ids = torch.cat([row.ids for row in rows])
-        outputs = self.model._prefill(input_ids, self.generation_config, self.model_kwargs)
+        kwargs = self.model_kwargs
+        if self.prompt_states is not None and records_prompt(self.model, kwargs):
+            kwargs = {**kwargs, "logits_to_keep": last_token(self.prompt_states)}
+        outputs = self.model._prefill(input_ids, self.generation_config, kwargs)
         self._adopt_cache(outputs)
         count, self._prompt_length = input_ids.shape
         self.cached = [self._prompt_length] * count

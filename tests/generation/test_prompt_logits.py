@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from calls import padded_prompts
 from transformers import ElectraConfig, ElectraForCausalLM
 
-from hf_refspec.generation.prompt_logits import collected_states, prompt_top_tokens
+from hf_refspec.generation.prompt_logits import prompt_top_tokens
+from hf_refspec.verification.prompt_states import last_token, records_prompt
 
 ALL = float("inf")
 
 
-def prefilled(model, fraction, rows=2, **inputs):
-    inputs = inputs or padded_prompts(rows)
-    with torch.no_grad(), collected_states(model, True) as states:
-        logits = model(**inputs, logits_to_keep=1).logits
-        top = prompt_top_tokens(model, states, logits, 4, fraction)
-        return top, model(**inputs).logits
+@torch.no_grad()
+def recorded(model, inputs):
+    """The logits after the last token, and what entered the output layer."""
+    states = []
+    logits = model(**inputs, logits_to_keep=last_token(states)).logits
+    return states, logits
+
+
+@torch.no_grad()
+def prefilled(model, fraction):
+    inputs = padded_prompts(2)
+    states, logits = recorded(model, inputs)
+    return prompt_top_tokens(model, states, logits, 4, fraction), model(**inputs).logits
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
@@ -44,38 +54,48 @@ def test_they_cost_no_more_than_a_fraction_of_the_prefill(llama, fraction):
         assert top.choices.tolist() == logits[:, -1 - count : -1].argmax(dim=-1).tolist()
 
 
-def test_nothing_is_collected_unless_wanted(llama):
-    with torch.no_grad(), collected_states(llama, False) as states:
-        llama(**padded_prompts(1))
-    assert states == []
-    assert not llama.model._forward_hooks
+@torch.no_grad()
+def test_the_logits_are_the_same_bit_by_bit(llama):
+    inputs = padded_prompts(2)
+    [states], logits = recorded(llama, inputs)
+    assert torch.equal(logits, llama(**inputs, logits_to_keep=1).logits)
+    assert states.shape == (*inputs["input_ids"].shape, llama.config.hidden_size)
 
 
-def test_the_hook_goes_when_the_model_raises(llama):
-    with pytest.raises(RuntimeError), collected_states(llama, True):
-        raise RuntimeError
-    assert not llama.model._forward_hooks
+@torch.no_grad()
+def test_a_copy_of_the_index_still_selects_the_last_token(llama):
+    """As accelerate makes one, where a model stands on several devices."""
+    inputs = padded_prompts(2)
+    index = last_token([]).clone()
+    logits = llama(**inputs, logits_to_keep=index).logits
+    torch.testing.assert_close(logits, llama(**inputs, logits_to_keep=1).logits)
+
+
+def test_compiled_passes_get_no_index(llama):
+    assert records_prompt(llama, {"logits_to_keep": 1})
+    assert not records_prompt(llama, {})
+    compiled = copy.copy(llama)
+    compiled.forward = torch.compile(llama.forward, backend="eager")
+    assert not records_prompt(compiled, {"logits_to_keep": 1})
 
 
 def test_a_model_whose_logits_come_from_elsewhere_is_left_alone(llama):
     inputs = padded_prompts(1)
-    with torch.no_grad(), collected_states(llama, True) as states:
-        logits = llama(**inputs, logits_to_keep=1).logits
-        assert prompt_top_tokens(llama, states, -logits, 4, ALL) is None
-        assert prompt_top_tokens(llama, [], logits, 4, ALL) is None
+    states, logits = recorded(llama, inputs)
+    assert prompt_top_tokens(llama, states, -logits, 4, ALL) is None
+    assert prompt_top_tokens(llama, [], logits, 4, ALL) is None
 
 
 @pytest.mark.parametrize("change", [lambda x: 0.5 * x, lambda x: 2 * torch.tanh(x / 2)])
 def test_probabilities_are_not_taken_from_before_the_logits_are_scaled_or_capped(llama, change):
     """As Granite, Cohere and Gemma 2 do: the order stays the same, not what the logits mean."""
-    inputs = padded_prompts(1)
-    with torch.no_grad(), collected_states(llama, True) as states:
-        logits = 9 * llama(**inputs, logits_to_keep=1).logits
-        head = llama.lm_head.weight.data.clone()
-        llama.lm_head.weight.data *= 9
+    states, logits = recorded(llama, padded_prompts(1))
+    head = llama.lm_head.weight.data.clone()
+    llama.lm_head.weight.data *= 9
+    with torch.no_grad():
         try:
-            assert prompt_top_tokens(llama, states, logits, 4, ALL) is not None
-            assert prompt_top_tokens(llama, states, change(logits), 4, ALL) is None
+            assert prompt_top_tokens(llama, states, 9 * logits, 4, ALL) is not None
+            assert prompt_top_tokens(llama, states, change(9 * logits), 4, ALL) is None
         finally:
             llama.lm_head.weight.data = head
 

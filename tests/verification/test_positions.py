@@ -64,6 +64,22 @@ def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case)
     assert drafter.stats.mat > 1.3
 
 
+@pytest.mark.parametrize("padding", [1, 3, 9])
+def test_a_cache_that_begins_anew_by_length_does_so_behind_padding_too(padding):
+    """Phi-3 counts the padding: its cache goes before its frequencies change."""
+    model_type, config = SCALED["longrope phi3"]
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+    generator = torch.Generator().manual_seed(padding)
+    for _ in range(5):
+        ids = torch.randint(3, 97, (1, padding + 17), generator=generator)
+        ids[:, :padding] = 0
+        options["attention_mask"] = (ids != 0).long()
+        plain = build(model_type, **config).generate(ids, **options)
+        model = build(model_type, **config)
+        drafted = model.generate(ids, candidate_generator=Prophet(plain, accuracy=0.9), **options)
+        assert drafted.tolist() == plain.tolist()
+
+
 def test_drafts_stay_within_learned_positions(models_by_type):
     """GPT-2 has 512 positions; a draft past them would index outside of the table."""
     model = models_by_type("gpt2")

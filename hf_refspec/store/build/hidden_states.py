@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -39,7 +40,7 @@ class HiddenStates:
 
 @contextmanager
 def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
-    """Records a layer's hidden states in every forward pass meanwhile.
+    """Records a layer's hidden states in every forward pass of this thread meanwhile.
 
     Args:
         model (`PreTrainedModel`): A decoder.
@@ -50,14 +51,18 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
     Raises:
         ValueError: If the model does not have the layer, or there is none of this name.
     """
-    seen = HiddenStates()
+    seen, thread = HiddenStates(), get_ident()
 
     def before_mlp(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.states = args[0] if args else next(iter(kwargs.values()))
+        if get_ident() == thread:
+            seen.states = args[0] if args else next(iter(kwargs.values()))
 
     def after_decoder(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen.states = output[0]
+        if get_ident() == thread:
+            seen.states = output[0]
 
+    for hook in (before_mlp, after_decoder):
+        vars(hook)["only_reads"] = True  # what is known of the model's logits stays true
     if layer == "last_mlp":
         handle = last_mlp(model).register_forward_pre_hook(before_mlp, with_kwargs=True)
     elif layer == "last_hidden":
