@@ -19,7 +19,7 @@ from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
 from ..index.top_tokens import TopTokens, top_tokens
 from ..verification.reach import Reach
-from ..verification.verifier import Verifier
+from ..verification.verifier import StandingTokens, Verifier
 from .acceptance import accept
 from .budget import Budget
 from .criteria import BatchCriteria, longest_row
@@ -109,7 +109,11 @@ class Loop:
         drafts = [self._draft(i, rows[i], drafters[i], each) for i, each in enumerate(going)]
         trimmed = self.budget.trim(drafters, drafts, self.clock() - began)
         drafted = self.clock()
-        logits = self.verifier.forward([row.seen for row in rows], trimmed)  # (R, 1 + T, vocab)
+        seen = [
+            row.seen if each else StandingTokens(row.seen)
+            for row, each in zip(rows, going, strict=True)
+        ]
+        logits = self.verifier.forward(seen, trimmed)  # (R, 1 + T, vocab_size)
         top = _top_tokens(drafters, logits)
         paths = _accepted(rows, logits, trimmed, going, top)
         verified = self.clock()

@@ -77,4 +77,5 @@ def _relative_cost(model: PreTrainedModel, head: nn.Module) -> float:
     own = {id(each) for each in head.parameters()}
     own |= {id(each) for each in model.get_input_embeddings().parameters()}
     before = sum(each.numel() for each in model.get_decoder().parameters() if id(each) not in own)
-    return sum(each.numel() for each in head.parameters()) / max(before, 1)
+    # Quantised layers may have no parameters.
+    return max(sum(each.numel() for each in head.parameters()), 1) / max(before, 1)

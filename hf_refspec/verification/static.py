@@ -26,7 +26,7 @@ from ..drafting.tree import DraftTree
 from .cache import find_cache, move_entries
 from .facts import facts_about
 from .positions import attention_windows, length_dependent_rope
-from .static_cache import Slots, SlottedLayer, has_begun, is_static, keep_all, keeps_all
+from .static_cache import Slots, SlottedLayer, as_plain, has_begun, is_static, keep_all, keeps_all
 from .tree import TreeVerifier, laid_out
 from .verifier import CacheMark, TokenSequence
 
@@ -70,6 +70,7 @@ class StaticVerifier(TreeVerifier):
     ) -> None:
         super().__init__(model, generation_config, model_kwargs)
         self._compiled = _compiles(model, generation_config, self.model_kwargs)
+        self._plain_layers = self.cache.layers
         if not has_begun(self.cache):
             keep_all(self.cache, self._wanted_length())
         self._length: int = self.cache.layers[0].max_cache_len
@@ -186,7 +187,7 @@ class StaticVerifier(TreeVerifier):
         self.cache.layers = [SlottedLayer(layer, self._slots) for layer in self._layers]
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        self._check_room(rows)
+        self._check_room()
         self.pass_tokens = width = self._width(self._size)
         compiled = self._compiled and width in self.widths
         if not compiled:
@@ -207,10 +208,10 @@ class StaticVerifier(TreeVerifier):
         self._moves = []
         return self._from_roots(logits)
 
-    def _check_room(self, rows: Sequence[TokenSequence]) -> None:
+    def _check_room(self) -> None:
         """Refuses to write over a text that the caller's cache is too short for."""
-        for row, end in zip(rows, self._ends, strict=True):
-            if end >= self._length and len(row) < self.generation_config.max_length:
+        for pending, end in zip(self._pending, self._ends, strict=True):
+            if pending and end >= self._length:
                 raise ValueError(
                     f"`past_key_values` has room for {self._length} tokens, and a text has more. "
                     "Pass a `StaticCache` with a larger `max_cache_len`."
@@ -342,9 +343,15 @@ class StaticVerifier(TreeVerifier):
     def _settle(self) -> None:
         self._move()
         self.cache.layers = self._layers
-        if self.cached:
-            for layer in self._layers:
-                layer.cumulative_length.fill_(max(self._ends))
+        if not self.cached:
+            return
+        length = max(self._ends)
+        for layer in self._layers:
+            layer.cumulative_length.fill_(length)
+        self.cache.layers = [
+            as_plain(*layers, length)
+            for layers in zip(self._layers, self._plain_layers, strict=True)
+        ]
 
 
 def rounded_up(length: int) -> int:

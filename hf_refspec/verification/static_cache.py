@@ -106,6 +106,21 @@ def keep_all(cache: StaticCache, length: int | None) -> None:
     cache.layers = [StaticLayer(max_cache_len=length) for _ in cache.layers]
 
 
+def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:
+    """What plain decoding leaves of a layer with so many entries.
+
+    Args:
+        layer (`StaticLayer`): As [`keep_all`] made it.
+        empty (`StaticLayer`): The layer in whose place it is; it may be shorter, or keep a window.
+        length (`int`): Of the text.
+    """
+    same_length = empty.max_cache_len == layer.max_cache_len
+    if layer is empty or (type(empty) is StaticLayer and same_length):
+        return layer
+    empty.update(layer.keys[:, :, :length], layer.values[:, :, :length])
+    return empty
+
+
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
     """An empty static cache for so many tokens."""
     return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)

@@ -57,6 +57,24 @@ class FixedTokens:
         return self.ids.shape[1]
 
 
+class StandingTokens:
+    """A row that stands still: all tokens but the last, which is not to be run. The model may have
+    no position for it."""
+
+    def __init__(self, row: TokenSequence) -> None:
+        self._row = row
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self._row.ids[:, :-1]
+
+    def tail(self, count: int) -> np.ndarray:
+        return self._row.tail(count + 1)[:-1]
+
+    def __len__(self) -> int:
+        return len(self._row) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class CacheMark:
     """What a verifier and its cache held, see [`Verifier.mark`].
@@ -245,7 +263,7 @@ class Verifier:
     def in_step(self) -> bool:
         """Whether the last pass ran the last token of each row and its draft, and nothing else that
         it would not have run anyway."""
-        return self.reruns or all(count == 1 for count in self._pending)
+        return self.reruns or max(self._pending) == 1
 
     def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         raise NotImplementedError

@@ -9,7 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, VOCAB_SIZE
+from architectures import ARCHITECTURES, VOCAB_SIZE, Architecture, build
 from calls import Call
 from drafters import Noise, Prophet, Prophets
 from torch._dynamo.utils import counters
@@ -108,9 +108,55 @@ def test_a_short_cache_cuts_drafts_and_not_the_text(models_by_type, model_type, 
     seen = torch.ones((rows, cached), dtype=torch.bool)
     seen[:, :12] = call.inputs["attention_mask"].bool()
     for one, other in zip(*(cache.layers for cache in caches), strict=True):
-        if type(one) is type(other):  # and not one that keeps the last tokens only
-            kept = [layer.keys[:, :, :cached].transpose(1, 2)[seen] for layer in (one, other)]
-            torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-5)
+        assert type(one) is type(other) and one.keys.shape == other.keys.shape
+        shown = seen[:, -one.max_cache_len :]  # some keep the last tokens only
+        kept = [layer.keys[:, :, :cached].transpose(1, 2)[shown] for layer in (one, other)]
+        torch.testing.assert_close(*kept, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("new_tokens", [2, 24])  # less than the window, and more
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mistral", "gpt_oss"])
+def test_a_given_cache_goes_on_as_that_of_plain_decoding(
+    models_by_type, model_type, new_tokens, rows
+):
+    call, texts, layers = Call(models_by_type(model_type), rows), [], []
+    for drafter in (None, call.drafter()):
+        cache = StaticCache(config=call.model.config, max_cache_len=64)
+        options = {"past_key_values": cache, "max_new_tokens": new_tokens}
+        ids = call.generate(candidate_generator=drafter, **options)
+        layers.append([(type(layer), layer.max_cache_len) for layer in cache.layers])
+        ones = torch.ones((rows, new_tokens), dtype=torch.int64)
+        options["attention_mask"] = torch.cat([call.inputs["attention_mask"], ones], dim=-1)
+        texts.append(call.generate(**{**options, "input_ids": ids, "max_new_tokens": 20}).tolist())
+    assert texts[0] == texts[1]
+    assert layers[0] == layers[1]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_cache_that_generate_makes_is_returned_as_plain_decoding_does(models_by_type, model_type):
+    call, caches = Call(models_by_type(model_type), rows=1), []
+    for drafter in (None, call.drafter()):
+        options = {"cache_implementation": "static", "return_dict_in_generate": True}
+        output = call.generate(candidate_generator=drafter, **options)
+        caches.append(output.past_key_values)
+    for one, other in zip(*(cache.layers for cache in caches), strict=True):
+        assert type(one) is type(other)
+        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rows_of_all_positions_that_a_model_has_stand_still(static):
+    """No position is left for the last token of a row that ended first."""
+    model = build(Architecture("gpt2", "tree", {"n_positions": 48}))
+    call = Call(model, rows=3)
+    options = {"max_length": 49, "max_new_tokens": None, "return_dict_in_generate": True}
+    if static:
+        options["cache_implementation"] = "static"
+    plain = call.generate(**options).sequences
+    drafter = Prophets(call.inputs, plain, UNEQUAL)
+    drafted = call.generate(candidate_generator=drafter, **options).sequences
+    assert drafted.tolist() == plain.tolist()
 
 
 def test_a_given_cache_whose_layers_all_keep_a_window_stays_as_it_is(models_by_type):

@@ -1,0 +1,40 @@
+"""Calls in several threads on one model, drafted and plain ones, do not notice each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from calls import padded_prompts
+
+import hf_refspec as rs
+
+OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+THREADS, CALLS = 4, 60
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_calls_of_different_rows_return_what_each_returns_alone(models_by_type, model_type):
+    model = models_by_type(model_type)
+    inputs = [padded_prompts(rows=1 + i % 3, length=12 + i % 5, seed=i) for i in range(15)]
+    plain = [model.generate(**each, **OPTIONS).tolist() for each in inputs]
+
+    def call(i: int) -> list[list[int]]:
+        drafted = {} if i % 4 else {"candidate_generator": None}
+        return model.generate(**inputs[i % len(inputs)], **OPTIONS, **drafted).tolist()
+
+    with rs.attach(model), ThreadPoolExecutor(THREADS) as pool:
+        for i, ids in enumerate(pool.map(call, range(CALLS))):
+            assert ids == plain[i % len(inputs)]
+
+
+def test_hidden_states_of_another_threads_passes_are_not_recorded(llama):
+    from hf_refspec.store.build.hidden_states import recorded
+
+    inputs = padded_prompts(rows=2)["input_ids"]
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool, recorded(llama, "last_mlp") as hidden:
+        llama(inputs[:1])
+        own = hidden.last().clone()
+        pool.submit(torch.no_grad()(llama), inputs[1:]).result()
+        assert torch.equal(hidden.last(), own)
