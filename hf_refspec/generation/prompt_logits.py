@@ -63,8 +63,8 @@ def prompt_top_tokens(
 def _makes_the_logits(head: nn.Module, states: torch.Tensor, logits: torch.Tensor) -> bool:
     """Whether the output layer is all there is between these states and the logits: some models
     project before it, and scale or cap behind it."""
-    weight = getattr(head, "weight", None)
-    if weight is not None and weight.shape[-1] != states.shape[-1]:
+    weight = getattr(head, "weight", None)  # of quantised layers it may be a method
+    if isinstance(weight, torch.Tensor) and weight.shape[-1] != states.shape[-1]:
         return False
     own = head(states).float()
     return own.shape == logits.shape and bool(

@@ -94,9 +94,9 @@ class _State:
 
 def _settings(model: nn.Module) -> list[Any]:
     """What the model's configuration says, and what torch itself is set to."""
-    device = next((each.device.type for each in model.parameters()), "cpu")
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    settings: list[Any] = [autocast, torch.get_float32_matmul_precision()]
+    settings: list[Any] = [torch.get_float32_matmul_precision()]
+    for device in ("cpu", "cuda"):
+        settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     config = getattr(model, "config", None)
     for each in () if config is None else (config, config.get_text_config(decoder=True)):
         attributes = vars(each).values()

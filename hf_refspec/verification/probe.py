@@ -21,7 +21,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import ROOT, DraftTree
-from .cache import fresh_kwargs
+from .cache import find_cache, fresh_kwargs, holds_running_state
 from .chain import ChainVerifier
 from .facts import facts_about_state
 from .recurrent import RecurrentVerifier
@@ -114,6 +114,8 @@ def select_verifier(
     Raises:
         ValueError: If the verifier that was asked for is not exact on this model.
     """
+    if requested == "auto" and _goes_on_from_its_modules(model, model_kwargs):
+        return None, "its state is in no cache, and a probe would change it"
     findings = []
     for kind in _REPRODUCIBLE if requested == ReproducibleVerifier.name else VERIFIERS:
         # In a static cache, and with several rows, a chain is verified as a tree.
@@ -164,11 +166,12 @@ def probe(
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
     padded = rows > 1 or _is_padded(model_kwargs)
     compiled = "" if config.disable_compile else repr(config.compile_config)
-    key = ("exact", kind, min(rows, 2), padded, model.device, boundary, compiled)
+    device = call_device(model, model_kwargs)
+    key = ("exact", kind, min(rows, 2), padded, device, boundary, compiled)
     facts = facts_about_state(model)
     if key not in facts:
         found = []
-        needed = 1 if computing_dtype(model) == torch.float32 else 2
+        needed = 1 if computing_dtype(model, device) == torch.float32 else 2
         if kind in _REPRODUCIBLE:
             needed = _TEXTS  # and the first that differs decides
         for seed in range(_TEXTS):
@@ -188,6 +191,14 @@ def _is_padded(model_kwargs: dict[str, Any]) -> bool:
     return mask is not None and not bool(mask.all())
 
 
+def _goes_on_from_its_modules(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether a call goes on from a state that the model's own modules hold (RecurrentGemma)."""
+    cache = find_cache(model_kwargs)
+    if cache is None or not model._is_stateful or holds_running_state(cache):
+        return False
+    return bool(cache.get_seq_length())
+
+
 def _drops_cache(model: PreTrainedModel) -> bool:
     """Whether gradient checkpointing is at work: layers then run without the cache."""
     return model.training and any(
@@ -205,7 +216,8 @@ def _found(
     config: GenerationConfig,
     seed: int,
 ) -> Finding:
-    random_state = _random_state(model)
+    device = call_device(model, model_kwargs)
+    random_state = _random_state(device)
     try:
         finding = _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
     except torch.OutOfMemoryError:
@@ -213,32 +225,36 @@ def _found(
     except Exception as error:  # whatever a model raises at inputs that it cannot take
         finding = Finding(False, failure=f"it raised {error!r}")
     if any(module.training for module in model.modules()) and not all(
-        map(torch.equal, random_state, _random_state(model))
+        map(torch.equal, random_state, _random_state(device))
     ):
         finding = Finding(False, failure="dropout is at work, no two passes agree")
     if not finding.exact:  # an exact model draws none, and other threads may have done so
-        _set_random_state(model, random_state)
+        _set_random_state(device, random_state)
     return finding
 
 
-def _random_state(model: PreTrainedModel) -> list[torch.Tensor]:
+def _random_state(device: torch.device) -> list[torch.Tensor]:
     """The states of the random numbers that a pass may draw from, the host's first."""
-    device = model.device
     on_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
     return [torch.get_rng_state(), *on_device]
 
 
-def _set_random_state(model: PreTrainedModel, state: list[torch.Tensor]) -> None:
+def _set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
     torch.set_rng_state(state[0])
     for of_device in state[1:]:
-        torch.get_device_module(model.device).set_rng_state(of_device)
+        torch.get_device_module(device).set_rng_state(of_device)
 
 
-def computing_dtype(model: PreTrainedModel) -> torch.dtype:
+def call_device(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> torch.device:
+    """Where the tokens of a call are; weights that are offloaded are nowhere between passes."""
+    tensors = (each for each in model_kwargs.values() if isinstance(each, torch.Tensor))
+    return next((each.device for each in tensors), model.device)
+
+
+def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
     """What a model computes in: its own type, or that of `torch.autocast`."""
-    device = model.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
     return model.dtype
 
 
@@ -264,7 +280,9 @@ class _Probe:
         seed: int,
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
-        self.config, self.dtype = config, computing_dtype(model)
+        self.config = config
+        device = call_device(model, model_kwargs)
+        self.dtype = computing_dtype(model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
         ids = rng.permutation(_ordinary_ids(model))
@@ -274,10 +292,10 @@ class _Probe:
         words = ids if boundary is None else ids[-_DISTRACTORS:]
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
-        self.mask = torch.ones(text.shape, dtype=torch.int64, device=model.device)
+        self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
         if padded:
             self.mask[-1, :_PADDING] = 0
-        self.text = torch.from_numpy(text).to(model.device)  # (R, prompt + 4)
+        self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 
     def finding(self, kind: type[Verifier]) -> Finding:
         reference = self._one_after_another()  # (R, 5, vocab_size)

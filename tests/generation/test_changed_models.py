@@ -67,6 +67,25 @@ def test_layers_quantised_in_place_are_seen(model):
     """Activations are scaled by all tokens of a pass."""
     torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
     assert check(model) == 1.0
+    plain = model.generate(PROMPT, **OPTIONS)
+    options = {"candidate_generator": "auto", "max_draft_tokens": 0, **OPTIONS}
+    assert model.generate(PROMPT, **options).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("offload", ["cpu", "disk"])
+def test_offloaded_weights_are_drafted_for(offload, tmp_path):
+    """They stand nowhere between passes, and each pass that is saved is a transfer saved."""
+    accelerate = pytest.importorskip("accelerate")
+    model = build(BY_TYPE["llama"])
+    before = check(model)
+    if offload == "cpu":
+        accelerate.cpu_offload(model, execution_device="cpu")
+    else:
+        accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+    assert check(model) == before
+    facts_about_state(model)["a fact"] = 1
+    check(model)
+    assert "a fact" in facts_about_state(model)  # new weights at every pass are the same model
 
 
 @pytest.mark.parametrize("model_type", ["opt", "bloom", "falcon", "biogpt", "gpt2", "llama"])
@@ -124,6 +143,17 @@ def test_a_module_that_was_swapped_is_seen(model):
     for layer in model.model.layers:
         layer.mlp = LastOnly()
     assert check(model) == 1.0
+
+
+def test_a_state_that_a_models_own_modules_hold_is_not_probed_away():
+    """RecurrentGemma's, which no cache has: a probe is a text of its own."""
+    texts = []
+    for drafter in (None, "auto"):
+        model = build(BY_TYPE["recurrent_gemma"])
+        first = model.generate(PROMPT, return_dict_in_generate=True, **OPTIONS)
+        options = {"past_key_values": first.past_key_values, "candidate_generator": drafter}
+        texts.append(model.generate(first.sequences, **options, **OPTIONS).tolist())
+    assert texts[0] == texts[1]
 
 
 class TestFactsAboutAState:
