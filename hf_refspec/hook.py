@@ -247,6 +247,7 @@ def _with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
-    if asked is None and setting("use_cache", model, kwargs) is False:
+    given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
+    if asked is None and not given and setting("use_cache", model, kwargs) is False:
         return {**kwargs, "use_cache": True}
     return kwargs

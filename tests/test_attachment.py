@@ -98,6 +98,14 @@ def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog
     assert attachment.stats.tokens == 0
 
 
+def test_a_verification_that_a_model_cannot_have_is_no_reason_to_fail(models_by_type, caplog):
+    model = models_by_type("bloom")
+    plain = model.generate(PROMPT, **OPTIONS)
+    with rs.attach(model, verification="tree"):
+        assert model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
+    assert "`verification='tree'` is not exact on BloomForCausalLM" in caplog.text
+
+
 def test_an_encoder_decoder_model_runs_plainly():
     config = T5Config(
         vocab_size=60,

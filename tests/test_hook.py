@@ -14,7 +14,7 @@ import pytest
 import torch
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from transformers import GenerationConfig, GenerationMixin
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
@@ -105,6 +105,10 @@ def test_a_model_that_is_configured_without_a_cache_gets_one_unless_the_caller_s
     drafted = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **OPTIONS)
     assert drafted.tolist() == model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
     assert drafter.stats.mat > 1.5
+    # A cache that the call gives is not filled by such a model, whose text is then another one.
+    with pytest.raises(ValueError, match="`use_cache=False`"):
+        cache = DynamicCache(config=model.config)
+        model.generate(PROMPT, candidate_generator=drafter, past_key_values=cache, **OPTIONS)
     with pytest.raises(ValueError, match="`use_cache=False`"):
         model.generate(PROMPT, candidate_generator=drafter, use_cache=False, **OPTIONS)
 

@@ -13,11 +13,8 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
+from ..verification.probe import RefusedCallError
 from ..verification.reproducible import ReproducibleVerifier
-
-
-class RefusedCallError(ValueError):
-    """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
 REPRODUCIBLE = ReproducibleVerifier.name

@@ -52,6 +52,10 @@ _LOWEST_ID = 1000
 _TEXTS = 3
 
 
+class RefusedCallError(ValueError):
+    """A call that cannot be lossless with drafts; nothing has been done yet."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a probe has found, as distances relative to the spread of the logits.
@@ -112,7 +116,7 @@ def select_verifier(
         decode plainly. And what the probes have found.
 
     Raises:
-        ValueError: If the verifier that was asked for is not exact on this model.
+        RefusedCallError: If the verifier that was asked for is not exact on this model.
     """
     if requested == "auto" and _goes_on_from_its_modules(model, model_kwargs):
         return None, "its state is in no cache, and a probe would change it"
@@ -135,7 +139,7 @@ def select_verifier(
     found = "; ".join(findings) or "no verifier supports its cache"
     if requested != "auto":
         several = f" with {rows} rows" if rows > 1 else ""
-        raise ValueError(
+        raise RefusedCallError(
             f"`verification={requested!r}` is not exact on {type(model).__name__}{several} with "
             f"this cache and attention implementation ({found}). Pass `verification='auto'` to let "
             "the model decide."
@@ -166,6 +170,12 @@ def probe(
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
     padded = rows > 1 or _is_padded(model_kwargs)
     compiled = "" if config.disable_compile else repr(config.compile_config)
+    if kind in _REPRODUCIBLE and _routes_by_token(model):
+        failure = (
+            "its experts run over as many tokens as choose them, which drafts change; load it with "
+            '`experts_implementation="batched_mm"`'
+        )
+        return Finding(False, failure=failure)
     device = call_device(model, model_kwargs)
     key = ("exact", kind, min(rows, 2), padded, device, boundary, compiled)
     facts = facts_about_state(model)
@@ -197,6 +207,15 @@ def _goes_on_from_its_modules(model: PreTrainedModel, model_kwargs: dict[str, An
     if cache is None or not model._is_stateful or holds_running_state(cache):
         return False
     return bool(cache.get_seq_length())
+
+
+def _routes_by_token(model: PreTrainedModel) -> bool:
+    """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
+    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
+    config = model.config.get_text_config(decoder=True)
+    counts = (value for name, value in vars(config).items() if "expert" in name)
+    mixture = any(isinstance(value, int) and value > 1 for value in counts)
+    return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"
 
 
 def _drops_cache(model: PreTrainedModel) -> bool:

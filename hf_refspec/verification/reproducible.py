@@ -9,8 +9,9 @@ In a chain each token stands in the slot that it keeps, so that sums over slots 
 positions. In a tree they do not: there attention gathers each token's path, see
 `path_attention.py`. It costs more than torch's own, and a tree is worth more than a chain.
 
-Not every model is so: where tokens choose among experts, what others choose changes the shapes. A
-probe of the model compares the bits, see `probe.py`.
+Not every model is so: where tokens choose among experts, what others choose changes the shapes,
+except with transformers' `experts_implementation="batched_mm"`. A probe of the model compares the
+bits, see `probe.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, build
+from architectures import VOCAB_SIZE, Architecture, build
 from calls import Call
 from drafters import Noise, Prophet, Prophets
 from hypothesis import given, settings
@@ -171,10 +171,28 @@ def test_an_attached_drafter_leaves_no_trace(models):
     assert attachment.stats.tokens == 32
 
 
-def test_a_model_whose_bits_depend_on_other_tokens_is_refused(models_by_type):
-    """In a mixture of experts, what other tokens choose changes the shapes of products."""
-    with pytest.raises(ValueError, match="bits of logits depend on what else is in a pass"):
-        generate(models_by_type("mixtral"))
+def mixture(dtype):
+    """Large enough that the product over several tokens is another kernel than that over one."""
+    config = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "num_experts": 8}
+    config |= {"num_experts_per_tok": 2, "initializer_range": 0.1, "num_key_value_heads": 2}
+    return build(Architecture("qwen3_moe", "tree", config), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mixture_whose_shapes_depend_on_other_tokens_is_refused(dtype):
+    with pytest.raises(ValueError, match='load it with `experts_implementation="batched_mm"`'):
+        generate(mixture(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mixture_that_runs_each_token_by_itself_has_the_same_bits(dtype):
+    model = mixture(dtype)
+    model.set_experts_implementation("batched_mm")
+    for token in range(3, 9):  # short prompts, so that experts get few tokens
+        options = {"inputs": torch.tensor([[token]]), "max_new_tokens": 24}
+        plain = generate(model, **options)
+        drafted = generate(model, Prophet(plain.sequences, 0.7), max_draft_tokens=8, **options)
+        assert_same_bits(drafted, plain)
 
 
 def test_a_cache_that_is_not_static_is_refused(llama):
