@@ -16,7 +16,6 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 from ..verification.probe import RefusedCallError
 from ..verification.reproducible import ReproducibleVerifier
 
-
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
 
