@@ -36,12 +36,14 @@ from .loop import Loop
 from .processors import processors_of_rows
 from .row import Row
 from .validation import (
+    FURTHER_OUTPUTS,
     REPRODUCIBLE,
     check_batch,
     check_model,
     check_options,
     check_reproducible,
     check_request,
+    check_steps,
 )
 
 if TYPE_CHECKING:
@@ -107,12 +109,15 @@ def speculate(
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
+    check_steps(model, model_kwargs, "candidate_generator")
     check_batch(input_ids, generation_config, streamer)
     if verification == REPRODUCIBLE:
         check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):
         given = CandidateChain(given)
         verification = "chain" if verification == "auto" else verification
+    # They are not returned, and plain decoding computes them for nothing.
+    model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
     call = _Call(
         model,
         input_ids,

@@ -145,6 +145,24 @@ def test_processors_that_keep_state_have_one_for_each_row(call):
     assert drafter.stats.mat > 1.2
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 1}],
+    ids=lambda options: next(iter(options)),
+)
+def test_processors_that_hold_the_prompts_have_those_of_their_rows(call, options, sequences):
+    options = {**options, "num_return_sequences": sequences, "do_sample": sequences > 1, "top_k": 1}
+    plain = call.generate(**options)
+    inputs = {name: each.repeat_interleave(sequences, 0) for name, each in call.inputs.items()}
+    assert len({tuple(row) for row in plain.tolist()}) == 4
+    assert plain[::sequences].tolist() != call.plain.tolist()
+    drafter = Prophets(inputs, plain, 0.8)
+    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.2
+
+
 class Uncopyable(LogitsProcessor):
     def __init__(self):
         self.lock = threading.Lock()
@@ -164,7 +182,6 @@ REFUSED = {
         "`output_logits=True`",
     ),
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
-    "prompt penalties": ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
     "a processor that cannot be copied": (
         {"logits_processor": LogitsProcessorList([Uncopyable()])},
         "`logits_processor` has a Uncopyable that cannot be copied",
