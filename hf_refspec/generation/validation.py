@@ -66,8 +66,8 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
 
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
     """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
-    does not know prepare them: they may differ from step to step. Of transformers' own models, all
-    that keep such arguments fail the probe (Mllama, Idefics) or pass them on unchanged.
+    does not know prepare them: they may differ from step to step. Transformers' own models pass
+    them on unchanged, repeat their last entry (Mllama), or fail the probe (Idefics).
 
     Raises:
         RefusedCallError: If there is one; the message names it.
