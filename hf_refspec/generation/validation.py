@@ -24,10 +24,7 @@ class RefusedCallError(ValueError):
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
-# Methods of generation that the loop of this package replaces. The others it calls itself, or
-# `generate` has called them before.
-_REPLACED = ("_sample", "_has_unfinished_sequences")
-# Those that it calls for several tokens at once.
+# Methods of generation that the loop of this package calls for several tokens at once.
 _STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 # Asks a forward pass for more than logits, which is for the caller alone.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
@@ -55,8 +52,10 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
             "encoder-decoder model. Leave the argument out for it."
         )
-    for name in _REPLACED:
-        if _module_of(getattr(type(model), name)) != "transformers.generation.utils":
+    # What the loop of this package replaces. It calls the other methods of generation itself, or
+    # `generate` has called them before.
+    for name, holder in (("_sample", type(model)), ("_has_unfinished_sequences", model)):
+        if _module_of(getattr(holder, name)) != "transformers.generation.utils":
             raise RefusedCallError(
                 f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
                 f"{type(model).__name__} is the model's or another library's. Leave the argument "
