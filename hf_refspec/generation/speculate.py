@@ -110,7 +110,7 @@ def speculate(
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_steps(model, model_kwargs, "candidate_generator")
-    check_batch(input_ids, generation_config, streamer)
+    check_batch(input_ids, generation_config)
     if verification == REPRODUCIBLE:
         check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):
@@ -191,7 +191,8 @@ class _Call:
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
         pad_token = self.generation_config._pad_token_tensor
         pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
-        criteria = BatchCriteria(of_batch, self.input_ids.shape[1], pads, pad_id)
+        streamer = self.streamer if len(rows) > 1 else None
+        criteria = BatchCriteria(of_batch, streamer, self.input_ids.shape[1], pads, pad_id)
         try:
             loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
@@ -259,7 +260,7 @@ class _Call:
                 processors[i],
                 criteria,
                 self.generation_config,
-                self.streamer,
+                self.streamer if count == 1 else None,
             )
             for i in range(count)
         ]

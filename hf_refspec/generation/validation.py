@@ -224,9 +224,7 @@ def check_request(
             raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
 
 
-def check_batch(
-    input_ids: torch.Tensor, generation_config: GenerationConfig, streamer: Any
-) -> None:
+def check_batch(input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
     """Refuses what cannot be lossless with several rows, see [`check_request`].
 
     Raises:
@@ -237,7 +235,6 @@ def check_batch(
         return
     recorded = generation_config.return_dict_in_generate
     refusals = [
-        (streamer is not None, "`streamer`: rows get their tokens at different times"),
         (
             bool(recorded and generation_config.output_scores),
             "`output_scores=True`: plain decoding goes on to score rows that have ended",

@@ -117,6 +117,20 @@ def test_criteria_are_asked_about_all_rows_at_once_as_in_plain_decoding(call, cr
             torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("end", [None, "a row's"])
+def test_a_streamer_gets_the_tokens_of_all_rows_at_once_as_in_plain_decoding(call, end):
+    end_id = None if end is None else int(call.plain[1, 16])
+    streams = []
+    for drafting in ({}, {"candidate_generator": call.drafter(UNEQUAL), "max_draft_tokens": 8}):
+        streamer = ListStreamer()
+        criteria = StoppingCriteriaList([CRITERIA["all rows together"](call.plain)])
+        options = {"eos_token_id": end_id, "pad_token_id": 0, "stopping_criteria": criteria}
+        ids = call.generate(**options, **drafting, streamer=streamer)
+        assert streamer.puts[1:] == ids.T[12:].tolist()
+        streams.append((streamer.puts, streamer.ended))
+    assert streams[0] == streams[1]
+
+
 class Alternating(LogitsProcessor):
     """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
 
@@ -172,7 +186,6 @@ class Uncopyable(LogitsProcessor):
 
 
 REFUSED = {
-    "a streamer": ({"streamer": ListStreamer()}, "4 rows cannot be combined with `streamer`"),
     "scores": (
         {"output_scores": True, "return_dict_in_generate": True},
         "`output_scores=True`",

@@ -43,15 +43,15 @@ class FromHiddenStates(CandidateGenerator):
 REFUSED = {
     "an unknown verification": ({"verification": "trees"}, "`verification`.*'trees'"),
     "a negative budget": ({"max_draft_tokens": -1}, "`max_draft_tokens`.*-1"),
-    "a streamer of two rows": (
-        {"inputs": PROMPT.repeat(2, 1)},
-        "`input_ids` with 2 rows cannot be combined with `streamer`",
+    "scores of two rows": (
+        {
+            "inputs": PROMPT.repeat(2, 1),
+            "output_scores": True,
+            "return_dict_in_generate": True,
+        },
+        "`input_ids` with 2 rows cannot be combined with `output_scores=True`",
     ),
     "beam search": ({"num_beams": 3}, "`num_beams=3`"),
-    "a streamer of several sequences": (
-        {"num_return_sequences": 2, "do_sample": True},
-        "`input_ids` with 2 rows cannot be combined with `streamer`",
-    ),
     "an offloaded static cache": (
         {"cache_implementation": "offloaded_static"},
         "cache_implementation='offloaded_static'",
