@@ -32,6 +32,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -121,13 +123,14 @@ def gemma3(rows: int) -> tuple[PreTrainedModel, Inputs]:
 
 def qwen_vl(rows: int, kind: type, config_class: type, **vision: Any) -> Any:
     config = config_class(
-        text_config={**TEXT, "rope_parameters": MROPE},
+        text_config={**TEXT, "head_dim": 8, "rope_parameters": MROPE},
         vision_config={
             "hidden_size": 32,
             "depth": 2,
             "num_heads": 4,
             "patch_size": 4,
             "temporal_patch_size": 1,
+            "intermediate_size": 48,
             **vision,
         },
         image_token_id=IMAGE,
@@ -150,6 +153,11 @@ def qwen2_vl(rows: int) -> tuple[PreTrainedModel, Inputs]:
 def qwen2_5_vl(rows: int) -> tuple[PreTrainedModel, Inputs]:
     vision = {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
     return qwen_vl(rows, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, **vision)
+
+
+def qwen3_vl(rows: int) -> tuple[PreTrainedModel, Inputs]:
+    vision = {"out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    return qwen_vl(rows, Qwen3VLForConditionalGeneration, Qwen3VLConfig, **vision)
 
 
 def idefics2(rows: int) -> tuple[PreTrainedModel, Inputs]:
@@ -246,6 +254,7 @@ TREES: list[Callable[[int], tuple[PreTrainedModel, Inputs]]] = [
     llava,
     qwen2_vl,
     qwen2_5_vl,
+    qwen3_vl,
     idefics2,
     idefics3,
     smolvlm,
