@@ -55,7 +55,12 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    if isinstance(asked, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+    # Of several sequences of a prompt, transformers 5.17 penalises the first alone.
+    uneven = (
+        isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor)
+        and len(asked.encoder_input_ids) != rows
+    )
+    if uneven or isinstance(asked, UnbatchedClassifierFreeGuidanceLogitsProcessor):
         raise RefusedCallError(
             f"`candidate_generator` cannot be combined with a {type(asked).__name__} and several "
             "rows: it knows the rows by their number. Pass one prompt at a time."
@@ -63,11 +68,10 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
     own = _copied(asked)
     if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
         own = copy.copy(own)
-        prompt = row * len(own.encoder_input_ids) // rows  # several sequences have one prompt
-        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
+        own.encoder_input_ids = own.encoder_input_ids[row : row + 1]
     elif isinstance(own, EncoderNoRepeatNGramLogitsProcessor):
         own = copy.copy(own)
-        prompt = row * own.batch_size // rows
+        prompt = row * own.batch_size // rows  # several sequences have one prompt
         own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
     return own
 

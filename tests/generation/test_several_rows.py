@@ -159,11 +159,14 @@ def test_processors_that_keep_state_have_one_for_each_row(call):
     assert drafter.stats.mat > 1.2
 
 
-@pytest.mark.parametrize("sequences", [1, 2])
 @pytest.mark.parametrize(
-    "options",
-    [{"encoder_repetition_penalty": 3.0}, {"encoder_no_repeat_ngram_size": 1}],
-    ids=lambda options: next(iter(options)),
+    ("options", "sequences"),
+    [
+        ({"encoder_repetition_penalty": 3.0}, 1),
+        ({"encoder_no_repeat_ngram_size": 1}, 1),
+        ({"encoder_no_repeat_ngram_size": 1}, 2),
+    ],
+    ids=str,
 )
 def test_processors_that_hold_the_prompts_have_those_of_their_rows(call, options, sequences):
     options = {**options, "num_return_sequences": sequences, "do_sample": sequences > 1, "top_k": 1}
@@ -193,6 +196,10 @@ REFUSED = {
     "logits": (
         {"output_logits": True, "return_dict_in_generate": True},
         "`output_logits=True`",
+    ),
+    "prompt penalties of several sequences": (
+        {"encoder_repetition_penalty": 1.5, "num_return_sequences": 2, "do_sample": True},
+        "EncoderRepetitionPenalty",
     ),
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
     "a processor that cannot be copied": (
