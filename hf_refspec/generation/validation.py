@@ -66,7 +66,7 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
     """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
     does not know prepare them: they may differ from step to step. Transformers' own models pass
-    them on unchanged, repeat their last entry (Mllama), or fail the probe (Idefics).
+    them on unchanged or fail the probe (Mllama, Idefics).
 
     Raises:
         RefusedCallError: If there is one; the message names it.

@@ -26,7 +26,7 @@ class SequentialVerifier(Verifier):
     def _take_up(self, outputs: Mapping[str, Any]) -> None:
         # For one more token than the prompt, with what the model wants to see again.
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=False
+            outputs, self.model_kwargs
         )
 
     def _position_offsets(self, rows: int) -> list[int]:
@@ -59,7 +59,7 @@ class SequentialVerifier(Verifier):
         if further < 0:
             return {**self.model_kwargs, **_shortened(self.model_kwargs, -further)}
         kwargs = self.model._update_model_kwargs_for_generation(
-            {}, dict(self.model_kwargs), is_encoder_decoder=False, num_new_tokens=further
+            {}, dict(self.model_kwargs), num_new_tokens=further
         )
         if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
             # Plain decoding repeats the last type; the method above would repeat the last k types.
