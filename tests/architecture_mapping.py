@@ -52,7 +52,6 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1,
 # What a type needs besides: sizes that are None by default, kinds of layers that no list names.
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "blenderbot": {"encoder_no_repeat_ngram_size": 0},  # looks at all rows at once
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _MROPE, "full_attention": _MROPE},

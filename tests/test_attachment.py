@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import threading
 
 import pytest
 import torch
+from architecture_mapping import tiny_config
 from calls import PROMPT, Call
-from transformers import T5Config, T5ForConditionalGeneration, pipeline
+from transformers import (
+    GenerationMixin,
+    HiggsAudioV2Config,
+    HiggsAudioV2ForConditionalGeneration,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    pipeline,
+)
 
 import hf_refspec as rs
 
@@ -83,15 +94,14 @@ def test_a_call_that_names_a_drafter_or_none_goes_its_own_way(llama, plain):
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"output_hidden_states": True}],
+    [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"use_cache": False}],
     ids=lambda options: next(iter(options)),
 )
 def test_what_cannot_be_speculated_runs_plainly_and_is_logged_once(llama, caplog, options):
-    model = copy.deepcopy(llama)  # what records hidden states is never taken off again
-    expected = model.generate(PROMPT, **OPTIONS, **options)
-    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach(model) as attachment:
+    expected = llama.generate(PROMPT, **OPTIONS, **options)
+    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach(llama) as attachment:
         for _ in range(2):
-            assert torch.equal(model.generate(PROMPT, **OPTIONS, **options), expected)
+            assert torch.equal(llama.generate(PROMPT, **OPTIONS, **options), expected)
     [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
     assert "runs plainly, without the attached drafter" in message
     assert next(iter(options)) in message
@@ -104,6 +114,67 @@ def test_a_verification_that_a_model_cannot_have_is_no_reason_to_fail(models_by_
     with rs.attach(model, verification="tree"):
         assert model.generate(PROMPT, **OPTIONS).tolist() == plain.tolist()
     assert "`verification='tree'` is not exact on BloomForCausalLM" in caplog.text
+
+
+class OwnLoop(LlamaForCausalLM):
+    """Says its first token again and again, whatever comes after it."""
+
+    def _sample(self, input_ids, *args, **kwargs):
+        ids = super()._sample(input_ids, *args, **kwargs)
+        length = input_ids.shape[1]
+        ids[:, length:] = ids[:, length : length + 1]
+        return ids
+
+
+class OwnEnd(LlamaForCausalLM):
+    """Ends after ten tokens."""
+
+    def generate(self, *args, **kwargs):
+        self.steps = 0
+        return super().generate(*args, **kwargs)
+
+    def _has_unfinished_sequences(self, *args, **kwargs):
+        self.steps += 1
+        return self.steps <= 10
+
+
+def higgs_audio() -> PreTrainedModel:
+    config = tiny_config(HiggsAudioV2Config, {})
+    return HiggsAudioV2ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("kind", ["its loop", "its end", "frames of codes"])
+def test_a_model_with_a_decoding_loop_of_its_own_runs_plainly(llama, kind, caplog):
+    torch.manual_seed(0)
+    model = {
+        "its loop": lambda: OwnLoop(llama.config),
+        "its end": lambda: OwnEnd(llama.config),
+        "frames of codes": higgs_audio,
+    }[kind]()
+    expected = model.eval().generate(PROMPT, **OPTIONS)
+    with caplog.at_level(logging.WARNING, logger="hf_refspec"), rs.attach() as attachment:
+        for _ in range(2):
+            assert torch.equal(model.generate(PROMPT, **OPTIONS), expected)
+    assert attachment.stats.tokens == 0
+    [message] = [each.message for each in caplog.records if each.name == "hf_refspec"]
+    assert "needs transformers' own decoding loop" in message
+    with pytest.raises(ValueError, match="own decoding loop"):
+        model.generate(PROMPT, candidate_generator=rs.ReferenceCopy(), **OPTIONS)
+
+
+def test_a_decoding_loop_that_another_library_has_put_in_place_is_kept(llama, plain, monkeypatch):
+    own = GenerationMixin._sample
+
+    @functools.wraps(own)
+    def reversed_output(self, input_ids, **kwargs):
+        ids, length = own(self, input_ids, **kwargs), input_ids.shape[1]
+        return torch.cat([ids[:, :length], ids[:, length:].flip(-1)], dim=-1)
+
+    monkeypatch.setattr(GenerationMixin, "_sample", reversed_output)
+    expected = llama.generate(PROMPT, **OPTIONS)
+    assert not torch.equal(expected, plain)
+    with rs.attach(llama):
+        assert torch.equal(llama.generate(PROMPT, **OPTIONS), expected)
 
 
 def test_an_encoder_decoder_model_runs_plainly():

@@ -1,27 +1,34 @@
-"""Stopping criteria of a batch.
+"""Stopping criteria and the streamer of a batch.
 
 Plain decoding asks them after every token about all rows at once, which are equally long then. Rows
 with drafts are not. Those of transformers look at each row by itself, and a row asks them of itself
 as soon as it has a token. Any other may count its calls, or speak of all rows together (lm-eval's
 stops when each row has had its stop string): it is asked about all rows at once, one length after
-another, when all have come so far, and what a row had beyond a stop is dropped.
+another, when all have come so far, and what a row had beyond a stop is dropped. A streamer gets the
+tokens of all rows at once too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import StoppingCriteriaList
 
 from .row import Row
 
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
 
 class BatchCriteria:
-    """Stopping criteria that are asked about all rows of a call at once, once for each length.
+    """Stopping criteria that are asked about all rows of a call at once, once for each length, and
+    the streamer that is given these.
 
     Args:
         criteria (`StoppingCriteriaList`): Any.
+        streamer (`BaseStreamer`, *optional*): Gets a token of each row, the padding too.
         length (`int`): Of the prompts.
         pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
             long as the longest.
@@ -29,26 +36,36 @@ class BatchCriteria:
     """
 
     def __init__(
-        self, criteria: StoppingCriteriaList, length: int, pads: bool, pad_id: int
+        self,
+        criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+        length: int,
+        pads: bool,
+        pad_id: int,
     ) -> None:
         self._criteria = criteria
+        self._streamer = streamer
         self._asked = length
         self._pads = pads
         self._pad_id = pad_id
 
     def ask(self, rows: Sequence[Row]) -> None:
-        """Asks about the lengths that all rows have come to since, and stops rows.
+        """Asks about the lengths that all rows have come to since, stops rows, and streams.
 
         Args:
             rows (sequence of [`Row`]): All rows of the call, those that have ended too.
         """
-        while self._criteria and self._asked < self._reached(rows):
+        if not self._criteria and self._streamer is None:
+            return
+        while self._asked < self._reached(rows):
             self._asked += 1
             ids = padded(rows, self._asked, self._pads, self._pad_id)
-            stops = self._criteria(ids, None).tolist()
-            for row, stopped in zip(rows, stops, strict=True):
+            stops = self._criteria(ids, None).tolist() if self._criteria else []
+            for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:
                     row.stop_at(self._asked)
+            if self._streamer is not None:
+                self._streamer.put(ids[:, -1].cpu())
 
     def _reached(self, rows: Sequence[Row]) -> int:
         """The length that the call has come to, were its rows decoded in step."""

@@ -36,12 +36,14 @@ from .loop import Loop
 from .processors import processors_of_rows
 from .row import Row
 from .validation import (
+    FURTHER_OUTPUTS,
     REPRODUCIBLE,
     check_batch,
     check_model,
     check_options,
     check_reproducible,
     check_request,
+    check_steps,
 )
 
 if TYPE_CHECKING:
@@ -107,12 +109,15 @@ def speculate(
     check_model(model, "candidate_generator")
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
-    check_batch(input_ids, generation_config, streamer)
+    check_steps(model, model_kwargs, "candidate_generator")
+    check_batch(input_ids, generation_config)
     if verification == REPRODUCIBLE:
         check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):
         given = CandidateChain(given)
         verification = "chain" if verification == "auto" else verification
+    # They are not returned, and plain decoding computes them for nothing.
+    model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
     call = _Call(
         model,
         input_ids,
@@ -186,7 +191,8 @@ class _Call:
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
         pad_token = self.generation_config._pad_token_tensor
         pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
-        criteria = BatchCriteria(of_batch, self.input_ids.shape[1], pads, pad_id)
+        streamer = self.streamer if len(rows) > 1 else None
+        criteria = BatchCriteria(of_batch, streamer, self.input_ids.shape[1], pads, pad_id)
         try:
             loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
@@ -254,7 +260,7 @@ class _Call:
                 processors[i],
                 criteria,
                 self.generation_config,
-                self.streamer,
+                self.streamer if count == 1 else None,
             )
             for i in range(count)
         ]

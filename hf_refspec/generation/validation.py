@@ -12,25 +12,76 @@ from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, Stat
 from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
+from ..verification.cache import CACHE_NAMES
 from ..verification.probe import RefusedCallError
 from ..verification.reproducible import ReproducibleVerifier
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
+# Methods of generation that the loop of this package calls for several tokens at once.
+_STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+# Asks a forward pass for more than logits, which is for the caller alone.
+FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
+# Arguments of a forward pass that the text of the probe has as well, that only prefills have, or
+# that change no logits.
+_KNOWN = {
+    *CACHE_NAMES,
+    *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
+    *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
+    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    *FURTHER_OUTPUTS,
+}
 
 
 def check_model(model: PreTrainedModel, caller: str) -> None:
-    """Refuses models that have no single decoder to verify with.
+    """Refuses models that have no single decoder to verify with, or that decode in a loop that is
+    not transformers' own: what another does beside choosing tokens, this package cannot know.
 
     Raises:
-        RefusedCallError: If `model` is an encoder-decoder model.
+        RefusedCallError: If `model` is an encoder-decoder model, or its class or another library
+            has replaced the decoding loop.
     """
     if model.config.is_encoder_decoder:
         raise RefusedCallError(
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
             "encoder-decoder model. Leave the argument out for it."
         )
+    # What the loop of this package replaces. It calls the other methods of generation itself, or
+    # `generate` has called them before.
+    for name, holder in (("_sample", type(model)), ("_has_unfinished_sequences", model)):
+        if _module_of(getattr(holder, name)) != "transformers.generation.utils":
+            raise RefusedCallError(
+                f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
+                f"{type(model).__name__} is the model's or another library's. Leave the argument "
+                "out for it."
+            )
+
+
+def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
+    """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
+    does not know prepare them: they may differ from step to step. Transformers' own models pass
+    them on unchanged or fail the probe (Mllama, Idefics).
+
+    Raises:
+        RefusedCallError: If there is one; the message names it.
+    """
+    own = [n for n in _STEPS if not _module_of(getattr(model, n)).startswith("transformers.")]
+    others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
+    if own and others:
+        raise RefusedCallError(
+            f"`{caller}` cannot be combined with `{others[0]}`: the `{own[0]}` of "
+            f"{type(model).__name__} may change it at each step, and drafts skip steps. Leave one "
+            "of them out."
+        )
+
+
+def _module_of(method: Any) -> str:
+    """The name of the module that a function comes from: a wrapper copies `__module__`, but not
+    this."""
+    name: str = getattr(method, "__globals__", {}).get("__name__", "")
+    return name
 
 
 def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
@@ -155,13 +206,12 @@ def check_request(
             not config.use_cache,
             "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`",
         ),
-        (
-            bool(config.output_hidden_states),
-            "`output_hidden_states=True`: not supported yet. Run the model over the returned ids",
-        ),
-        (
-            bool(config.output_attentions),
-            "`output_attentions=True`: not supported yet. Run the model over the returned ids",
+        *(
+            (
+                bool(config.return_dict_in_generate and getattr(config, name)),
+                f"`{name}=True`: not supported yet. Run the model over the returned ids",
+            )
+            for name in FURTHER_OUTPUTS
         ),
         *_cache_refusals(config, model_kwargs, caller),
     ]
@@ -170,9 +220,7 @@ def check_request(
             raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
 
 
-def check_batch(
-    input_ids: torch.Tensor, generation_config: GenerationConfig, streamer: Any
-) -> None:
+def check_batch(input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
     """Refuses what cannot be lossless with several rows, see [`check_request`].
 
     Raises:
@@ -183,7 +231,6 @@ def check_batch(
         return
     recorded = generation_config.return_dict_in_generate
     refusals = [
-        (streamer is not None, "`streamer`: rows get their tokens at different times"),
         (
             bool(recorded and generation_config.output_scores),
             "`output_scores=True`: plain decoding goes on to score rows that have ended",

@@ -26,7 +26,7 @@ from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..generation.entry_point import entry_point
 from ..generation.row import Row
-from ..generation.validation import check_model, check_request
+from ..generation.validation import FURTHER_OUTPUTS, check_model, check_request
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.positions import embedded_positions
@@ -48,6 +48,7 @@ _PREPARED = (
     "cache_params",
     "use_cache",
     "logits_to_keep",
+    *FURTHER_OUTPUTS,
 )
 
 

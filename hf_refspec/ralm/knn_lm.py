@@ -27,7 +27,7 @@ from ..drafting.tree import DraftTree
 from ..generation.acceptance import accept
 from ..generation.entry_point import entry_point
 from ..generation.row import Row, RowMark
-from ..generation.validation import check_model, check_request
+from ..generation.validation import check_model, check_request, check_steps
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..store.build.hidden_states import HiddenStates, recorded
@@ -221,6 +221,7 @@ def _check_request(
     """Refuses what this cannot do, from the arguments as `generate` has prepared them."""
     check_model(model, "knn_lm")
     check_request(input_ids, generation_config, model_kwargs, "knn_lm")
+    check_steps(model, model_kwargs, "knn_lm")
     if find_cache(model_kwargs) is None:
         raise ValueError(
             f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "

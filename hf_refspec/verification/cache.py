@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from .static_cache import new_static_cache
@@ -59,7 +59,15 @@ def fresh_kwargs(
 def keeps_every_position(cache: Cache) -> bool:
     """Whether every layer keeps one entry per position, `(rows, heads, length, head_dim)`, so that
     entries can be moved and cropped."""
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    return (
+        all(type(layer) is DynamicLayer for layer in cache.layers)
+        and len({layer.get_seq_length() for layer in cache.layers}) <= 1
+    )
+
+
+def caches_images(config: PreTrainedConfig) -> bool:
+    """Whether some layers will keep images, not the text, and must not be cropped (Mllama)."""
+    return bool(getattr(config, "cross_attention_layers", None))
 
 
 def holds_running_state(cache: Cache) -> bool:

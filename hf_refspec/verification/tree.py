@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from ..drafting.tree import DraftTree
 from .cache import (
     CACHE_NAMES,
+    caches_images,
     crop_layers,
     find_cache,
     keeps_every_position,
@@ -71,6 +72,7 @@ class TreeVerifier(Verifier):
             and not cache.offloading
             and keeps_every_position(cache)
             and keeps_every_position(new_cache(model))
+            and not caches_images(config)
             and not attends_locally(config)
             and not length_dependent_rope(config)
         )

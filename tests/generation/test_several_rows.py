@@ -117,6 +117,20 @@ def test_criteria_are_asked_about_all_rows_at_once_as_in_plain_decoding(call, cr
             torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("end", [None, "a row's"])
+def test_a_streamer_gets_the_tokens_of_all_rows_at_once_as_in_plain_decoding(call, end):
+    end_id = None if end is None else int(call.plain[1, 16])
+    streams = []
+    for drafting in ({}, {"candidate_generator": call.drafter(UNEQUAL), "max_draft_tokens": 8}):
+        streamer = ListStreamer()
+        criteria = StoppingCriteriaList([CRITERIA["all rows together"](call.plain)])
+        options = {"eos_token_id": end_id, "pad_token_id": 0, "stopping_criteria": criteria}
+        ids = call.generate(**options, **drafting, streamer=streamer)
+        assert streamer.puts[1:] == ids.T[12:].tolist()
+        streams.append((streamer.puts, streamer.ended))
+    assert streams[0] == streams[1]
+
+
 class Alternating(LogitsProcessor):
     """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
 
@@ -145,6 +159,27 @@ def test_processors_that_keep_state_have_one_for_each_row(call):
     assert drafter.stats.mat > 1.2
 
 
+@pytest.mark.parametrize(
+    ("options", "sequences"),
+    [
+        ({"encoder_repetition_penalty": 3.0}, 1),
+        ({"encoder_no_repeat_ngram_size": 1}, 1),
+        ({"encoder_no_repeat_ngram_size": 1}, 2),
+    ],
+    ids=str,
+)
+def test_processors_that_hold_the_prompts_have_those_of_their_rows(call, options, sequences):
+    options = {**options, "num_return_sequences": sequences, "do_sample": sequences > 1, "top_k": 1}
+    plain = call.generate(**options)
+    inputs = {name: each.repeat_interleave(sequences, 0) for name, each in call.inputs.items()}
+    assert len({tuple(row) for row in plain.tolist()}) == 4
+    assert plain[::sequences].tolist() != call.plain.tolist()
+    drafter = Prophets(inputs, plain, 0.8)
+    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.2
+
+
 class Uncopyable(LogitsProcessor):
     def __init__(self):
         self.lock = threading.Lock()
@@ -154,7 +189,6 @@ class Uncopyable(LogitsProcessor):
 
 
 REFUSED = {
-    "a streamer": ({"streamer": ListStreamer()}, "4 rows cannot be combined with `streamer`"),
     "scores": (
         {"output_scores": True, "return_dict_in_generate": True},
         "`output_scores=True`",
@@ -163,8 +197,11 @@ REFUSED = {
         {"output_logits": True, "return_dict_in_generate": True},
         "`output_logits=True`",
     ),
+    "prompt penalties of several sequences": (
+        {"encoder_repetition_penalty": 1.5, "num_return_sequences": 2, "do_sample": True},
+        "EncoderRepetitionPenalty",
+    ),
     "guidance": ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
-    "prompt penalties": ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
     "a processor that cannot be copied": (
         {"logits_processor": LogitsProcessorList([Uncopyable()])},
         "`logits_processor` has a Uncopyable that cannot be copied",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from architectures import Architecture, build
 from calls import PROMPT, ListStreamer
-from drafters import Noise
+from drafters import Noise, Prophet
 from transformers import (
     AutoModelForSeq2SeqLM,
     DynamicCache,
     GenerationConfig,
+    LlamaForCausalLM,
     StaticCache,
     T5Config,
 )
@@ -31,6 +33,9 @@ def untouched(llama):
     assert streamer.puts == []
 
 
+LLAMA = Architecture("llama", "tree", {"num_key_value_heads": 2})
+
+
 class FromHiddenStates(CandidateGenerator):
     requires_model_outputs = True
 
@@ -38,15 +43,15 @@ class FromHiddenStates(CandidateGenerator):
 REFUSED = {
     "an unknown verification": ({"verification": "trees"}, "`verification`.*'trees'"),
     "a negative budget": ({"max_draft_tokens": -1}, "`max_draft_tokens`.*-1"),
-    "a streamer of two rows": (
-        {"inputs": PROMPT.repeat(2, 1)},
-        "`input_ids` with 2 rows cannot be combined with `streamer`",
+    "scores of two rows": (
+        {
+            "inputs": PROMPT.repeat(2, 1),
+            "output_scores": True,
+            "return_dict_in_generate": True,
+        },
+        "`input_ids` with 2 rows cannot be combined with `output_scores=True`",
     ),
     "beam search": ({"num_beams": 3}, "`num_beams=3`"),
-    "a streamer of several sequences": (
-        {"num_return_sequences": 2, "do_sample": True},
-        "`input_ids` with 2 rows cannot be combined with `streamer`",
-    ),
     "an offloaded static cache": (
         {"cache_implementation": "offloaded_static"},
         "cache_implementation='offloaded_static'",
@@ -132,6 +137,54 @@ def test_inputs_embeds_are_refused(llama, untouched):
     embeds = llama.get_input_embeddings()(PROMPT)
     with pytest.raises(ValueError, match="`inputs_embeds`"):
         llama.generate(inputs_embeds=embeds, max_length=40, candidate_generator=rs.ReferenceCopy())
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_what_is_not_returned_is_neither_refused_nor_computed(name):
+    model = build(LLAMA)  # what records hidden states is never taken off again
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, name: True}
+    plain = model.generate(PROMPT, **options)
+    asked = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: asked.append(kwargs.get(name)), with_kwargs=True
+    )
+    drafter = Prophet(plain, accuracy=0.9)
+    options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
+    assert model.generate(PROMPT, **options).tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.5
+    assert not any(asked)
+
+
+class Fading(LlamaForCausalLM):
+    """Shifts its logits by what a call says, less and less with each step."""
+
+    def forward(self, *args, shift=None, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        if shift is not None:
+            outputs.logits = outputs.logits.roll(int(shift), dims=-1)
+        return outputs
+
+    def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+        model_kwargs = super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, *args, **kwargs
+        )
+        if "shift" in model_kwargs:
+            model_kwargs["shift"] = model_kwargs["shift"] - 1
+        return model_kwargs
+
+
+def test_an_argument_that_the_model_itself_changes_at_each_step_is_refused(llama):
+    model = Fading(llama.config).eval()
+    model.load_state_dict(llama.state_dict())
+    options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(PROMPT, shift=20, **options)
+    with pytest.raises(ValueError, match="`shift`: the `_update_model_kwargs_for_generation` of"):
+        model.generate(PROMPT, shift=20, candidate_generator=Prophet(plain, 0.9), **options)
+    with rs.attach(model, Prophet(plain, 0.9)) as attachment:
+        assert model.generate(PROMPT, shift=20, **options).tolist() == plain.tolist()
+        assert attachment.stats.tokens == 0
+        model.generate(PROMPT, **options)
+        assert attachment.stats.tokens == 16
 
 
 def test_an_encoder_decoder_model_is_refused_before_its_encoder_runs():
