@@ -48,6 +48,7 @@ def timed_passes(model: PreTrainedModel) -> Iterator[list[float]]:
     def note(*_: Any) -> None:
         times.append(_now(model) if len(times) == 1 else perf_counter())
 
+    vars(note)["only_reads"] = True  # the model is not probed anew
     times = [_now(model)]
     hook = model.register_forward_hook(note)
     try:

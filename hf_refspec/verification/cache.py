@@ -53,6 +53,8 @@ def fresh_kwargs(
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         # Some models have several positions for each token.
         kwargs["position_ids"] = positions.expand(*position_ids.shape[:-2], *positions.shape)
+    if (types := given.get("token_type_ids")) is not None:
+        kwargs["token_type_ids"] = types[:1, -1:].expand(mask.shape)
     return kwargs
 
 

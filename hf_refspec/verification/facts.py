@@ -8,6 +8,8 @@ are kept for each of its last states.
 from __future__ import annotations
 
 import weakref
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ _ATTRIBUTE = "_hf_refspec_facts"
 # States whose facts are kept: adapters that are switched on and off need not be probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
+_FUNCTIONS = {FunctionType, MethodType, partial}
 _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
 
 
@@ -66,14 +69,15 @@ class _State:
             attributes = vars(module)
             parts.append(module)
             # Training mode, rates of dropout, active adapters.
-            self._values += [value for value in [*attributes.values()] if type(value) in _SIMPLE]
+            values = [*attributes.values()]  # a copy: other threads may add some
+            self._values += [value for value in values if type(value) in _SIMPLE]
+            # Methods replaced by accelerate, torch.compile or the user.
+            parts += [value for value in values if type(value) in _FUNCTIONS]
             for name in _LISTS & attributes.keys():
                 self._values += attributes[name]
             if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
                 hooks = attributes["_forward_hooks"] | attributes["_forward_pre_hooks"]
                 self._values += [n for n, hook in hooks.items() if not hasattr(hook, "only_reads")]
-            if "forward" in attributes:  # replaced by accelerate, torch.compile or the user
-                parts.append(attributes["forward"])
             for parameter in attributes["_parameters"].values():
                 # Offloaded weights are new objects after every pass.
                 if parameter is not None and not parameter.is_meta:

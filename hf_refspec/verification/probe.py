@@ -177,7 +177,8 @@ def probe(
         )
         return Finding(False, failure=failure)
     device = call_device(model, model_kwargs)
-    key = ("exact", kind, min(rows, 2), padded, device, boundary, compiled)
+    typed = model_kwargs.get("token_type_ids") is not None
+    key = ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
     facts = facts_about_state(model)
     if key not in facts:
         found = []
@@ -384,9 +385,13 @@ class _Probe:
     def _at_once(self) -> torch.Tensor:
         """The same by one pass without a cache."""
         kwargs = fresh_kwargs(self.model, self.model_kwargs, self.mask)
-        kwargs = {
-            name: kwargs[name] for name in ("attention_mask", "position_ids") if name in kwargs
-        }
+        names = ("attention_mask", "position_ids", "token_type_ids")
+        kwargs = {name: kwargs[name] for name in names if name in kwargs}
+        if "token_type_ids" in kwargs:
+            # The output may be of another type than the prompt (PaliGemma).
+            prompt = self.model._update_model_kwargs_for_generation({}, self._kwargs())
+            types = prompt["token_type_ids"]
+            kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, _PATH)], dim=-1)
         if "logits_to_keep" in self.model_kwargs:  # all logits of a long text take much memory
             kwargs["logits_to_keep"] = 1 + _PATH
         return self.model(self.text, use_cache=False, **kwargs).logits[:, -1 - _PATH :]

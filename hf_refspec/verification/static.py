@@ -23,7 +23,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, StaticCache
 
 from ..drafting.tree import DraftTree
-from .cache import find_cache, move_entries
+from .cache import caches_images, find_cache, move_entries
 from .facts import facts_about
 from .positions import attention_windows, length_dependent_rope
 from .static_cache import Slots, SlottedLayer, as_plain, has_begun, is_static, keep_all, keeps_all
@@ -98,6 +98,7 @@ class StaticVerifier(TreeVerifier):
             and not getattr(cache, "offloading", False)
             and (keeps_all(cache) or (not has_begun(cache) and _length_is_known(cache, config)))
             and attention_windows(config) is not None
+            and not caches_images(config)
             and not length_dependent_rope(config)
         )
 
