@@ -81,7 +81,7 @@ class ReproducibleTreeVerifier(ReproducibleVerifier):
         in_pass = visible[:, :, None] & (places[:, None, None] == wanted[..., None])  # (R, S, n, S)
         found, node = in_pass.max(dim=-1)
         rows = torch.arange(len(places), device=places.device)[:, None, None]
-        slots = (wanted + self._given).clamp(min=0)
+        slots = (wanted + self._given).clamp(min=0, max=self._length - 1)
         is_text = (wanted + self._given >= 0) & (slots < targets[:, :1, None])
         is_text = is_text & self._prompt_mask[rows, slots]
         return torch.where(found, targets[rows, node], slots.masked_fill(~is_text, -1))

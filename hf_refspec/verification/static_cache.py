@@ -89,7 +89,7 @@ def has_static_layers(cache: Cache) -> bool:
 
 def has_begun(cache: StaticCache) -> bool:
     """Whether anything has been written into a static cache."""
-    return any(layer.is_initialized for layer in cache.layers)
+    return int(cache.get_seq_length()) > 0
 
 
 def keeps_all(cache: StaticCache) -> bool:
@@ -103,7 +103,10 @@ def keep_all(cache: StaticCache, length: int | None) -> None:
     Without a length it is that of the longest layer."""
     if length is None:
         length = max(layer.max_cache_len for layer in cache.layers)
-    cache.layers = [StaticLayer(max_cache_len=length) for _ in cache.layers]
+    before, cache.layers = cache.layers, [StaticLayer(max_cache_len=length) for _ in cache.layers]
+    for old, layer in zip(before, cache.layers, strict=True):
+        if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
+            layer.lazy_initialization(old.keys, old.values)
 
 
 def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:

@@ -145,6 +145,19 @@ def test_a_cache_that_generate_makes_is_returned_as_plain_decoding_does(models_b
         torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("verification", ["auto", "reproducible"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_a_prefill_in_chunks_leaves_room_for_drafts(models_by_type, model_type, verification):
+    """transformers then allocates a static cache before the prefill."""
+    call = Call(models_by_type(model_type), rows=3)
+    options = {"cache_implementation": "static", "prefill_chunk_size": 5}
+    plain = call.generate(**options)
+    drafter = Prophets(call.inputs, plain, UNEQUAL)
+    drafted = call.generate(candidate_generator=drafter, verification=verification, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.mat > 1.2
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_rows_of_all_positions_that_a_model_has_stand_still(static):
     """No position is left for the last token of a row that ended first."""
