@@ -1,0 +1,199 @@
+"""Decodes with drafts and without, on two copies of a model, and compares all that a caller sees.
+
+A case is a tiny random model and a few calls, with changes of the model in between; its number
+determines all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from hf_refspec.generation import speculate as speculation
+
+from .children import Result, Say, in_children
+from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
+from .decoding_models import Side, change_error, draw_change, draw_model
+from .outcomes import BOTH_RAISED, CRASHED, DIFFERENT, EQUAL, REFUSED, TIE, Outcome
+
+_CLOSE = 1e-4  # of the spread of logits
+
+
+def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result[int]]:
+    """Runs the cases of these numbers in children, and yields what becomes of each."""
+    yield from in_children(numbers, run, seconds, root / "log")
+
+
+def run(number: int, say: Say) -> Outcome:
+    """Runs a case; says its model, its drafter, and how many calls it is."""
+    case = Case(number)
+    calls = case.rng.choice([1, 1, 2, 2, 3, 4])
+    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {calls} calls")
+    outcomes = []
+    try:
+        clock = Clock(number)
+        with mock.patch.object(speculation, "Loop", functools.partial(speculation.Loop, clock=clock)):
+            for _ in range(calls):
+                outcome = case.step()
+                outcomes.append(outcome)
+                if outcome.name not in (EQUAL, REFUSED):
+                    break
+    finally:
+        torch.set_num_threads(1)
+    worst = Outcome.worst(outcomes)
+    return Outcome(worst.name, f"{worst.detail}\n    " + "\n    ".join(case.done))
+
+
+class Clock:
+    """Seconds that a number determines: the budget goes by them, and what is drafted by that."""
+
+    def __init__(self, number: int) -> None:
+        self.rng, self.now = random.Random(number), 0.0
+
+    def __call__(self) -> float:
+        self.now += self.rng.random()
+        return self.now
+
+
+class Case:
+    """A model on two sides, and what comes next by the numbers of `rng`."""
+
+    def __init__(self, number: int) -> None:
+        self.rng = random.Random(number)
+        self.name, self.build = draw_model(self.rng)
+        self.plain, self.drafted = Side(self.build()), Side(self.build())
+        self.drafter = draw_drafter(self.rng)
+        self.done: list[str] = []  # for people
+
+    def step(self) -> Outcome:
+        """A change of the model, perhaps, and a call."""
+        for _ in range(self.rng.choice([0, 0, 1, 1, 2]) if self.done else self.rng.random() < 0.2):
+            change, seed = draw_change(self.rng), self.rng.getrandbits(32)
+            errors = [change_error(change, side, seed) for side in (self.plain, self.drafted)]
+            self.done.append(f"{change.__name__}({seed})" + (" raised" if errors[0] else ""))
+            if errors[1] is not None and errors[0] is None:
+                return Outcome(CRASHED, f"{change.__name__}: {_told(errors[1])}")
+        call = draw_call(self.rng, self.plain, self.drafter)
+        self.done.append(str(call))
+        plain = make(self.plain, call)
+        before = self.drafted.last
+        drafted = make(self.drafted, call, plain)
+        outcome = judged(call, plain, drafted, self.is_exact(call))
+        if outcome.name == REFUSED:  # and goes on plainly, as a user would
+            self.drafted.last = before
+            call.drafter = None
+            again = make(self.drafted, call, plain)
+            outcome = judged(call, plain, again, self.is_exact(call))
+            outcome = Outcome(REFUSED, str(drafted.error)) if outcome.name == EQUAL else outcome
+        return outcome
+
+    def is_exact(self, call: Call) -> bool:
+        """Whether the ids have to be equal: bfloat16 flips near-ties, and several rows draw their
+        random numbers in another order."""
+        long = self.plain.inner.dtype in (torch.float32, torch.float64) and not call.autocast
+        return long and not (call.options["do_sample"] and call.rows > 1)
+
+
+def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcome:
+    """How a call ended on the two sides."""
+    if drafted.error is not None:
+        if plain.error is not None:
+            return Outcome(BOTH_RAISED, repr(plain.error))
+        refuses = _refuses(drafted.error) and not call.attached
+        return Outcome(REFUSED if refuses and not drafted.streamed else CRASHED, _told(drafted.error))
+    if plain.error is not None:
+        return Outcome(BOTH_RAISED, f"plain alone: {plain.error!r}")
+    if not is_exact:
+        return Outcome(EQUAL)
+    if found := difference(call, plain, drafted):
+        margin = _margin(plain, drafted)
+        text = f"{found}; margin {margin:.1e}\n    {plain.ids.tolist()}\n    {drafted.ids.tolist()}"
+        return Outcome(TIE if margin < _CLOSE and not call.options["do_sample"] else DIFFERENT, text)
+    return Outcome(EQUAL)
+
+
+def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
+    """The first thing that a caller can tell the two sides apart by."""
+    if not torch.equal(plain.ids, drafted.ids):
+        return "ids"
+    if type(plain.output) is not type(drafted.output):
+        return f"{type(plain.output).__name__} and {type(drafted.output).__name__}"
+    if not isinstance(plain.output, torch.Tensor):
+        if plain.output.keys() != drafted.output.keys():
+            return f"{list(plain.output)} and {list(drafted.output)}"
+        for name in ("scores", "logits", "hidden_states", "attentions"):
+            if not _close(plain.output.get(name), drafted.output.get(name)):
+                return name
+    if plain.streamed != drafted.streamed:
+        return "streamed"
+    if call.rows == 1 and plain.seen != drafted.seen:
+        return "what the logits processor saw"
+    if call.rows == 1 and not torch.equal(plain.random_state, drafted.random_state):
+        return "random state"
+    if isinstance(plain.cache, Cache):
+        return _cache_difference(plain.cache, drafted.cache)
+    return None
+
+
+def _cache_difference(plain: Cache, drafted: Any) -> str | None:
+    abouts = [
+        (type(cache).__name__, cache.get_seq_length())
+        + tuple((type(each).__name__, getattr(each, "max_cache_len", 0)) for each in cache.layers)
+        for cache in (plain, drafted)
+    ]
+    if abouts[0] != abouts[1]:
+        return f"cache: {abouts[0]} and {abouts[1]}"
+    for one, other in zip(plain.layers, drafted.layers, strict=True):
+        if type(one) is DynamicLayer and not _close((one.keys, one.values), (other.keys, other.values)):
+            return "entries of the cache"
+    return None
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape:
+        return False
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
+        return False
+    one, other = one[finite], other[finite]
+    return not len(one) or bool((one - other).abs().max() <= _CLOSE * max(one.abs().max(), 1.0))
+
+
+def _margin(plain: Answer, drafted: Answer) -> float:
+    """By how much plain decoding preferred its token to the drafted one's where the ids first
+    differ, beside the spread of its scores; infinite where there is no such place."""
+    if plain.ids.shape[0] != drafted.ids.shape[0]:
+        return float("inf")
+    width = min(plain.ids.shape[1], drafted.ids.shape[1])
+    places = (plain.ids[:, :width] != drafted.ids[:, :width]).nonzero().tolist()
+    if not places:
+        return float("inf")
+    row, column = min(places, key=lambda place: place[1])
+    if not 0 <= column - plain.prompt_length < len(plain.scores):
+        return float("inf")
+    scores = plain.scores[column - plain.prompt_length][row]
+    preferred = scores[plain.ids[row, column]] - scores[drafted.ids[row, column]]
+    finite = scores[scores.isfinite()]
+    return float(preferred / (finite.max() - finite.min()))
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether the package has raised it, and names an argument."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, (ValueError, TypeError)) and "hf_refspec" in last and "`" in str(error)
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)[-6:])
