@@ -10,6 +10,7 @@ import functools
 import random
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from hf_refspec.generation import speculate as speculation
 from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model
-from .outcomes import BOTH_RAISED, CRASHED, DIFFERENT, EQUAL, REFUSED, TIE, Outcome
+from .outcomes import PLAIN_RAISED, CRASHED, DIFFERENT, EQUAL, REFUSED, TIE, Outcome
 
 _CLOSE = 1e-4  # of the spread of logits
 
@@ -83,12 +84,15 @@ class Case:
                 return Outcome(CRASHED, f"{change.__name__}: {_told(errors[1])}")
         call = draw_call(self.rng, self.plain, self.drafter)
         self.done.append(str(call))
+        befores = self.plain.last, self.drafted.last
         plain = make(self.plain, call)
-        before = self.drafted.last
+        if plain.error is not None and "reproducible" in str(plain.error):  # refused already
+            call.drafting["verification"], self.plain.last = "auto", befores[0]
+            plain = make(self.plain, call)
         drafted = make(self.drafted, call, plain)
         outcome = judged(call, plain, drafted, self.is_exact(call))
         if outcome.name == REFUSED:  # and goes on plainly, as a user would
-            self.drafted.last = before
+            self.drafted.last = befores[1]
             call.drafter = None
             again = make(self.drafted, call, plain)
             outcome = judged(call, plain, again, self.is_exact(call))
@@ -104,13 +108,11 @@ class Case:
 
 def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcome:
     """How a call ended on the two sides."""
+    if plain.error is not None:
+        return Outcome(PLAIN_RAISED, repr(plain.error))
     if drafted.error is not None:
-        if plain.error is not None:
-            return Outcome(BOTH_RAISED, repr(plain.error))
         refuses = _refuses(drafted.error) and not call.attached
         return Outcome(REFUSED if refuses and not drafted.streamed else CRASHED, _told(drafted.error))
-    if plain.error is not None:
-        return Outcome(BOTH_RAISED, f"plain alone: {plain.error!r}")
     if not is_exact:
         return Outcome(EQUAL)
     if found := difference(call, plain, drafted):
@@ -145,8 +147,8 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
 
 def _cache_difference(plain: Cache, drafted: Any) -> str | None:
     abouts = [
-        (type(cache).__name__, cache.get_seq_length())
-        + tuple((type(each).__name__, getattr(each, "max_cache_len", 0)) for each in cache.layers)
+        (type(cache).__name__, _length(cache))
+        + tuple(type(each).__name__ for each in cache.layers)
         for cache in (plain, drafted)
     ]
     if abouts[0] != abouts[1]:
@@ -154,6 +156,12 @@ def _cache_difference(plain: Cache, drafted: Any) -> str | None:
     for one, other in zip(plain.layers, drafted.layers, strict=True):
         if type(one) is DynamicLayer and not _close((one.keys, one.values), (other.keys, other.values)):
             return "entries of the cache"
+    return None
+
+
+def _length(cache: Cache) -> int | None:
+    with suppress(ValueError):  # none that attends
+        return int(cache.get_seq_length())
     return None
 
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from byte_model import byte_tokenizer
 from calls import ListStreamer
 from drafters import Noise, Prophet
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StaticCache
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerFast, StaticCache
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 from hf_refspec.store.datastore import Datastore
 
-from .decoding_models import Side
+from .decoding_models import Last, Side
 
 VOCABULARY = 97
 
@@ -92,8 +93,8 @@ _OPTIONS: list[tuple[float, Any]] = [
     (0.04, lambda r: {"encoder_repetition_penalty": 1.4}),
     (0.04, lambda r: {"encoder_no_repeat_ngram_size": 2}),
     (0.05, lambda r: {"bad_words_ids": [[r.randrange(3, 97)], [r.randrange(97), 7]]}),
-    (0.05, lambda r: {"suppress_tokens": r.sample(range(97), 30)}),
-    (0.03, lambda r: {"begin_suppress_tokens": r.sample(range(97), 60)}),
+    (0.05, lambda r: {"suppress_tokens": r.sample(range(10, 97), 30)}),
+    (0.03, lambda r: {"begin_suppress_tokens": r.sample(range(10, 97), 60)}),
     (0.03, lambda r: {"sequence_bias": [[[r.randrange(97), r.randrange(97)], 5.0]]}),
     (0.04, lambda r: {"forced_eos_token_id": 2}),
     (0.03, lambda r: {"forced_bos_token_id": 5}),
@@ -109,7 +110,6 @@ _OPTIONS: list[tuple[float, Any]] = [
     (0.03, lambda r: {"output_attentions": True}),
     (0.02, lambda r: {"use_cache": False}),
     (0.01, lambda r: {"num_beams": 2}),
-    (0.02, lambda r: {"num_return_sequences": 2}),
     (0.03, lambda r: {"disable_compile": True}),
 ]
 _SAMPLING: list[tuple[float, Any]] = [
@@ -119,6 +119,7 @@ _SAMPLING: list[tuple[float, Any]] = [
     (0.2, lambda r: {"min_p": 0.05}),
     (0.1, lambda r: {"typical_p": 0.7}),
     (0.1, lambda r: {"eta_cutoff": 3e-3}),
+    (0.1, lambda r: {"num_return_sequences": 2}),
 ]
 _OBJECTS = {"stateful": 0.1, "counting": 0.05, "together": 0.04, "prefix": 0.06, "streamer": 0.1}
 _CACHES = {
@@ -127,9 +128,9 @@ _CACHES = {
     "StaticCache": 2,
     "DynamicCache": 2,
     "DynamicCache(config)": 2,
-    "cache_implementation=offloaded": 0.2,
+    "cache_implementation=offloaded": 0.05,
     "cache_implementation=dynamic": 0.3,
-    "cache_implementation=quantized": 0.1,
+    "cache_implementation=quantized": 0.05,
     "cache_implementation=offloaded_static": 0.1,
 }
 _DRAFTERS = {
@@ -144,7 +145,7 @@ _DRAFTERS = {
     "lookup": 1,
     "blend": 1.5,
 }
-_VERIFICATIONS = {"auto": 6, "tree": 1, "chain": 2, "reproducible": 1}
+_VERIFICATIONS = {"auto": 10, "tree": 1, "chain": 2, "reproducible": 1}
 
 
 def draw_drafter(rng: random.Random) -> str:
@@ -161,7 +162,7 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     goes_on = cache_name = None
     rows = rng.choice([1, 1, 1, 2, 3, 4])
     if side.last is not None and rng.random() < 0.7:
-        goes_on, rows = rng.choice(["all", "all", "new", "crop"]), len(side.last[1])
+        goes_on, rows = rng.choice(["all", "all", "new", "crop"]), len(side.last.ids)
     else:
         cache_name = _one_of(rng, _CACHES)
     new_tokens = rng.choice([1, 2, *[rng.randrange(1, 32)] * 3])
@@ -175,7 +176,7 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     prompt = torch.tensor([rng.choices(words, k=length) for _ in range(rows)])
     mask = _draw_mask(rng, prompt) if goes_on is None else None
     if rng.random() < 0.2:
-        options["max_length"] = new_tokens + length + (side.last[1].shape[1] if goes_on else 0)
+        options["max_length"] = new_tokens + length + (side.last.ids.shape[1] if goes_on else 0)
     elif rng.random() < 0.95:
         options["max_new_tokens"] = new_tokens
     if cache_name and "=" not in cache_name or rng.random() < 0.1:
@@ -281,6 +282,8 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     """Makes the call; with drafts where it is given what plain decoding answered."""
     answer, drafts = Answer(), plain is not None and call.drafter is not None
     kwargs, recorder, stateful = dict(call.options), Recorder(), Stateful()
+    if call.drafting["verification"] == "reproducible" and not drafts:
+        kwargs["verification"] = "reproducible"  # what drafts are compared with
     kwargs |= _inputs(side, call)
     answer.prompt_length = kwargs["input_ids"].shape[1]
     kwargs |= _cache(side, call, answer.prompt_length)
@@ -314,38 +317,49 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     if drafts:
         stats = getattr(attached if call.attached else drafter, "stats", None)
         answer.accepted = getattr(stats, "accepted", 0)
-    side.last = None
+    last, side.last = side.last, None
     if answer.error is None:
         tensor = isinstance(answer.output, torch.Tensor)
         answer.ids = answer.output if tensor else answer.output.sequences
         answer.cache = kwargs.get("past_key_values")
         if not tensor:
             answer.cache = getattr(answer.output, "past_key_values", None)
-        if answer.cache is not None and answer.cache.get_seq_length() > 0:
-            mask = kwargs.get("attention_mask")
-            side.last = answer.cache, answer.ids, mask
+        if isinstance(answer.cache, Cache):
+            side.last = Last(answer.cache, _whole(last, call, answer.ids), _mask(kwargs, call))
     return answer
+
+
+def _whole(last: Last | None, call: Call, ids: torch.Tensor) -> torch.Tensor:
+    """All ids of a call, of which it may have returned the new ones alone."""
+    return torch.cat([last.ids[:, :-1], ids], dim=1) if call.goes_on == "new" and last else ids
+
+
+def _mask(kwargs: dict[str, Any], call: Call) -> torch.Tensor | None:
+    """The mask of the prompt, for each row that came of it."""
+    mask = kwargs.get("attention_mask")
+    return mask if mask is None else mask.repeat_interleave(call.rows // len(mask), dim=0)
 
 
 def _inputs(side: Side, call: Call) -> dict[str, Any]:
     if call.goes_on is None:
         mask = {} if call.mask is None else {"attention_mask": call.mask}
         return {"input_ids": call.prompt.clone(), **mask}
-    _, ids, mask = side.last
+    ids, mask = side.last.ids, side.last.mask
     whole = torch.cat([ids, call.prompt], dim=1)
     if mask is not None or call.goes_on == "new":
         before = torch.ones_like(ids) if mask is None else mask
         mask = torch.ones_like(whole)
         mask[:, : before.shape[1]] = before
     if call.goes_on == "new":
-        whole = whole[:, side.last[0].get_seq_length() :]
+        whole = whole[:, ids.shape[1] - 1 :]  # the last one is not cached
     return {"input_ids": whole} | ({} if mask is None else {"attention_mask": mask})
 
 
 def _cache(side: Side, call: Call, prompt_length: int) -> dict[str, Any]:
     if call.goes_on is not None:
-        cache = side.last[0]
-        if call.goes_on == "crop" and cache.get_seq_length() > 2:
+        cache = side.last.cache
+        can_crop = all(type(layer) is DynamicLayer for layer in cache.layers)
+        if call.goes_on == "crop" and can_crop and side.last.ids.shape[1] > 3:
             cache.crop(-2)
         return {"past_key_values": cache}
     if call.cache is None:
@@ -399,8 +413,13 @@ def _drafter(side: Side, call: Call, plain: Answer) -> Any:
 
 
 @cache
-def tokenizer() -> Any:
-    return byte_tokenizer()
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each printable byte."""
+    tokens = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127))]
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
 
 
 @cache

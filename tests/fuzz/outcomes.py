@@ -29,9 +29,9 @@ BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
 BUILT = "built"
 # Of calls of `generate`, plainly and drafted.
 EQUAL = "equal"
-BOTH_RAISED = "both raised"
+PLAIN_RAISED = "plain raised"
 TIE = "tie"
-GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, EQUAL, REFUSED, BOTH_RAISED, TIE)
+GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, EQUAL, REFUSED, PLAIN_RAISED, TIE)
 
 # What may not happen, the worst last.
 DIFFERENT = "different"
