@@ -383,7 +383,8 @@ class KnowsPlain(Prophet):
     def begin(self, prompt_ids, vocab_size):
         ids, length = self.plain.ids, self.plain.prompt_length
         for row, prompt in enumerate([] if ids is None else ids[:, :length]):
-            kept = prompt if self.mask is None else prompt[self.mask[row] > 0]
+            mask = None if self.mask is None else self.mask[row * len(self.mask) // len(ids)]
+            kept = prompt if mask is None else prompt[mask > 0]
             if kept.tolist() == prompt_ids.tolist():
                 self.target_ids = np.concatenate([prompt_ids, ids[row, length:].numpy()])
         super().begin(prompt_ids, vocab_size)

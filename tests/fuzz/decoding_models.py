@@ -213,6 +213,7 @@ def threads(side: Side, rng: random.Random) -> None:
 
 def dtype(side: Side, rng: random.Random) -> None:
     side.model.to(rng.choice([torch.float32, torch.float64, torch.bfloat16]))
+    side.last = None
 
 
 def generation_config(side: Side, rng: random.Random) -> None:
@@ -262,6 +263,10 @@ _CHANGES: dict[Callable[[Side, random.Random], None], float] = {
 }
 
 
+# What reads or replaces weights, which are elsewhere once they are offloaded.
+_NEED_WEIGHTS = (weights, swap, quantize, torchao_int8, adapter, offload, dtype, copied)
+
+
 def draw_change(rng: random.Random) -> Callable[[Side, random.Random], None]:
     [change] = rng.choices(list(_CHANGES), list(_CHANGES.values()))
     return change
@@ -275,6 +280,8 @@ def change_error(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if change in _NEED_WEIGHTS and any(each.is_meta for each in side.model.parameters()):
+                raise ValueError("the weights are offloaded")
             change(side, random.Random(seed))
     except Exception as error:
         return error
