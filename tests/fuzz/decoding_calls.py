@@ -126,8 +126,8 @@ _CACHES = {
     None: 10,
     "cache_implementation=static": 3,
     "StaticCache": 2,
-    "DynamicCache": 2,
-    "DynamicCache(config)": 2,
+    "DynamicCache": 0.5,
+    "DynamicCache(config)": 3,
     "cache_implementation=offloaded": 0.05,
     "cache_implementation=dynamic": 0.3,
     "cache_implementation=quantized": 0.05,
@@ -154,11 +154,11 @@ def draw_drafter(rng: random.Random) -> str:
 
 def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     """A call that suits what this side has come to, mostly with a drafter that is given."""
-    options = _drawn(rng, _OPTIONS)
+    options = {"eos_token_id": rng.choice([None, 2, rng.sample(range(97), 8)])}
+    options |= _drawn(rng, _OPTIONS)
     options["do_sample"] = rng.random() < 0.3
     if options["do_sample"]:
         options |= _drawn(rng, _SAMPLING)
-    options["eos_token_id"] = rng.choice([None, 2, rng.sample(range(97), 8)])
     goes_on = cache_name = None
     rows = rng.choice([1, 1, 1, 2, 3, 4])
     if side.last is not None and rng.random() < 0.7:
@@ -281,49 +281,43 @@ def allowed_tokens(row, ids):
 def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     """Makes the call; with drafts where it is given what plain decoding answered."""
     answer, drafts = Answer(), plain is not None and call.drafter is not None
-    kwargs, recorder, stateful = dict(call.options), Recorder(), Stateful()
-    if call.drafting["verification"] == "reproducible" and not drafts:
-        kwargs["verification"] = "reproducible"  # what drafts are compared with
-    kwargs |= _inputs(side, call)
-    answer.prompt_length = kwargs["input_ids"].shape[1]
-    kwargs |= _cache(side, call, answer.prompt_length)
-    processors = [stateful] if "stateful" in call.objects else []
-    kwargs["logits_processor"] = processors + ([] if plain else [recorder])
+    recorder, stateful, streamer = Recorder(), Stateful(), ListStreamer()
     criteria = {"counting": Counting(), "together": all_have_even}
+    extras: dict[str, Any] = {
+        "stateful": {"logits_processor": [stateful]},
+        "prefix": {"prefix_allowed_tokens_fn": allowed_tokens},
+        "streamer": {"streamer": streamer},
+        "stop strings": {"stop_strings": ["a", "9C", "Q"], "tokenizer": tokenizer()},
+    }
+    kwargs = {**call.options, "logits_processor": []}
+    for name in call.objects:
+        kwargs |= extras.get(name, {})
     kwargs["stopping_criteria"] = [criteria[name] for name in criteria if name in call.objects]
-    if "prefix" in call.objects:
-        kwargs["prefix_allowed_tokens_fn"] = allowed_tokens
-    if "streamer" in call.objects:
-        kwargs["streamer"] = streamer = ListStreamer()
-        answer.streamed = streamer.puts
-    if "stop strings" in call.objects:
-        kwargs |= {"stop_strings": ["a", "9C", "Q"], "tokenizer": tokenizer()}
-    attachment: Any = nullcontext()
-    if drafts:
-        drafter = _drafter(side, call, plain)
-        if call.attached:
-            attachment = rs.attach(side.model, drafter, **call.drafting)
-        else:
-            kwargs |= {"candidate_generator": drafter, **call.drafting}
-    autocast = torch.autocast("cpu", torch.bfloat16) if call.autocast else nullcontext()
+    if plain is None:
+        kwargs["logits_processor"] = [*kwargs["logits_processor"], recorder]
+    drafter = _drafter(side, call, plain) if drafts else None
+    if drafts and not call.attached:
+        kwargs |= {"candidate_generator": drafter, **call.drafting}
+    elif not drafts and call.drafting["verification"] == "reproducible":
+        kwargs["verification"] = "reproducible"  # what drafts are compared with
     torch.manual_seed(call.seed)
     try:
-        with attachment as attached, autocast:
+        kwargs |= _inputs(side, call) | _cache(side, call)
+        answer.prompt_length = kwargs["input_ids"].shape[1]
+        attached = rs.attach(side.model, drafter, **call.drafting) if call.attached and drafts else None
+        with attached or nullcontext(), torch.autocast("cpu", torch.bfloat16, call.autocast):
             answer.output = side.model.generate(**kwargs)
+        answer.accepted = getattr(getattr(attached or drafter, "stats", None), "accepted", 0)
     except Exception as error:
         answer.error = error
     answer.random_state = torch.get_rng_state()
-    answer.seen, answer.scores = stateful.seen, recorder.scores
-    if drafts:
-        stats = getattr(attached if call.attached else drafter, "stats", None)
-        answer.accepted = getattr(stats, "accepted", 0)
+    answer.seen, answer.scores, answer.streamed = stateful.seen, recorder.scores, streamer.puts
     last, side.last = side.last, None
     if answer.error is None:
         tensor = isinstance(answer.output, torch.Tensor)
         answer.ids = answer.output if tensor else answer.output.sequences
-        answer.cache = kwargs.get("past_key_values")
-        if not tensor:
-            answer.cache = getattr(answer.output, "past_key_values", None)
+        values = kwargs if tensor else answer.output
+        answer.cache = values.get("past_key_values", values.get("cache_params"))
         if isinstance(answer.cache, Cache):
             side.last = Last(answer.cache, _whole(last, call, answer.ids), _mask(kwargs, call))
     return answer
@@ -355,22 +349,22 @@ def _inputs(side: Side, call: Call) -> dict[str, Any]:
     return {"input_ids": whole} | ({} if mask is None else {"attention_mask": mask})
 
 
-def _cache(side: Side, call: Call, prompt_length: int) -> dict[str, Any]:
+def _cache(side: Side, call: Call) -> dict[str, Any]:
+    name = "cache_params" if "Mamba" in type(side.inner).__name__ else "past_key_values"
     if call.goes_on is not None:
         cache = side.last.cache
-        can_crop = all(type(layer) is DynamicLayer for layer in cache.layers)
-        if call.goes_on == "crop" and can_crop and side.last.ids.shape[1] > 3:
-            cache.crop(-2)
-        return {"past_key_values": cache}
+        if call.goes_on == "crop" and all(type(layer) is DynamicLayer for layer in cache.layers):
+            cache.crop(min(side.last.ids.shape[1] - 3 - cache.get_seq_length(), 0))
+        return {name: cache}
     if call.cache is None:
         return {}
     if call.cache.startswith("cache_implementation="):
         return {"cache_implementation": call.cache.partition("=")[2]}
     config = side.inner.config.get_text_config(decoder=True)
     if call.cache == "StaticCache":
-        return {"past_key_values": StaticCache(config=config, max_cache_len=prompt_length + 48)}
+        return {name: StaticCache(config=config, max_cache_len=call.prompt.shape[1] + 48)}
     config = {"config": config} if call.cache == "DynamicCache(config)" else {}
-    return {"past_key_values": DynamicCache(**config)}
+    return {name: DynamicCache(**config)}
 
 
 class KnowsPlain(Prophet):
