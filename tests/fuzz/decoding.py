@@ -19,6 +19,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from hf_refspec.generation import speculate as speculation
+from hf_refspec.generation.loop import Loop
 
 from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
@@ -36,21 +37,8 @@ def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Resu
 def run(number: int, say: Say) -> Outcome:
     """Runs a case; says its model, its drafter, and how many calls it is."""
     case = Case(number)
-    calls = case.rng.choice([1, 1, 2, 2, 3, 4])
-    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {calls} calls")
-    outcomes = []
-    try:
-        clock = Clock(number)
-        with mock.patch.object(speculation, "Loop", functools.partial(speculation.Loop, clock=clock)):
-            for _ in range(calls):
-                outcome = case.step()
-                outcomes.append(outcome)
-                if outcome.name not in (EQUAL, REFUSED):
-                    break
-    finally:
-        torch.set_num_threads(1)
-    worst = Outcome.worst(outcomes)
-    return Outcome(worst.name, f"{worst.detail}\n    " + "\n    ".join(case.done))
+    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
+    return case.run()
 
 
 class Clock:
@@ -65,14 +53,39 @@ class Clock:
 
 
 class Case:
-    """A model on two sides, and what comes next by the numbers of `rng`."""
+    """A model on two sides, and what comes next by the numbers of `rng`.
+
+    Attributes:
+        name (`str`): The type of the model.
+        drafter (`str`): That of most calls.
+        calls (`int`): The most there will be.
+        done (`list[str]`): The changes and calls up to now, for people.
+        accepted (`int`): The draft tokens that were accepted.
+    """
 
     def __init__(self, number: int) -> None:
-        self.rng = random.Random(number)
+        self.number, self.rng = number, random.Random(number)
         self.name, self.build = draw_model(self.rng)
         self.plain, self.drafted = Side(self.build()), Side(self.build())
         self.drafter = draw_drafter(self.rng)
-        self.done: list[str] = []  # for people
+        self.calls = self.rng.choice([1, 1, 2, 2, 3, 4])
+        self.done: list[str] = []
+        self.accepted = 0
+
+    def run(self) -> Outcome:
+        """Goes on until its sides come apart, or all calls are made; returns the worst outcome."""
+        outcomes: list[Outcome] = []
+        loop = functools.partial(Loop, clock=Clock(self.number))
+        try:
+            with mock.patch.object(speculation, "Loop", loop):
+                while len(outcomes) < self.calls:
+                    outcomes.append(self.step())
+                    if outcomes[-1].name not in (EQUAL, REFUSED):
+                        break
+        finally:
+            torch.set_num_threads(1)
+        worst = Outcome.worst(outcomes)
+        return Outcome(worst.name, f"{worst.detail}\n    " + "\n    ".join(self.done))
 
     def step(self) -> Outcome:
         """A change of the model, perhaps, and a call."""
@@ -90,6 +103,7 @@ class Case:
             call.drafting["verification"], self.plain.last = "auto", befores[0]
             plain = make(self.plain, call)
         drafted = make(self.drafted, call, plain)
+        self.accepted += drafted.accepted
         outcome = judged(call, plain, drafted, self.is_exact(call))
         if outcome.name == REFUSED:  # and goes on plainly, as a user would
             self.drafted.last = befores[1]
@@ -133,7 +147,8 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
     if type(plain.output) is not type(drafted.output):
         return f"{type(plain.output).__name__} and {type(drafted.output).__name__}"
     if not isinstance(plain.output, torch.Tensor):
-        if plain.output.keys() != drafted.output.keys():
+        # Drafts are verified with a cache even where the model's own configuration has none.
+        if plain.output.keys() | {"past_key_values"} != drafted.output.keys() | {"past_key_values"}:
             return f"{list(plain.output)} and {list(drafted.output)}"
         for name in ("scores", "logits", "hidden_states", "attentions"):
             if not _close(plain.output.get(name), drafted.output.get(name)):
