@@ -99,7 +99,9 @@ class Case:
         self.done.append(str(call))
         befores = self.plain.last, self.drafted.last
         plain = make(self.plain, call)
-        if plain.error is not None and _refuses(plain.error):  # the reference of reproducible passes
+        if plain.error is not None and _refuses(
+            plain.error
+        ):  # the reference of reproducible passes
             call.drafting["verification"], self.plain.last = "auto", befores[0]
             plain = make(self.plain, call)
         drafted = make(self.drafted, call, plain)
@@ -119,8 +121,10 @@ class Case:
         """Whether the ids have to be equal: bfloat16 flips near-ties, and several rows draw their
         random numbers in another order. Where passes are reproducible they always are."""
         if call.drafting["verification"] == "reproducible":
-            return not call.autocast
-        long = self.plain.inner.dtype in (torch.float32, torch.float64) and not call.autocast
+            return call.context != "autocast"
+        long = (
+            self.plain.inner.dtype in (torch.float32, torch.float64) and call.context != "autocast"
+        )
         return long and not (call.options["do_sample"] and call.rows > 1)
 
 
@@ -130,13 +134,17 @@ def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcom
         return Outcome(PLAIN_RAISED, repr(plain.error))
     if drafted.error is not None:
         refuses = _refuses(drafted.error) and not call.attached
-        return Outcome(REFUSED if refuses and not drafted.streamed else CRASHED, _told(drafted.error))
+        return Outcome(
+            REFUSED if refuses and not drafted.streamed else CRASHED, _told(drafted.error)
+        )
     if not is_exact:
         return Outcome(EQUAL)
     if found := difference(call, plain, drafted):
         margin = _margin(plain, drafted)
         text = f"{found}; margin {margin:.1e}\n    {plain.ids.tolist()}\n    {drafted.ids.tolist()}"
-        return Outcome(TIE if margin < _CLOSE and not call.options["do_sample"] else DIFFERENT, text)
+        return Outcome(
+            TIE if margin < _CLOSE and not call.options["do_sample"] else DIFFERENT, text
+        )
     return Outcome(EQUAL)
 
 
@@ -151,7 +159,8 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
         if plain.output.keys() | {"past_key_values"} != drafted.output.keys() | {"past_key_values"}:
             return f"{list(plain.output)} and {list(drafted.output)}"
         for name in ("scores", "logits", "hidden_states", "attentions"):
-            if not _close(plain.output.get(name), drafted.output.get(name)):
+            apart = 0.0 if call.drafting["verification"] == "reproducible" else _CLOSE
+            if not _close(plain.output.get(name), drafted.output.get(name), apart):
                 return name
     if plain.streamed != drafted.streamed:
         return "streamed"
@@ -166,14 +175,15 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
 
 def _cache_difference(plain: Cache, drafted: Any) -> str | None:
     abouts = [
-        (type(cache).__name__, _length(cache))
-        + tuple(type(each).__name__ for each in cache.layers)
+        (type(cache).__name__, _length(cache)) + tuple(type(each).__name__ for each in cache.layers)
         for cache in (plain, drafted)
     ]
     if abouts[0] != abouts[1]:
         return f"cache: {abouts[0]} and {abouts[1]}"
     for one, other in zip(plain.layers, drafted.layers, strict=True):
-        if type(one) is DynamicLayer and not _close((one.keys, one.values), (other.keys, other.values)):
+        if type(one) is DynamicLayer and not _close(
+            (one.keys, one.values), (other.keys, other.values)
+        ):
             return "entries of the cache"
     return None
 
@@ -184,9 +194,11 @@ def _length(cache: Cache) -> int | None:
     return None
 
 
-def _close(one: Any, other: Any) -> bool:
+def _close(one: Any, other: Any, apart: float = _CLOSE) -> bool:
+    """Whether tensors, in tuples or not, are as far apart at most, beside the largest entry."""
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_close, one, other))
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_close(*pair, apart) for pair in pairs)
     if one is None or other is None:
         return one is other
     if one.shape != other.shape:
@@ -195,7 +207,7 @@ def _close(one: Any, other: Any) -> bool:
     if not torch.equal(finite, other.isfinite()):
         return False
     one, other = one[finite], other[finite]
-    return not len(one) or bool((one - other).abs().max() <= _CLOSE * max(one.abs().max(), 1.0))
+    return not len(one) or bool((one - other).abs().max() <= apart * max(one.abs().max(), 1.0))
 
 
 def _margin(plain: Answer, drafted: Answer) -> float:

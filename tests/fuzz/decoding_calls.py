@@ -16,7 +16,13 @@ import torch
 from calls import ListStreamer
 from drafters import Noise, Prophet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerFast, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+    StaticCache,
+)
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -42,8 +48,8 @@ class Call:
         objects (`list[str]`): Names of those that keep state, which each side has its own of.
         drafter (`str`, *optional*): None for a plain call on both sides.
         drafting (`dict`): The options beside it.
-        attached (`bool`): Whether the drafter is attached, and not named.
-        autocast (`bool`): Whether it runs under autocast to bfloat16.
+        attached (`str`, *optional*): To what the drafter is attached: the "model", or "all".
+        context (`str`, *optional*): It runs under "autocast" to bfloat16, or "inference" mode.
         seed (`int`): Of torch's random numbers.
     """
 
@@ -55,8 +61,8 @@ class Call:
     objects: list[str]
     drafter: str | None
     drafting: dict[str, Any]
-    attached: bool
-    autocast: bool
+    attached: str | None
+    context: str | None
     seed: int
 
     @property
@@ -111,6 +117,7 @@ _OPTIONS: list[tuple[float, Any]] = [
     (0.02, lambda r: {"use_cache": False}),
     (0.01, lambda r: {"num_beams": 2}),
     (0.03, lambda r: {"disable_compile": True}),
+    (0.01, lambda r: {"cache_implementation": "static", "compile_config": compiled_anywhere()}),
 ]
 _SAMPLING: list[tuple[float, Any]] = [
     (0.4, lambda r: {"temperature": r.choice([0.3, 0.8, 1.7])}),
@@ -121,7 +128,14 @@ _SAMPLING: list[tuple[float, Any]] = [
     (0.1, lambda r: {"eta_cutoff": 3e-3}),
     (0.1, lambda r: {"num_return_sequences": 2}),
 ]
-_OBJECTS = {"stateful": 0.1, "counting": 0.05, "together": 0.04, "prefix": 0.06, "streamer": 0.1}
+_OBJECTS = {
+    "stateful": 0.1,
+    "counting": 0.05,
+    "together": 0.04,
+    "prefix": 0.06,
+    "streamer": 0.1,
+    "positions": 0.04,
+}
 _CACHES = {
     None: 10,
     "cache_implementation=static": 3,
@@ -154,6 +168,8 @@ def draw_drafter(rng: random.Random) -> str:
 
 def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     """A call that suits what this side has come to, mostly with a drafter that is given."""
+    config = side.inner.config.get_text_config(decoder=True)
+    short = side.inner.dtype in (torch.bfloat16, torch.float16)
     options = {"eos_token_id": rng.choice([None, 2, rng.sample(range(97), 8)])}
     options |= _drawn(rng, _OPTIONS)
     options["do_sample"] = rng.random() < 0.3
@@ -173,10 +189,14 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         objects.remove("streamer")  # refused
     words = rng.sample(range(3, VOCABULARY), rng.choice([3, 10, 60]))
     length = rng.randrange(1, 4 if goes_on else 41)
+    before = side.last.ids.shape[1] if goes_on else 0
+    table = getattr(config, "max_position_embeddings", None) or 512
+    if table < 100 and rng.random() < 0.3:  # up to the end of the table, or past it
+        new_tokens = max(table - before - length + rng.choice([0, 1, 1, 2]), 1)
     prompt = torch.tensor([rng.choices(words, k=length) for _ in range(rows)])
     mask = _draw_mask(rng, prompt) if goes_on is None else None
     if rng.random() < 0.2:
-        options["max_length"] = new_tokens + length + (side.last.ids.shape[1] if goes_on else 0)
+        options["max_length"] = new_tokens + length + before
     elif rng.random() < 0.95:
         options["max_new_tokens"] = new_tokens
     if cache_name and "=" not in cache_name or rng.random() < 0.1:
@@ -187,6 +207,8 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         "max_draft_tokens": rng.choice(["auto", 0, 1, 3, 8, 17, 64]),
         "verification": _one_of(rng, _VERIFICATIONS),
     }
+    if short and rng.random() < 0.6:
+        drafting["verification"] = "reproducible"
     return Call(
         prompt,
         mask,
@@ -196,8 +218,8 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         objects,
         drafter,
         drafting,
-        attached=rng.random() < 0.2,
-        autocast=rng.random() < 0.03,
+        attached=_one_of(rng, {None: 8, "model": 1.5, "all": 0.5}),
+        context=_one_of(rng, {None: 90, "autocast": 3, "inference": 5}),
         seed=rng.getrandbits(32),
     )
 
@@ -228,6 +250,13 @@ def _draw_mask(rng: random.Random, prompt: torch.Tensor) -> torch.Tensor | None:
             mask[row, -1] = 1
     prompt[mask == 0] = 0
     return mask
+
+
+def compiled_anywhere() -> CompileConfig:
+    """Has passes over a static cache compiled on processors too."""
+    config = CompileConfig(backend="eager", mode=None)
+    config._compile_all_devices = True
+    return config
 
 
 # Calling
@@ -278,6 +307,13 @@ def allowed_tokens(row, ids):
     return [token for token in range(3, VOCABULARY) if (token + row + len(ids)) % 3]
 
 
+CONTEXTS: dict[str | None, Any] = {
+    None: nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference": torch.inference_mode,
+}
+
+
 def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     """Makes the call; with drafts where it is given what plain decoding answered."""
     answer, drafts = Answer(), plain is not None and call.drafter is not None
@@ -295,6 +331,8 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     kwargs["stopping_criteria"] = [criteria[name] for name in criteria if name in call.objects]
     if plain is None:
         kwargs["logits_processor"] = [*kwargs["logits_processor"], recorder]
+    if "positions" in call.objects and call.mask is not None:
+        kwargs["position_ids"] = (call.mask.cumsum(dim=-1) - 1).clamp(min=0)
     drafter = _drafter(side, call, plain) if drafts else None
     if drafts and not call.attached:
         kwargs |= {"candidate_generator": drafter, **call.drafting}
@@ -304,10 +342,13 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
     try:
         kwargs |= _inputs(side, call) | _cache(side, call)
         answer.prompt_length = kwargs["input_ids"].shape[1]
-        attached = rs.attach(side.model, drafter, **call.drafting) if call.attached and drafts else None
-        with attached or nullcontext(), torch.autocast("cpu", torch.bfloat16, call.autocast):
+        attached: Any = nullcontext()
+        if call.attached and drafts:
+            model = side.model if call.attached == "model" else None
+            drafter = attached = rs.attach(model, drafter, **call.drafting)
+        with attached, CONTEXTS[call.context]():
             answer.output = side.model.generate(**kwargs)
-        answer.accepted = getattr(getattr(attached or drafter, "stats", None), "accepted", 0)
+        answer.accepted = getattr(getattr(drafter, "stats", None), "accepted", 0)
     except Exception as error:
         answer.error = error
     answer.random_state = torch.get_rng_state()

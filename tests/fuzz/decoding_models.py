@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from architecture_mapping import MODEL_TYPES, tiny_model
-from architectures import ARCHITECTURES, Architecture, build
+from architectures import ARCHITECTURES, VOCAB_SIZE, Architecture, build
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
@@ -86,6 +86,8 @@ class Side:
 def draw_model(rng: random.Random) -> tuple[str, Callable[[], PreTrainedModel]]:
     """A type of model, and what builds it: the same at each call."""
     where = rng.random()
+    if where < 0.03:
+        return _own_methods(rng.choice(ARCHITECTURES), rng.choice(list(_OWN)))
     if where < 0.2:
         name = rng.choice(MODEL_TYPES)
         with suppress(Exception):  # whatever transformers raises where it cannot be built like that
@@ -94,7 +96,38 @@ def draw_model(rng: random.Random) -> tuple[str, Callable[[], PreTrainedModel]]:
     architecture = rng.choice(_SHORT if where < 0.4 else ARCHITECTURES)
     config = {**architecture.config, **(_DROPOUT if rng.random() < 0.3 else {})}
     changed = Architecture(architecture.model_type, architecture.verification, config)
-    return architecture.model_type, lambda: build(changed)
+    dtype = rng.choice([torch.float32] * 9 + [torch.float64, torch.bfloat16, torch.float16])
+    return architecture.model_type, lambda: build(changed, dtype)
+
+
+def _sample(self, input_ids, **kwargs):
+    """Decoding that is not GenerationMixin's: what it returns is something else."""
+    output = super(type(self), self)._sample(input_ids, **kwargs)
+    return output[:, ::2] if isinstance(output, torch.Tensor) else output
+
+
+def _prepare_inputs_for_generation(self, input_ids, **kwargs):
+    """Single steps see another token than the one that was chosen."""
+    inputs = super(type(self), self).prepare_inputs_for_generation(input_ids, **kwargs)
+    if inputs["input_ids"].shape[1] == 1:
+        inputs["input_ids"] = (inputs["input_ids"] + 1) % VOCAB_SIZE
+    return inputs
+
+
+_OWN = {"_sample": _sample, "prepare_inputs_for_generation": _prepare_inputs_for_generation}
+
+
+def _own_methods(
+    architecture: Architecture, name: str
+) -> tuple[str, Callable[[], PreTrainedModel]]:
+    """A model of a class of its own, which overrides a method of generation."""
+
+    def built() -> PreTrainedModel:
+        model = build(architecture)
+        model.__class__ = type(type(model).__name__, (type(model),), {name: _OWN[name]})
+        return model
+
+    return f"{architecture.model_type}, its own {name}", built
 
 
 # Changes. Each is done to both sides with the same random numbers.
@@ -212,7 +245,7 @@ def threads(side: Side, rng: random.Random) -> None:
 
 
 def dtype(side: Side, rng: random.Random) -> None:
-    side.model.to(rng.choice([torch.float32, torch.float64, torch.bfloat16]))
+    side.model.to(rng.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
     side.last = None
 
 
