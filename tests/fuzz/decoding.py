@@ -24,7 +24,7 @@ from hf_refspec.generation.loop import Loop
 from .children import Result, Say, in_children
 from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
 from .decoding_models import Side, change_error, draw_change, draw_model
-from .outcomes import PLAIN_RAISED, CRASHED, DIFFERENT, EQUAL, REFUSED, TIE, Outcome
+from .outcomes import CRASHED, DIFFERENT, EQUAL, PLAIN_RAISED, REFUSED, TIE, Outcome
 
 _CLOSE = 1e-4  # of the spread of logits
 
@@ -175,7 +175,7 @@ def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
 
 def _cache_difference(plain: Cache, drafted: Any) -> str | None:
     abouts = [
-        (type(cache).__name__, _length(cache)) + tuple(type(each).__name__ for each in cache.layers)
+        [_length(cache), *(type(each).__name__ for each in (cache, *cache.layers))]
         for cache in (plain, drafted)
     ]
     if abouts[0] != abouts[1]:
@@ -228,8 +228,10 @@ def _margin(plain: Answer, drafted: Answer) -> float:
     return float(preferred / (finite.max() - finite.min()))
 
 
-def _refuses(error: Exception) -> bool:
+def _refuses(error: Exception | None) -> bool:
     """Whether the package has raised it, and names an argument."""
+    if error is None:
+        return False
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return isinstance(error, (ValueError, TypeError)) and "hf_refspec" in last and "`" in str(error)
 

@@ -199,7 +199,7 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         options["max_length"] = new_tokens + length + before
     elif rng.random() < 0.95:
         options["max_new_tokens"] = new_tokens
-    if cache_name and "=" not in cache_name or rng.random() < 0.1:
+    if (cache_name and "=" not in cache_name) or rng.random() < 0.1:
         options["return_dict_in_generate"] = True
     if rng.random() < 0.3:
         drafter = rng.choice([None, draw_drafter(rng)])
@@ -427,7 +427,7 @@ class KnowsPlain(Prophet):
 
 def _drafter(side: Side, call: Call, plain: Answer) -> Any:
     """A drafter; those that learn are the same from call to call."""
-    name, options = call.drafter, call.options
+    name = call.drafter
     if name in ("auto", "noise"):
         return name if name == "auto" else Noise()
     if name == "prophet":
