@@ -99,10 +99,10 @@ class Case:
         self.done.append(str(call))
         befores = self.plain.last, self.drafted.last
         plain = make(self.plain, call)
-        if plain.error is not None and _refuses(
-            plain.error
-        ):  # the reference of reproducible passes
-            call.drafting["verification"], self.plain.last = "auto", befores[0]
+        if _refuses(plain.error):  # the reference of reproducible passes
+            make(self.drafted, call)  # is refused as well
+            self.plain.last, self.drafted.last = befores
+            call.drafting["verification"] = "auto"
             plain = make(self.plain, call)
         drafted = make(self.drafted, call, plain)
         self.accepted += drafted.accepted
@@ -122,10 +122,9 @@ class Case:
         random numbers in another order. Where passes are reproducible they always are."""
         if call.drafting["verification"] == "reproducible":
             return call.context != "autocast"
-        long = (
-            self.plain.inner.dtype in (torch.float32, torch.float64) and call.context != "autocast"
-        )
-        return long and not (call.options["do_sample"] and call.rows > 1)
+        is_long = self.plain.inner.dtype in (torch.float32, torch.float64)
+        in_order = call.rows == 1 or not call.options["do_sample"]
+        return is_long and in_order and call.context != "autocast"
 
 
 def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcome:
@@ -133,19 +132,15 @@ def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcom
     if plain.error is not None:
         return Outcome(PLAIN_RAISED, repr(plain.error))
     if drafted.error is not None:
-        refuses = _refuses(drafted.error) and not call.attached
-        return Outcome(
-            REFUSED if refuses and not drafted.streamed else CRASHED, _told(drafted.error)
-        )
-    if not is_exact:
+        refuses = _refuses(drafted.error) and not call.attached and not drafted.streamed
+        return Outcome(REFUSED if refuses else CRASHED, _told(drafted.error))
+    found = difference(call, plain, drafted) if is_exact else None
+    if found is None:
         return Outcome(EQUAL)
-    if found := difference(call, plain, drafted):
-        margin = _margin(plain, drafted)
-        text = f"{found}; margin {margin:.1e}\n    {plain.ids.tolist()}\n    {drafted.ids.tolist()}"
-        return Outcome(
-            TIE if margin < _CLOSE and not call.options["do_sample"] else DIFFERENT, text
-        )
-    return Outcome(EQUAL)
+    margin = _margin(plain, drafted)
+    is_tie = margin < _CLOSE and not call.options["do_sample"]
+    texts = f"{plain.ids.tolist()}\n    {drafted.ids.tolist()}"
+    return Outcome(TIE if is_tie else DIFFERENT, f"{found}; margin {margin:.1e}\n    {texts}")
 
 
 def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
@@ -230,10 +225,11 @@ def _margin(plain: Answer, drafted: Answer) -> float:
 
 def _refuses(error: Exception | None) -> bool:
     """Whether the package has raised it, and names an argument."""
-    if error is None:
+    if not isinstance(error, (ValueError, TypeError)):
         return False
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, (ValueError, TypeError)) and "hf_refspec" in last and "`" in str(error)
+    return "hf_refspec" in traceback.extract_tb(error.__traceback__)[-1].filename and "`" in str(
+        error
+    )
 
 
 def _told(error: Exception) -> str:
