@@ -149,7 +149,7 @@ _CACHES = {
 }
 _DRAFTERS = {
     "auto": 4,
-    "prophet": 5,
+    "prophet": 10,
     "noise": 2,
     "copy": 1,
     "recycling": 1,
@@ -204,7 +204,7 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     if rng.random() < 0.3:
         drafter = rng.choice([None, draw_drafter(rng)])
     drafting = {
-        "max_draft_tokens": rng.choice(["auto", 0, 1, 3, 8, 17, 64]),
+        "max_draft_tokens": rng.choice(["auto", 0, 1, 3, 8, 8, 17, 64, 64]),
         "verification": _one_of(rng, _VERIFICATIONS),
     }
     if short and rng.random() < 0.6:
