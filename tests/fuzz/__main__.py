@@ -35,6 +35,10 @@ def main() -> int:
     building.add_argument("--line-bytes", type=int, default=200_000_000)
     building.add_argument("--documents", type=int, default=1_000_000)
     building.add_argument("--seconds", type=float, default=600, help="how long one may take")
+    decoding = commands.add_parser("decode", help="decode with drafts and without, and compare")
+    decoding.add_argument("--count", type=int, default=10_000)
+    decoding.add_argument("--first", type=int, default=0, help="the number of the first one")
+    decoding.add_argument("--seconds", type=float, default=120, help="how long one may take")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         return COMMANDS[arguments.command](Path(root), arguments)
@@ -64,6 +68,13 @@ def sources(root: Path, arguments: argparse.Namespace) -> int:
     return report(results, every=True)
 
 
+def decode(root: Path, arguments: argparse.Namespace) -> int:
+    from .decoding import run_all
+
+    numbers = range(arguments.first, arguments.first + arguments.count)
+    return report(run_all(numbers, root, arguments.seconds))
+
+
 def report(results: Iterator[Result], every: bool = False) -> int:
     """Prints what ended badly (or everything), and how often what ended how. Ctrl-C ends it."""
     from tqdm import tqdm
@@ -85,7 +96,7 @@ def report(results: Iterator[Result], every: bool = False) -> int:
     return int(bad > 0)
 
 
-COMMANDS = {"mutate": mutate, "kill": kill, "sources": sources}
+COMMANDS = {"mutate": mutate, "kill": kill, "sources": sources, "decode": decode}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,9 +27,15 @@ UNWRITABLE = "cannot be written"
 BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
 # Of building from a source.
 BUILT = "built"
-GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, REFUSED)
+# Of calls of `generate`, plainly and drafted.
+EQUAL = "equal"
+PLAIN_RAISED = "plain raised"
+TIE = "tie"
+GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, EQUAL, REFUSED, PLAIN_RAISED, TIE)
 
 # What may not happen, the worst last.
+DIFFERENT = "different"
+CRASHED = "crashed alone"
 BAD = (
     "bad message",
     "another error",
@@ -40,6 +46,8 @@ BAD = (
     "changed by reading",
     "changed what it refused",
     "wrote outside",
+    DIFFERENT,
+    CRASHED,
     "crash",
     "hang",
 )

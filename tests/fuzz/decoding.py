@@ -1,0 +1,236 @@
+"""Decodes with drafts and without, on two copies of a model, and compares all that a caller sees.
+
+A case is a tiny random model and a few calls, with changes of the model in between; its number
+determines all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from hf_refspec.generation import speculate as speculation
+from hf_refspec.generation.loop import Loop
+
+from .children import Result, Say, in_children
+from .decoding_calls import Answer, Call, draw_call, draw_drafter, make
+from .decoding_models import Side, change_error, draw_change, draw_model
+from .outcomes import CRASHED, DIFFERENT, EQUAL, PLAIN_RAISED, REFUSED, TIE, Outcome
+
+_CLOSE = 1e-4  # of the spread of logits
+
+
+def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result[int]]:
+    """Runs the cases of these numbers in children, and yields what becomes of each."""
+    yield from in_children(numbers, run, seconds, root / "log")
+
+
+def run(number: int, say: Say) -> Outcome:
+    """Runs a case; says its model, its drafter, and how many calls it is."""
+    case = Case(number)
+    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
+    return case.run()
+
+
+class Clock:
+    """Seconds that a number determines: the budget goes by them, and what is drafted by that."""
+
+    def __init__(self, number: int) -> None:
+        self.rng, self.now = random.Random(number), 0.0
+
+    def __call__(self) -> float:
+        self.now += self.rng.random()
+        return self.now
+
+
+class Case:
+    """A model on two sides, and what comes next by the numbers of `rng`.
+
+    Attributes:
+        name (`str`): The type of the model.
+        drafter (`str`): That of most calls.
+        calls (`int`): The most there will be.
+        done (`list[str]`): The changes and calls up to now, for people.
+        accepted (`int`): The draft tokens that were accepted.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number, self.rng = number, random.Random(number)
+        self.name, self.build = draw_model(self.rng)
+        self.plain, self.drafted = Side(self.build()), Side(self.build())
+        self.drafter = draw_drafter(self.rng)
+        self.calls = self.rng.choice([1, 1, 2, 2, 3, 4])
+        self.done: list[str] = []
+        self.accepted = 0
+
+    def run(self) -> Outcome:
+        """Goes on until its sides come apart, or all calls are made; returns the worst outcome."""
+        outcomes: list[Outcome] = []
+        loop = functools.partial(Loop, clock=Clock(self.number))
+        try:
+            with mock.patch.object(speculation, "Loop", loop):
+                while len(outcomes) < self.calls:
+                    outcomes.append(self.step())
+                    if outcomes[-1].name not in (EQUAL, REFUSED):
+                        break
+        finally:
+            torch.set_num_threads(1)
+        worst = Outcome.worst(outcomes)
+        return Outcome(worst.name, f"{worst.detail}\n    " + "\n    ".join(self.done))
+
+    def step(self) -> Outcome:
+        """A change of the model, perhaps, and a call."""
+        for _ in range(self.rng.choice([0, 0, 1, 1, 2]) if self.done else self.rng.random() < 0.2):
+            change, seed = draw_change(self.rng), self.rng.getrandbits(32)
+            errors = [change_error(change, side, seed) for side in (self.plain, self.drafted)]
+            self.done.append(f"{change.__name__}({seed})" + (" raised" if errors[0] else ""))
+            if errors[1] is not None and errors[0] is None:
+                return Outcome(CRASHED, f"{change.__name__}: {_told(errors[1])}")
+        call = draw_call(self.rng, self.plain, self.drafter)
+        self.done.append(str(call))
+        befores = self.plain.last, self.drafted.last
+        plain = make(self.plain, call)
+        if _refuses(plain.error):  # the reference of reproducible passes
+            make(self.drafted, call)  # is refused as well
+            self.plain.last, self.drafted.last = befores
+            call.drafting["verification"] = "auto"
+            plain = make(self.plain, call)
+        drafted = make(self.drafted, call, plain)
+        self.accepted += drafted.accepted
+        outcome = judged(call, plain, drafted, self.is_exact(call))
+        if outcome.name == REFUSED:  # and goes on plainly, as a user would
+            self.drafted.last = befores[1]
+            call.drafter = None
+            again = make(self.drafted, call, plain)
+            outcome = judged(call, plain, again, self.is_exact(call))
+            outcome = Outcome(REFUSED, str(drafted.error)) if outcome.name == EQUAL else outcome
+        if not self.is_exact(call):
+            self.plain.last = self.drafted.last = None  # they may have come apart
+        return outcome
+
+    def is_exact(self, call: Call) -> bool:
+        """Whether the ids have to be equal: bfloat16 flips near-ties, and several rows draw their
+        random numbers in another order. Where passes are reproducible they always are."""
+        if call.drafting["verification"] == "reproducible":
+            return call.context != "autocast"
+        is_long = self.plain.inner.dtype in (torch.float32, torch.float64)
+        in_order = call.rows == 1 or not call.options["do_sample"]
+        return is_long and in_order and call.context != "autocast"
+
+
+def judged(call: Call, plain: Answer, drafted: Answer, is_exact: bool) -> Outcome:
+    """How a call ended on the two sides."""
+    if plain.error is not None:
+        return Outcome(PLAIN_RAISED, repr(plain.error))
+    if drafted.error is not None:
+        refuses = _refuses(drafted.error) and not call.attached and not drafted.streamed
+        return Outcome(REFUSED if refuses else CRASHED, _told(drafted.error))
+    found = difference(call, plain, drafted) if is_exact else None
+    if found is None:
+        return Outcome(EQUAL)
+    margin = _margin(plain, drafted)
+    is_tie = margin < _CLOSE and not call.options["do_sample"]
+    texts = f"{plain.ids.tolist()}\n    {drafted.ids.tolist()}"
+    return Outcome(TIE if is_tie else DIFFERENT, f"{found}; margin {margin:.1e}\n    {texts}")
+
+
+def difference(call: Call, plain: Answer, drafted: Answer) -> str | None:
+    """The first thing that a caller can tell the two sides apart by."""
+    if not torch.equal(plain.ids, drafted.ids):
+        return "ids"
+    if type(plain.output) is not type(drafted.output):
+        return f"{type(plain.output).__name__} and {type(drafted.output).__name__}"
+    if not isinstance(plain.output, torch.Tensor):
+        # Drafts are verified with a cache even where the model's own configuration has none.
+        if plain.output.keys() | {"past_key_values"} != drafted.output.keys() | {"past_key_values"}:
+            return f"{list(plain.output)} and {list(drafted.output)}"
+        for name in ("scores", "logits", "hidden_states", "attentions"):
+            apart = 0.0 if call.drafting["verification"] == "reproducible" else _CLOSE
+            if not _close(plain.output.get(name), drafted.output.get(name), apart):
+                return name
+    if plain.streamed != drafted.streamed:
+        return "streamed"
+    if call.rows == 1 and plain.seen != drafted.seen:
+        return "what the logits processor saw"
+    if call.rows == 1 and not torch.equal(plain.random_state, drafted.random_state):
+        return "random state"
+    if isinstance(plain.cache, Cache):
+        return _cache_difference(plain.cache, drafted.cache)
+    return None
+
+
+def _cache_difference(plain: Cache, drafted: Any) -> str | None:
+    abouts = [
+        [_length(cache), *(type(each).__name__ for each in (cache, *cache.layers))]
+        for cache in (plain, drafted)
+    ]
+    if abouts[0] != abouts[1]:
+        return f"cache: {abouts[0]} and {abouts[1]}"
+    for one, other in zip(plain.layers, drafted.layers, strict=True):
+        if type(one) is DynamicLayer and not _close(
+            (one.keys, one.values), (other.keys, other.values)
+        ):
+            return "entries of the cache"
+    return None
+
+
+def _length(cache: Cache) -> int | None:
+    with suppress(ValueError):  # none that attends
+        return int(cache.get_seq_length())
+    return None
+
+
+def _close(one: Any, other: Any, apart: float = _CLOSE) -> bool:
+    """Whether tensors, in tuples or not, are as far apart at most, beside the largest entry."""
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_close(*pair, apart) for pair in pairs)
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape:
+        return False
+    finite = one.isfinite()
+    if not torch.equal(finite, other.isfinite()):
+        return False
+    one, other = one[finite], other[finite]
+    return not len(one) or bool((one - other).abs().max() <= apart * max(one.abs().max(), 1.0))
+
+
+def _margin(plain: Answer, drafted: Answer) -> float:
+    """By how much plain decoding preferred its token to the drafted one's where the ids first
+    differ, beside the spread of its scores; infinite where there is no such place."""
+    if plain.ids.shape[0] != drafted.ids.shape[0]:
+        return float("inf")
+    width = min(plain.ids.shape[1], drafted.ids.shape[1])
+    places = (plain.ids[:, :width] != drafted.ids[:, :width]).nonzero().tolist()
+    if not places:
+        return float("inf")
+    row, column = min(places, key=lambda place: place[1])
+    if not 0 <= column - plain.prompt_length < len(plain.scores):
+        return float("inf")
+    scores = plain.scores[column - plain.prompt_length][row]
+    preferred = scores[plain.ids[row, column]] - scores[drafted.ids[row, column]]
+    finite = scores[scores.isfinite()]
+    return float(preferred / (finite.max() - finite.min()))
+
+
+def _refuses(error: Exception | None) -> bool:
+    """Whether the package has raised it, and names an argument."""
+    if not isinstance(error, (ValueError, TypeError)):
+        return False
+    return "hf_refspec" in traceback.extract_tb(error.__traceback__)[-1].filename and "`" in str(
+        error
+    )
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)[-6:])
