@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers import StoppingCriteriaList
 
+from ..verification.ranks import Ranks
 from .row import Row
 
 
@@ -26,15 +27,17 @@ class BatchCriteria:
         pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
             long as the longest.
         pad_id (`int`): With what.
+        ranks ([`Ranks`]): Those that decode these rows; what the first one is answered counts.
     """
 
     def __init__(
-        self, criteria: StoppingCriteriaList, length: int, pads: bool, pad_id: int
+        self, criteria: StoppingCriteriaList, length: int, pads: bool, pad_id: int, ranks: Ranks
     ) -> None:
         self._criteria = criteria
         self._asked = length
         self._pads = pads
         self._pad_id = pad_id
+        self._ranks = ranks
 
     def ask(self, rows: Sequence[Row]) -> None:
         """Asks about the lengths that all rows have come to since, and stops rows.
@@ -45,7 +48,7 @@ class BatchCriteria:
         while self._criteria and self._asked < self._reached(rows):
             self._asked += 1
             ids = padded(rows, self._asked, self._pads, self._pad_id)
-            stops = self._criteria(ids, None).tolist()
+            stops = self._ranks.agree(self._criteria(ids, None).tolist())
             for row, stopped in zip(rows, stops, strict=True):
                 if stopped:
                     row.stop_at(self._asked)

@@ -13,7 +13,9 @@ from transformers.cache_utils import Cache
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
+from ..verification.ranks import Ranks
 from ..verification.reproducible import ReproducibleVerifier
+from .synced import is_synced
 
 
 class RefusedCallError(ValueError):
@@ -58,9 +60,14 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
             "out.",
         ),
         (
-            bool(kwargs.get("synced_gpus")),
-            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would accept "
-            "different numbers of tokens and wait for each other. Leave one of them out.",
+            caller != "candidate_generator" and is_synced(model, kwargs.get("synced_gpus")),
+            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would retrieve "
+            "at different times and wait for each other. Leave one of them out.",
+        ),
+        (
+            caller != "candidate_generator" and not Ranks.of(model).alone,
+            f"A model that is split over several processes cannot be combined with `{caller}`: "
+            "each would speculate by its own clock. Load it in one process, with `device_map`.",
         ),
         (
             bool(setting("token_healing", model, kwargs)),
