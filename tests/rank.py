@@ -103,7 +103,10 @@ class Tensor:
         return Prophet(self.plain, 0.8, seed=seed, **others)
 
     def compared(self, **options):
-        return self.plain, self.generate(**options)
+        drafted = self.generate(**options)
+        if isinstance(drafter := options.get("candidate_generator"), Prophet):
+            assert drafter.stats.forward_passes < 30  # some drafts were accepted
+        return self.plain, drafted
 
     def clocks(self):
         """With "auto", where one process has found wide passes cheap and the others have not."""
@@ -124,11 +127,15 @@ class Tensor:
         return self.compared(candidate_generator=self.prophet())
 
     def sampled(self):
+        """With another seed at each rank: all draw as the first one does."""
         options = {"do_sample": True, "temperature": 1.5, "top_k": 20}
         torch.manual_seed(0)
         plain = self.generate(**options)
         torch.manual_seed(self.rank)
-        return plain, self.generate(**options, candidate_generator=Prophet(plain, 0.8))
+        options |= {"return_dict_in_generate": True, "output_scores": True}
+        output = self.generate(**options, candidate_generator=Prophet(plain, 0.8))
+        assert len(output.scores) == 32
+        return plain, output.sequences
 
     def rows(self):
         inputs = padded_prompts(3)
@@ -164,10 +171,16 @@ class Tensor:
         return self.plain, output.sequences
 
     def one_drafter(self):
-        """Only the first rank has a drafter that drafts, and it drafts chains."""
+        """Only the first rank has one, which also reads the prompt."""
+        given = rs.Drafter() if self.rank else rs.ReferenceCopy() | rs.TokenRecycling()
+        inputs = PROMPT.repeat(1, 30)
+        plain = self.generate(inputs)
+        return plain, self.generate(inputs, candidate_generator=given)
+
+    def one_chain(self):
+        """Only the first rank has one, whose drafts are verified as chains."""
         prompt_lookup = PromptLookupCandidateGenerator(num_output_tokens=5, max_length=512)
-        given = rs.Drafter() if self.rank else prompt_lookup
-        return self.compared(candidate_generator=given)
+        return self.compared(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
 
     def long_draft(self):
         """Drafts that take more than one exchange."""

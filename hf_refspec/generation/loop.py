@@ -93,7 +93,8 @@ class Loop:
         with collected_states(self.verifier.model, fraction > 0) as states:
             logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
         top = _top_tokens(drafters, logits)
-        paths = self._accepted(rows, logits, none, [True] * len(rows), top)
+        paths = _accepted(rows, logits, none, [True] * len(rows), top)
+        paths = _agreed(self.ranks, rows, paths)
         self.verifier.keep(paths)
         if states:
             self._observe_prompts(drafters, rows, states, logits, fraction)
@@ -111,12 +112,12 @@ class Loop:
         """
         began = self.clock()
         drafts = [self._draft(i, rows[i], drafters[i], each) for i, each in enumerate(going)]
-        trimmed = self.budget.trim(drafters, drafts, self.clock() - began)
-        trimmed = self.ranks.agree(trimmed)
+        paying = self.budget.trim(drafters, drafts, self.clock() - began)
+        trimmed = self.ranks.agree(paying)
         drafted = self.clock()
         logits = self.verifier.forward([row.seen for row in rows], trimmed)  # (R, 1 + T, vocab)
         top = _top_tokens(drafters, logits)
-        paths = self._accepted(rows, logits, trimmed, going, top)
+        paths = _agreed(self.ranks, rows, _accepted(rows, logits, trimmed, going, top))
         verified = self.clock()
         self.verifier.keep(paths)
         new_tokens = [
@@ -147,28 +148,6 @@ class Loop:
             return DraftTree.empty()
         draft = checked_draft(drafter, nodes, self.verifier.vocab_size, self.chains)
         return draft.truncated(deepest)
-
-    def _accepted(
-        self,
-        rows: Sequence[Row],
-        logits: torch.Tensor,
-        drafts: Sequence[DraftTree],
-        going: Sequence[bool],
-        top: TopTokens | None,
-    ) -> list[list[int] | None]:
-        """The accepted nodes of each row, `None` for those that stand still: the first rank's."""
-        paths = _accepted(rows, logits, drafts, going, top)
-        if self.ranks.alone:
-            return paths
-        own = [
-            None if path is None else (path, row.tail(len(path) + 1).tolist(), row.stopped_at)
-            for row, path in zip(rows, paths, strict=True)
-        ]
-        agreed = self.ranks.agree(own)
-        for row, mine, chosen in zip(rows, own, agreed, strict=True):
-            if mine is not None and chosen is not None and mine != chosen:
-                row.replace(len(mine[1]), chosen[1], chosen[2])
-        return [None if chosen is None else chosen[0] for chosen in agreed]
 
     def _observe_prompts(
         self,
@@ -240,6 +219,23 @@ def _accepted(
         )
     )
     return [next(paths) if goes_on else None for goes_on in going]
+
+
+def _agreed(
+    ranks: Ranks, rows: Sequence[Row], paths: list[list[int] | None]
+) -> list[list[int] | None]:
+    """The first rank's paths; the rows take its tokens, and end where its rows do."""
+    if ranks.alone:
+        return paths
+    own = [
+        None if path is None else (path, row.tail(len(path) + 1).tolist(), row.stopped_at)
+        for row, path in zip(rows, paths, strict=True)
+    ]
+    agreed = ranks.agree(own)
+    for row, mine, theirs in zip(rows, own, agreed, strict=True):
+        if mine is not None and theirs is not None and mine != theirs:
+            row.replace(len(mine[1]), theirs[1], theirs[2])
+    return [None if each is None else each[0] for each in agreed]
 
 
 def _may_go_on(row: Row, pads: bool) -> bool:

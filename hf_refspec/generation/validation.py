@@ -30,8 +30,14 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with.
 
     Raises:
-        RefusedCallError: If `model` is an encoder-decoder model.
+        RefusedCallError: If `model` is an encoder-decoder model, or its layers are spread over
+            processes.
     """
+    if getattr(model, "_pp_stage", None) is not None:
+        raise RefusedCallError(
+            f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
+            "its own layers only. Load the model with `tp_size` or `device_map`, or leave it out."
+        )
     if model.config.is_encoder_decoder:
         raise RefusedCallError(
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "

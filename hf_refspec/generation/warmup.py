@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, StoppingCriteria
 from ..drafting.drafter import Drafter
 from ..drafting.tree import ROOT, DraftTree
 from ..index import kernels
+from ..verification.probe import input_device
 from ..verification.static import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
@@ -54,8 +55,8 @@ def warmup(
     others = {name: value for name, value in options.items() if name != "max_new_tokens"}
     model.generate(
         **{"cache_implementation": "static", "do_sample": False, **others},
-        input_ids=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
-        attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=model.device),
+        input_ids=torch.ones((rows, 1), dtype=torch.int64, device=input_device(model)),
+        attention_mask=torch.ones((rows, 1), dtype=torch.int64, device=input_device(model)),
         max_length=max(max_length, _SHORTEST),
         max_new_tokens=None,
         eos_token_id=None,

@@ -190,6 +190,12 @@ def probe(
     return known
 
 
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes ids. Weights that accelerate has offloaded are on the meta device; it
+    moves ids to where they run."""
+    return model.device if model.device.type != "meta" else torch.device("cpu")
+
+
 def _is_padded(model_kwargs: dict[str, Any]) -> bool:
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
@@ -261,10 +267,11 @@ class _Probe:
         words = ids if boundary is None else ids[-_DISTRACTORS:]
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
-        self.mask = torch.ones(text.shape, dtype=torch.int64, device=model.device)
+        device = input_device(model)
+        self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
         if padded:
             self.mask[-1, :_PADDING] = 0
-        self.text = torch.from_numpy(text).to(model.device)  # (R, prompt + 4)
+        self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 
     def finding(self, kind: type[Verifier]) -> Finding:
         reference = self._one_after_another()  # (R, 5, vocab_size)

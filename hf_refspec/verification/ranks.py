@@ -1,17 +1,15 @@
 """The ranks of a model: processes that hold parts of it and run every forward pass together.
 
-With tensor or pipeline parallelism all ranks decode the same text, and a pass that one of them runs
-alone waits for the others for ever. What a call decides (drafts, by a process's own tables and
-clocks; the verifier; the sampled tokens; stops) is therefore decided by the first rank, and the
-others take it over. One exchange tells them: a sum in which each rank adds whether it has failed,
-and the first one its message.
+With tensor parallelism all ranks decode the same text, and a pass that one of them runs alone waits
+for the others for ever. So the first rank decides what depends on a process: drafts and their
+number, by its own tables and clock; the verifier; sampled tokens; stops. It tells the others by a
+sum over all ranks, to which each of them adds whether it has failed.
 """
 
 from __future__ import annotations
 
-import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,8 +21,6 @@ from transformers import PreTrainedModel
 
 _Value = TypeVar("_Value")
 
-# The dimensions of a device mesh along which all ranks have the same text.
-_SAME_TEXT = ("pp", "tp")
 # The bytes of an exchange: the drafts of a few rows. A longer message takes a second one.
 _SIZE = 4096
 _LENGTH = np.dtype(np.int64)
@@ -41,33 +37,28 @@ class Ranks:
     """The processes that decode one text together; by default this one alone.
 
     Args:
-        groups (sequence of `ProcessGroup`, *optional*): One for each dimension of their mesh.
-        device (`torch.device`, *optional*): Of what these groups exchange.
+        group (`ProcessGroup`, *optional*): Their own.
+        device (`str`, *optional*, defaults to `"cpu"`): The type of the tensors that it exchanges.
     """
 
-    def __init__(self, groups: Sequence[Any] = (), device: torch.device | str = "cpu") -> None:
-        self._groups = groups
+    def __init__(self, group: Any = None, device: str = "cpu") -> None:
+        self._group = group
         self._device = device
-        sizes = [group.size() for group in groups]
-        self._count = math.prod(sizes)
-        self._index = 0
-        for group, size in zip(groups, sizes, strict=True):
-            self._index = self._index * size + group.rank()
+        self._count: int = 1 if group is None else group.size()
+        self._index: int = 0 if group is None else group.rank()
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Ranks:
         """Those that transformers has split a model over."""
-        mesh = getattr(model, "_device_mesh", None)
-        if mesh is None:
+        if (getattr(model, "_tp_size", None) or 1) == 1:
             return cls()
-        shared = [i for i, name in enumerate(mesh.mesh_dim_names or ()) if name in _SAME_TEXT]
-        groups = [mesh.get_group(i) for i in shared if mesh.size(i) > 1]
-        return cls(groups, mesh.device_type)
+        mesh = model._device_mesh
+        return cls(mesh.get_group("tp" if mesh.ndim > 1 else 0), mesh.device_type)
 
     @property
     def alone(self) -> bool:
         """Whether this process is the only one."""
-        return not self._groups
+        return self._group is None
 
     @property
     def is_first(self) -> bool:
@@ -85,8 +76,8 @@ class Ranks:
         failed, message = self._exchange(pickle.dumps(value) if self.is_first else b"")
         if failed:
             raise FailedRankError(
-                f"generate() has raised an exception at rank {failed[0]} of the {self._count} that "
-                "hold this model; what it was, that process says."
+                f"generate() raised an exception at rank {failed[0]} of this model's "
+                f"{self._count}, so that none can go on: see the traceback of that process."
             )
         return value if self.is_first else pickle.loads(message)
 
@@ -130,7 +121,6 @@ class Ranks:
 
     def _sum(self, own: np.ndarray, timeout: timedelta | None = None) -> np.ndarray:
         summed = torch.from_numpy(own).to(self._device)
-        for group in self._groups:
-            work = distributed.all_reduce(summed, group=group, async_op=True)
-            work.wait() if timeout is None else work.wait(timeout)
+        work = distributed.all_reduce(summed, group=self._group, async_op=True)
+        work.wait() if timeout is None else work.wait(timeout)
         return summed.numpy(force=True)
