@@ -86,7 +86,7 @@ class Tensor:
     """Cases of tensor parallelism: all ranks have one text, and different drafters and clocks."""
 
     def __init__(self, folder: Path, rank: int, ranks: int):
-        self.rank = rank
+        self.rank, self.ranks, self.llama = rank, ranks, folder / "llama"
         self.model, self.windowed = (
             AutoModelForCausalLM.from_pretrained(
                 folder / name, distributed_config=DistributedConfig(tp_plan="auto")
@@ -217,8 +217,17 @@ class Tensor:
         return self.compared(candidate_generator=self.prophet(self.rank))
 
     def speculative_retrieval(self):
+        return self.refused(self.model, custom_generate=rs.knn_lm)
+
+    def pipeline(self):
+        """Layers that are spread over the ranks."""
+        config = DistributedConfig(pp_size=self.ranks)
+        model = AutoModelForCausalLM.from_pretrained(self.llama, distributed_config=config)
+        return self.refused(model, candidate_generator="auto")
+
+    def refused(self, model, **options):
         try:
-            self.generate(custom_generate=rs.knn_lm)
+            model.generate(PROMPT, **self.options, **options)
         except ValueError as error:
             return str(error)
         return "nothing was raised"

@@ -33,6 +33,10 @@ TENSOR = (
     "boundary",
 )
 SHARDED = ("plainly", "drafted", "default", "attached", "returned_cache", "static_cache")
+REFUSED = {
+    "speculative_retrieval": "split over several processes cannot be combined with `knn_lm`",
+    "pipeline": "`candidate_generator` cannot be combined with pipeline parallelism",
+}
 SECONDS = 240
 
 
@@ -84,9 +88,9 @@ def run(models: Path, folder: Path, kind: str, ranks: int, cases: tuple[str, ...
 @pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
 def tensor(request, models, tmp_path_factory):
     """The results of each rank of a tensor parallel model."""
-    failures = ("no_draft", "no_observation", "after_exceptions", "speculative_retrieval")
+    failures = ("no_draft", "no_observation", "after_exceptions")
     folder = tmp_path_factory.mktemp("tensor")
-    return run(models, folder, "tensor", request.param, (*TENSOR, *failures))
+    return run(models, folder, "tensor", request.param, (*TENSOR, *failures, *REFUSED))
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +125,10 @@ def test_the_call_after_an_exception_is_right(tensor):
     check_equal(tensor, "after_exceptions")
 
 
-def test_speculative_retrieval_refuses_a_model_that_is_split_over_processes(tensor):
-    for own in tensor[0]:
-        assert (
-            "split over several processes cannot be combined with `knn_lm`"
-            in (own["speculative_retrieval"])
-        )
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_keep_several_ranks_in_step_is_refused_at_all_of_them(tensor, case):
+    for own, text in zip(*tensor, strict=True):
+        assert REFUSED[case] in own.get(case, text)
 
 
 @pytest.mark.parametrize("case", SHARDED)
