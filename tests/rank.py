@@ -182,6 +182,14 @@ class Tensor:
         prompt_lookup = PromptLookupCandidateGenerator(num_output_tokens=5, max_length=512)
         return self.compared(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
 
+    def tables(self):
+        """What Token Recycling has learned: the contexts and best next tokens of its table."""
+        recycling = rs.TokenRecycling()
+        self.generate(PROMPT.repeat(1, 5), candidate_generator=recycling)
+        learned = recycling._table.entries()
+        assert len(learned) > 32
+        return learned.contexts, learned.tokens
+
     def long_draft(self):
         """Drafts that take more than one exchange."""
         inputs = padded_prompts(5)

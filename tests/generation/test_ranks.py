@@ -88,9 +88,9 @@ def run(models: Path, folder: Path, kind: str, ranks: int, cases: tuple[str, ...
 @pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
 def tensor(request, models, tmp_path_factory):
     """The results of each rank of a tensor parallel model."""
-    failures = ("no_draft", "no_observation", "after_exceptions")
+    others = ("no_draft", "no_observation", "after_exceptions", "tables")
     folder = tmp_path_factory.mktemp("tensor")
-    return run(models, folder, "tensor", request.param, (*TENSOR, *failures, *REFUSED))
+    return run(models, folder, "tensor", request.param, (*TENSOR, *others, *REFUSED))
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,12 @@ def test_an_exception_at_one_rank_ends_the_call_at_all(tensor, case, at):
     for i, own in enumerate(written):
         expected = "LookupError" if i == at else f"at rank {at} of this model's {len(written)}"
         assert expected in own.get(case, said[i])
+
+
+def test_token_recycling_learns_the_same_at_every_rank(tensor):
+    written, said = tensor
+    assert "tables" in written[0], said[0]
+    assert all(own["tables"] == written[0]["tables"] for own in written)
 
 
 def test_the_call_after_an_exception_is_right(tensor):
