@@ -304,7 +304,7 @@ def main() -> None:
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=100),
     )
     cases = (Tensor if kind == "tensor" else Sharded)(folder, rank, ranks)
     names = [name for name in vars(type(cases)) if name in sys.argv[5:]]
