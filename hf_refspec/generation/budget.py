@@ -36,15 +36,18 @@ class Budget:
 
     Args:
         nodes (`int`): The number.
+
+    Attributes:
+        most (`int`): The most nodes that a row ever drafts.
     """
 
     def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
+        self.most = nodes
 
     @property
     def nodes(self) -> int:
         """The most nodes that a row should draft now."""
-        return self._nodes
+        return self.most
 
     def trim(
         self, drafters: Sequence[Drafter], drafts: list[DraftTree], drafting_seconds: float

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import StoppingCriteriaList
 
+from ..verification.ranks import Ranks
 from .row import Row
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class BatchCriteria:
         pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
             long as the longest.
         pad_id (`int`): With what.
+        ranks ([`Ranks`]): Those that decode these rows; what the first one is answered counts.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class BatchCriteria:
         length: int,
         pads: bool,
         pad_id: int,
+        ranks: Ranks,
     ) -> None:
         self._criteria = criteria
         self._streamer = streamer
         self._asked = length
         self._pads = pads
         self._pad_id = pad_id
+        self._ranks = ranks
 
     def ask(self, rows: Sequence[Row]) -> None:
         """Asks about the lengths that all rows have come to since, stops rows, and streams.
@@ -60,7 +64,7 @@ class BatchCriteria:
         while self._asked < self._reached(rows):
             self._asked += 1
             ids = padded(rows, self._asked, self._pads, self._pad_id)
-            stops = self._criteria(ids, None).tolist() if self._criteria else []
+            stops = self._ranks.agree(self._criteria(ids, None).tolist()) if self._criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:
                     row.stop_at(self._asked)

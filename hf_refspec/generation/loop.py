@@ -8,7 +8,7 @@ tokens one forward pass yields. Several rows are the general case, and one row i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.stats import SpeculationStats
 from ..drafting.tree import DraftTree
 from ..index.top_tokens import TopTokens, top_tokens
+from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.verifier import StandingTokens, Verifier
 from .acceptance import accept
@@ -37,6 +38,8 @@ class Loop:
         reach ([`Reach`]): Says how far drafts may reach.
         stats ([`SpeculationStats`]): Of the call.
         chains (`bool`): Whether drafts must not branch.
+        ranks ([`Ranks`]): The processes that run the target model; the first one drafts.
+        reads_prompts (`bool`): Whether drafters may be told what the target expects inside prompts.
         clock (callable): The time in seconds.
     """
 
@@ -45,6 +48,8 @@ class Loop:
     reach: Reach
     stats: SpeculationStats
     chains: bool
+    ranks: Ranks = field(default_factory=Ranks)
+    reads_prompts: bool = True
     clock: Callable[[], float] = perf_counter
 
     def run(
@@ -83,13 +88,15 @@ class Loop:
     def prefill(self, rows: Sequence[Row], drafters: Sequence[Drafter]) -> None:
         """The first forward pass, over the prompts. It yields a token for each row."""
         began, none = self.clock(), [DraftTree.empty()] * len(rows)
-        fraction = max(drafter.prompt_fraction for drafter in drafters)
+        fraction = max(drafter.prompt_fraction for drafter in drafters) if self.reads_prompts else 0
+        fraction = self.ranks.agree(fraction)  # the output layer may be one of all ranks
         states: list[torch.Tensor] = []
         self.verifier.prompt_states = states if fraction > 0 else None
         logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
         self.verifier.prompt_states = None
         top = _top_tokens(drafters, logits)
         paths = _accepted(rows, logits, none, [True] * len(rows), top)
+        paths = _agreed(self.ranks, rows, paths)
         self.verifier.keep(paths)
         if states:
             self._observe_prompts(drafters, rows, states, logits, fraction)
@@ -107,7 +114,8 @@ class Loop:
         """
         began = self.clock()
         drafts = [self._draft(i, rows[i], drafters[i], each) for i, each in enumerate(going)]
-        trimmed = self.budget.trim(drafters, drafts, self.clock() - began)
+        paying = self.budget.trim(drafters, drafts, self.clock() - began)
+        trimmed = self.ranks.agree(paying)
         drafted = self.clock()
         seen = [
             row.seen if each else StandingTokens(row.seen)
@@ -115,7 +123,7 @@ class Loop:
         ]
         logits = self.verifier.forward(seen, trimmed)  # (R, 1 + T, vocab_size)
         top = _top_tokens(drafters, logits)
-        paths = _accepted(rows, logits, trimmed, going, top)
+        paths = _agreed(self.ranks, rows, _accepted(rows, logits, trimmed, going, top))
         verified = self.clock()
         self.verifier.keep(paths)
         new_tokens = [
@@ -133,14 +141,16 @@ class Loop:
         self.stats.other_seconds += kept - verified
 
     def _draft(self, index: int, row: Row, drafter: Drafter, goes_on: bool) -> DraftTree:
-        nodes = min(self.budget.nodes, self.verifier.most_nodes)
-        if nodes == 0 or not goes_on or self.verifier.restarted:
+        most = min(self.budget.most, self.verifier.most_nodes)
+        if most == 0 or not goes_on or self.verifier.restarted:
             return DraftTree.empty()
         position = self.verifier.last_position(index, row.seen)
         deepest = self.reach.depth(len(row.seen), position)
         if row.draft_end is not None:
             deepest = min(deepest, row.draft_end - len(row) - 1)  # one token is the target's own
-        if deepest <= 0:
+        # Only now: the reach may have run a probe, which all ranks run.
+        nodes = min(self.budget.nodes, most) if self.ranks.is_first else 0
+        if nodes == 0 or deepest <= 0:
             return DraftTree.empty()
         draft = checked_draft(drafter, nodes, self.verifier.vocab_size, self.chains)
         return draft.truncated(deepest)
@@ -215,6 +225,23 @@ def _accepted(
         )
     )
     return [next(paths) if goes_on else None for goes_on in going]
+
+
+def _agreed(
+    ranks: Ranks, rows: Sequence[Row], paths: list[list[int] | None]
+) -> list[list[int] | None]:
+    """The first rank's paths; the rows take its tokens, and end where its rows do."""
+    if ranks.alone:
+        return paths
+    own = [
+        None if path is None else (path, row.tail(len(path) + 1).tolist(), row.stopped_at)
+        for row, path in zip(rows, paths, strict=True)
+    ]
+    agreed = ranks.agree(own)
+    for row, mine, theirs in zip(rows, own, agreed, strict=True):
+        if mine is not None and theirs is not None and mine != theirs:
+            row.replace(len(mine[1]), theirs[1], theirs[2])
+    return [None if each is None else each[0] for each in agreed]
 
 
 def _may_go_on(row: Row, pads: bool) -> bool:

@@ -167,6 +167,13 @@ class Row:
             self._streamer.put(torch.tensor([token]))
         return stopped
 
+    def replace(self, count: int, tokens: list[int], stopped_at: int | None) -> None:
+        """Takes the tokens and the end that another rank has chosen instead of the last `count`."""
+        length = len(self) - count
+        self._output[length - self._prompt_length :] = tokens
+        self._ids = self._ids[:, :length]
+        self.stopped_at = stopped_at
+
     def stop_at(self, length: int) -> None:
         """Ends it at this length, if it has not been ended before: a criterion has been asked late,
         and it may be longer by now."""
@@ -174,7 +181,7 @@ class Row:
 
     def mark(self) -> RowMark:
         """The present, to go [`~Row.roll_back`] to."""
-        state = _random_numbers(self._ids.device).get_rng_state() if self.do_sample else None
+        state = random_numbers(self._ids.device).get_rng_state() if self.do_sample else None
         return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
 
     def roll_back(self, mark: RowMark) -> None:
@@ -185,7 +192,7 @@ class Row:
         self._ids = self._ids[:, : mark.length]
         self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits
         if mark.random_state is not None:
-            _random_numbers(self._ids.device).set_rng_state(mark.random_state)
+            random_numbers(self._ids.device).set_rng_state(mark.random_state)
 
     def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
         """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
@@ -208,6 +215,6 @@ def choose_tokens(
     return scores.argmax(dim=-1).tolist()
 
 
-def _random_numbers(device: torch.device) -> Any:
+def random_numbers(device: torch.device) -> Any:
     """Where tokens are drawn from: the default generator of the ids' device."""
     return torch.random if device.type == "cpu" else torch.get_device_module(device)

@@ -27,6 +27,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..verification.probe import select_verifier
+from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from .budget import make_budget
 from .criteria import BatchCriteria, criteria_of_rows, longest_row, own_length, padded
@@ -34,7 +35,8 @@ from .default_drafter import default_drafter
 from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
-from .row import Row
+from .row import Row, random_numbers
+from .synced import is_synced, kept_in_step
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
@@ -54,7 +56,7 @@ logger = logging.getLogger("hf_refspec")
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
 
-@entry_point("streamer")
+@entry_point("streamer", "synced_gpus")
 @torch.no_grad()
 def speculate(
     model: PreTrainedModel,
@@ -66,6 +68,7 @@ def speculate(
     max_draft_tokens: int | Literal["auto"] | None = "auto",
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
+    synced_gpus: bool | None = None,
     **model_kwargs: Any,
 ) -> Output:
     """Speculative decoding for `model.generate(..., custom_generate=hf_refspec.speculate)`.
@@ -126,9 +129,15 @@ def speculate(
         generation_config,
         streamer,
         model_kwargs,
+        Ranks.of(model),
+        is_synced(model, synced_gpus),
     )
-    with default_drafter(model) if given == "auto" else nullcontext(given) as drafter:
-        return call.decode(drafter, max_draft_tokens, verification)
+    with (
+        kept_in_step(model, input_ids) if call.synced else nullcontext(),
+        call.ranks.together(),
+        default_drafter(model) if given == "auto" else nullcontext(given) as drafter,
+    ):
+        return call.decode(drafter, *call.ranks.agree((max_draft_tokens, verification)))
 
 
 @dataclass(frozen=True)
@@ -142,9 +151,16 @@ class _Call:
     generation_config: GenerationConfig
     streamer: BaseStreamer | None
     model_kwargs: dict[str, Any]
+    ranks: Ranks
+    synced: bool
 
     def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
         """See [`speculate`]."""
+        if self.synced:
+            self.generation_config.disable_compile = True  # what keeps step is no part of a graph
+        if self.generation_config.do_sample and not self.ranks.alone:
+            numbers = random_numbers(self.input_ids.device)
+            numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
         of_rows, of_batch = criteria_of_rows(self.stopping_criteria, len(self.input_ids))
         rows = self._rows(of_rows)
         if verification == REPRODUCIBLE and len(rows) > 1 and self.generation_config.do_sample:
@@ -171,6 +187,8 @@ class _Call:
                 Reach(type(verifier), self.model, len(rows), self.model_kwargs),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
+                ranks=self.ranks,
+                reads_prompts=not self.synced,
             )
             output = self._run(loop, rows, drafters, of_batch)
         if self.streamer is not None:
@@ -192,10 +210,12 @@ class _Call:
         pad_token = self.generation_config._pad_token_tensor
         pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
         streamer = self.streamer if len(rows) > 1 else None
-        criteria = BatchCriteria(of_batch, streamer, self.input_ids.shape[1], pads, pad_id)
+        length = self.input_ids.shape[1]
+        criteria = BatchCriteria(of_batch, streamer, length, pads, pad_id, self.ranks)
         try:
             loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
+            self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])
             else:

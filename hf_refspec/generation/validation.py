@@ -16,7 +16,9 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from ..verification.cache import CACHE_NAMES
 from ..verification.probe import RefusedCallError
+from ..verification.ranks import Ranks
 from ..verification.reproducible import ReproducibleVerifier
+from .synced import is_synced
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
@@ -40,9 +42,14 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
     not transformers' own: what another does beside choosing tokens, this package cannot know.
 
     Raises:
-        RefusedCallError: If `model` is an encoder-decoder model, or its class or another library
-            has replaced the decoding loop.
+        RefusedCallError: If `model` is an encoder-decoder model, its layers are spread over
+            processes, or its class or another library has replaced the decoding loop.
     """
+    if getattr(model, "_pp_stage", None) is not None:
+        raise RefusedCallError(
+            f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
+            "its own layers only. Load the model with `tp_size` or `device_map`, or leave it out."
+        )
     if model.config.is_encoder_decoder:
         raise RefusedCallError(
             f"`{caller}` needs a decoder-only model, but {type(model).__name__} is an "
@@ -105,9 +112,14 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
             "out.",
         ),
         (
-            bool(kwargs.get("synced_gpus")),
-            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would accept "
-            "different numbers of tokens and wait for each other. Leave one of them out.",
+            caller != "candidate_generator" and is_synced(model, kwargs.get("synced_gpus")),
+            f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would retrieve "
+            "at different times and wait for each other. Leave one of them out.",
+        ),
+        (
+            caller != "candidate_generator" and not Ranks.of(model).alone,
+            f"A model that is split over several processes cannot be combined with `{caller}`: "
+            "each would speculate by its own clock. Load it in one process, with `device_map`.",
         ),
         (
             bool(setting("token_healing", model, kwargs)),

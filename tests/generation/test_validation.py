@@ -60,7 +60,6 @@ REFUSED = {
     "prompt look-up beside it": ({"prompt_lookup_num_tokens": 3}, "`prompt_lookup_num_tokens=3`"),
     "an assistant beside it": ({"assistant_model": torch.nn.Identity()}, "`assistant_model`"),
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
-    "processes in step": ({"synced_gpus": True}, "`synced_gpus=True`"),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
     "continuous batching": ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
     "hidden states": (

@@ -276,3 +276,19 @@ def test_gradient_checkpointing_at_work_is_decoded_plainly(rows, max_draft_token
     model.train()
     assert model.generate(**options, **drafting).tolist() == model.generate(**options).tolist()
     assert "gradient checkpointing is at work" in caplog.text
+
+
+@pytest.mark.parametrize("on_disk", [("model.embed_tokens", "lm_head"), ("model.layers.1",)])
+def test_a_model_with_offloaded_weights_is_probed(on_disk, tmp_path):
+    small_llama(num_key_value_heads=2).save_pretrained(tmp_path)
+    parts = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
+    devices = dict.fromkeys((*(f"model.{part}" for part in parts), "lm_head"), "cpu")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        device_map=devices | dict.fromkeys(on_disk, "disk"),
+        offload_folder=tmp_path / "offloaded",
+    )
+    plain = model.generate(PROMPT, **OPTIONS)
+    options = {**OPTIONS, "candidate_generator": (drafter := Prophet(plain, 1.0))}
+    assert torch.equal(model.generate(PROMPT, **options, max_draft_tokens=8), plain)
+    assert drafter.stats.forward_passes < OPTIONS["max_new_tokens"] / 2

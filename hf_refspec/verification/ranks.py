@@ -1,0 +1,126 @@
+"""The ranks of a model: processes that hold parts of it and run every forward pass together.
+
+With tensor parallelism all ranks decode the same text, and a pass that one of them runs alone waits
+for the others for ever. So the first rank decides what depends on a process: drafts and their
+number, by its own tables and clock; the verifier; sampled tokens; stops. It tells the others by a
+sum over all ranks, to which each of them adds whether it has failed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import distributed
+from transformers import PreTrainedModel
+
+_Value = TypeVar("_Value")
+
+# The bytes of an exchange: the drafts of a few rows. A longer message takes a second one.
+_SIZE = 4096
+_LENGTH = np.dtype(np.int64)
+# A rank that has failed tells the others at their next exchange. If it was in the middle of a
+# forward pass they cannot come to one, and it ends alone after so long.
+_PATIENCE = timedelta(seconds=30)
+
+
+class FailedRankError(RuntimeError):
+    """Another rank of the model has raised an exception."""
+
+
+class Ranks:
+    """The processes that decode one text together; by default this one alone.
+
+    Args:
+        group (`ProcessGroup`, *optional*): Their own.
+        device (`str`, *optional*, defaults to `"cpu"`): The type of the tensors that it exchanges.
+    """
+
+    def __init__(self, group: Any = None, device: str = "cpu") -> None:
+        self._group = group
+        self._device = device
+        self._count: int = 1 if group is None else group.size()
+        self._index: int = 0 if group is None else group.rank()
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Ranks:
+        """Those that transformers has split a model over."""
+        if (getattr(model, "_tp_size", None) or 1) == 1:
+            return cls()
+        mesh = model._device_mesh
+        return cls(mesh.get_group("tp" if mesh.ndim > 1 else 0), mesh.device_type)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the only one."""
+        return self._group is None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that decides."""
+        return self._index == 0
+
+    def agree(self, value: _Value) -> _Value:
+        """What the first rank passes here. All ranks must come here at the same point.
+
+        Raises:
+            FailedRankError: If another rank has raised an exception.
+        """
+        if self.alone:
+            return value
+        failed, message = self._exchange(pickle.dumps(value) if self.is_first else b"")
+        if failed:
+            raise FailedRankError(
+                f"generate() raised an exception at rank {failed[0]} of this model's "
+                f"{self._count}, so that none can go on: see the traceback of that process."
+            )
+        return value if self.is_first else pickle.loads(message)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around a call: an exception at one rank ends it at all of them."""
+        if self.alone:
+            yield
+            return
+        try:
+            yield
+            self.agree(None)
+        except FailedRankError:
+            raise
+        except BaseException:
+            self._tell_failure()
+            raise
+
+    def _tell_failure(self) -> None:
+        with suppress(RuntimeError):  # the others are gone, or wait inside of a forward pass
+            self._exchange(b"", failed=True)
+
+    def _exchange(self, message: bytes, failed: bool = False) -> tuple[list[int], bytes]:
+        """The ranks that have failed, and the first one's message."""
+        head = self._count + _LENGTH.itemsize
+        packet = np.zeros(max(_SIZE, head), dtype=np.uint8)
+        packet[self._index] = failed
+        packet[self._count : head] = np.array([len(message)], dtype=_LENGTH).view(np.uint8)
+        sent = message[: len(packet) - head]
+        packet[head : head + len(sent)] = np.frombuffer(sent, dtype=np.uint8)
+        packet = self._sum(packet, _PATIENCE if failed else None)
+        failures = np.flatnonzero(packet[: self._count]).tolist()
+        length = int(packet[self._count : head].view(_LENGTH)[0])
+        received = packet[head : head + length].tobytes()
+        if len(received) == length or failures:
+            return failures, received
+        rest = np.zeros(length - len(received), dtype=np.uint8)
+        if message:
+            rest[:] = np.frombuffer(message[len(sent) :], dtype=np.uint8)
+        return failures, received + self._sum(rest).tobytes()
+
+    def _sum(self, own: np.ndarray, timeout: timedelta | None = None) -> np.ndarray:
+        summed = torch.from_numpy(own).to(self._device)
+        work = distributed.all_reduce(summed, group=self._group, async_op=True)
+        work.wait() if timeout is None else work.wait(timeout)
+        return summed.numpy(force=True)
