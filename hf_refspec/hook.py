@@ -197,7 +197,11 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     names = (*(taken_by(loop) or ()), *(OPTIONS if loop is speculate else ()))
     options = dict(getattr(custom_generate, "keywords", {}))
     options |= {name: kwargs[name] for name in names if name in kwargs}
-    prepared = _with_cache(model, _with_stop_strings(model, {**options, **kwargs}))
+    prepared = _with_stop_strings(model, {**options, **kwargs})
+    if _lacks_cache(model, prepared):
+        prepared["use_cache"] = True
+        if loop is speculate:
+            options["adds_cache"] = True
     if _is_reproducible(options):
         if custom_generate is None:
             options.setdefault("candidate_generator", None)
@@ -240,14 +244,12 @@ def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[s
     return {**kwargs, "stop_strings": None, "stopping_criteria": criteria}
 
 
-def _with_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Has a model use a cache whose own configuration says otherwise (MPT's default), unless the
-    caller asked for that: the ids are the same, and drafts can be verified."""
+def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    """Whether a model's own configuration says that it uses no cache (MPT's default), and the call
+    says nothing: with one its drafts can be verified, and the ids are the same."""
     from .generation.validation import setting
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
     given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
-    if asked is None and not given and setting("use_cache", model, kwargs) is False:
-        return {**kwargs, "use_cache": True}
-    return kwargs
+    return asked is None and not given and setting("use_cache", model, kwargs) is False

@@ -26,6 +26,7 @@ from ..drafting.datastore_drafts import with_drafts
 from ..drafting.drafter import Drafter
 from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
+from ..verification.cache import CACHE_NAMES
 from ..verification.probe import select_verifier
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
@@ -69,6 +70,7 @@ def speculate(
     verification: str = "auto",
     streamer: BaseStreamer | None = None,
     synced_gpus: bool | None = None,
+    adds_cache: bool = False,
     **model_kwargs: Any,
 ) -> Output:
     """Speculative decoding for `model.generate(..., custom_generate=hf_refspec.speculate)`.
@@ -93,6 +95,8 @@ def speculate(
             `scaled_dot_product_attention`) or chains by passes of one width in a static cache: ids,
             logits and scores are then the same bit by bit whatever was drafted, in bfloat16 and
             float16 too, and as without a `candidate_generator`.
+        adds_cache (`bool`, *optional*, defaults to `False`): Whether plain decoding would have no
+            cache: the model is configured so.
 
     Returns:
         What `generate` returns: ids `(rows, length)`, padded on the right where a row ends early,
@@ -131,6 +135,7 @@ def speculate(
         model_kwargs,
         Ranks.of(model),
         is_synced(model, synced_gpus),
+        adds_cache,
     )
     with (
         kept_in_step(model, input_ids) if call.synced else nullcontext(),
@@ -153,6 +158,7 @@ class _Call:
     model_kwargs: dict[str, Any]
     ranks: Ranks
     synced: bool
+    adds_cache: bool
 
     def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
         """See [`speculate`]."""
@@ -174,7 +180,7 @@ class _Call:
                 len(rows),
                 self.generation_config,
                 self.model_kwargs,
-                drafts=max_draft_tokens != 0,
+                drafts=max_draft_tokens != 0 or self.adds_cache,
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
@@ -241,6 +247,11 @@ class _Call:
             type(self.model).__name__,
             found,
         )
+        kwargs = self.model_kwargs
+        if self.adds_cache:
+            self.generation_config.use_cache = False
+            others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
+            kwargs = {**others, "use_cache": False}
         output = type(self.model)._sample(
             self.model,
             self.input_ids,
@@ -248,7 +259,7 @@ class _Call:
             stopping_criteria=self.stopping_criteria,
             generation_config=self.generation_config,
             streamer=self.streamer,
-            **self.model_kwargs,
+            **kwargs,
         )
         ids = output if isinstance(output, torch.Tensor) else output.sequences
         new_ids = ids[:, self.input_ids.shape[1] :].numpy(force=True).astype(np.int64)

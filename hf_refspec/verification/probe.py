@@ -269,9 +269,13 @@ def _set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
 
 
 def call_device(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> torch.device:
-    """Where the tokens of a call are; weights that are offloaded are nowhere between passes."""
+    """Where the tokens of a call are. Weights that are offloaded are nowhere between passes, and
+    accelerate moves tokens to where they run."""
     tensors = (each for each in model_kwargs.values() if isinstance(each, torch.Tensor))
-    return next((each.device for each in tensors), model.device)
+    on_host = torch.device("cpu")
+    return next(
+        (each.device for each in tensors), on_host if model.device.type == "meta" else model.device
+    )
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:

@@ -72,6 +72,16 @@ def test_layers_quantised_in_place_are_seen(model):
     assert model.generate(PROMPT, **options).tolist() == plain.tolist()
 
 
+@pytest.mark.parametrize("nodes", [0, 8])
+def test_a_model_without_a_cache_that_no_draft_suits_is_decoded_without_one(model, nodes):
+    """Its passes over all tokens are not those over the last."""
+    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
+    model.generation_config.use_cache = False
+    plain = model.generate(PROMPT, **OPTIONS)
+    drafting = {"candidate_generator": "auto", "max_draft_tokens": nodes}
+    assert model.generate(PROMPT, **drafting, **OPTIONS).tolist() == plain.tolist()
+
+
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     """They stand nowhere between passes, and each pass that is saved is a transfer saved."""
