@@ -66,7 +66,7 @@ def check_tokenizer(
     """Refuses a tokenizer that the folder at `path` was not made for; `remedy` says what to do.
 
     Raises:
-        DatastoreError: If it is another one.
+        DatastoreError: If it is another one, or has not as many ids as the folder says.
     """
     found = tokenizer_fingerprint(tokenizer)
     if found != config.fingerprint:
@@ -74,4 +74,10 @@ def check_tokenizer(
             f"{path} was made for another tokenizer: {printable(config.tokenizer):.100} with the "
             f"fingerprint {printable(config.fingerprint):.100}, not {tokenizer.name_or_path} with "
             f"{found}; {remedy}"
+        )
+    # Memory is allocated for so many.
+    if config.tokenizer_ids not in (None, vocabulary_size(tokenizer)):
+        raise DatastoreError(
+            f"{path} is damaged: its vocab_size is {config.tokenizer_ids}, but its tokenizer has "
+            f"{vocabulary_size(tokenizer)} ids"
         )

@@ -69,6 +69,12 @@ class FolderConfig:
     fingerprint: str
     tokenizer: str
 
+    @property
+    def tokenizer_ids(self) -> int | None:
+        """How many ids the tokenizer has, where it is known: of others `vocab_size` is the
+        model's."""
+        return None
+
     def check(self) -> None:
         """Checks what no single field tells.
 

@@ -84,6 +84,10 @@ class KnowledgeBaseConfig(FolderConfig):
         return {"sources_file": None, **super()._newest(content)}
 
     @property
+    def tokenizer_ids(self) -> int:
+        return self.vocab_size
+
+    @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens, else uint32."""
         return token_dtype(self.vocab_size, separator=False)

@@ -14,9 +14,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .files import DatastoreError, FileEntry, check_file, write_bytes
 from .printable import one_line
 
-# No vocabulary comes near it.
-_MOST_IDS = 1 << 24
-
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
     """Writes what the documents are tokenised with into a folder."""
@@ -38,9 +35,10 @@ def read_tokenizer(
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exceptions of its own
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
-    # To copy it, the library goes through all numbers up to the largest id, used or not.
+    # To copy it, the library goes through all numbers up to the largest id, used or not: more than
+    # the file has bytes are no vocabulary.
     largest = max(backend.get_vocab().values(), default=0)
-    if largest >= min(vocab_size, _MOST_IDS):
+    if largest >= min(vocab_size, entry.size):
         raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
     backend.no_truncation()
     backend.no_padding()

@@ -373,3 +373,11 @@ def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
     built[0].verify()
     assert [built[0].text(i) for i in range(2)] == ["one", "two"]
     assert os.listdir(tmp_path) == ["base"]
+
+
+def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):
+    # BM25 would take memory for every id.
+    replace(base.config, vocab_size=2**16).write(base.path)
+    message = rf"{base.path} is damaged: its vocab_size is 65536, but its tokenizer has 259 ids"
+    with pytest.raises(DatastoreError, match=message):
+        KnowledgeBase(base.path, tokenizer)

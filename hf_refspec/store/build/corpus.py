@@ -32,6 +32,10 @@ _OURS = re.compile(
     r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?|\.tokenizer\.json\.new"
 )
 
+# What a datastore was built with is not repeated if it is less: small shards are files to write,
+# and save hardly any memory.
+LEAST_NOTED = 1 << 16
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -168,7 +172,8 @@ def extend_store(
     if options.get("shard_tokens") is None:
         noted = config.source.get("shard_tokens")
         # `source` is for people: nobody has checked what it says.
-        is_size = type(noted) is int and 1 <= noted <= LARGEST_SHARD
+        largest = max([BuildOptions.shard_tokens, *(shard.tokens for shard in config.shards)])
+        is_size = type(noted) is int and LEAST_NOTED <= noted <= largest
         options["shard_tokens"] = noted if is_size else BuildOptions.shard_tokens
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
