@@ -22,7 +22,7 @@ from .folder import new_folder, only_writer
 from .names import load_tokenizer
 from .shards import map_shard, split_documents
 from .stored_folder import Part, StoredFolder
-from .tokenizer_file import read_tokenizer
+from .tokenizer_file import TokenizerError, read_tokenizer, tokenizer_errors
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -177,12 +177,16 @@ class Datastore(StoredFolder[StoreConfig]):
         if old_tokenizer is None:
             old_tokenizer = self.load_tokenizer()
         self.check_tokenizer(old_tokenizer)
-        documents = (
-            old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            for ids in self.iter_documents()
-        )
         about = {key: self.config.source.get(key) for key in ("corpus", "license")}
-        return Datastore.build(documents, tokenizer, path, **about | options)
+        texts = self._decoded(old_tokenizer)
+        return Datastore.build(texts, tokenizer, path, **about | options)
+
+    def _decoded(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+        """The texts of the documents."""
+        for ids in self.iter_documents():
+            with self.naming_damage():
+                text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            yield text
 
     @classmethod
     def _part(cls, form: Form | None = None, *_: Any, **__: Any) -> Part[StoreConfig]:
@@ -273,9 +277,13 @@ class Datastore(StoredFolder[StoreConfig]):
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
         """Around a look-up: it reads files that nobody has checked, and what does not fit together
-        in them, a ValueError of the index, is raised as a DatastoreError that names the path."""
+        in them, a ValueError of the index, is raised as a DatastoreError that names the path; so is
+        what its tokenizer fails with."""
         try:
-            yield
+            with tokenizer_errors():
+                yield
+        except TokenizerError as error:
+            raise DatastoreError(f"{self.path}: its tokenizer fails: {error}") from None
         except ValueError as error:
             if isinstance(error, DatastoreError):
                 raise

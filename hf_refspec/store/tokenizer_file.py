@@ -6,13 +6,35 @@ it, and no Hub is asked for it. Chat templates and the names of special tokens a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .files import DatastoreError, FileEntry, check_file, write_bytes
+from .files import DatastoreError, FileEntry, read_entry, write_bytes
 from .printable import one_line
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that fails."""
+
+
+@contextmanager
+def tokenizer_errors() -> Iterator[None]:
+    """Raises what the library tokenizers fails with as a [`TokenizerError`].
+
+    It raises bare Exceptions, and panics of Rust, which are not even these. A tokenizer that
+    somebody has damaged fails when it is loaded, or over some texts alone: one without a token for
+    what it does not know, or with a regular expression that would search forever.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise TokenizerError(f"{one_line(error):.200}") from None
+        raise
 
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
@@ -29,16 +51,22 @@ def read_tokenizer(
     Raises:
         DatastoreError: If the file is not as it was written, or no tokenizer.
     """
-    check_file(folder, entry)
-    path = folder / entry.name
+    path, content = folder / entry.name, read_entry(folder, entry)
     try:
-        backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exceptions of its own
+        with tokenizer_errors():
+            return _tokenizer(path, content, name, vocab_size)
+    except DatastoreError:
+        raise
+    except Exception as error:  # of several libraries
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
+
+
+def _tokenizer(path: Path, content: bytes, name: str, vocab_size: int) -> PreTrainedTokenizerBase:
+    backend = Tokenizer.from_buffer(content)
     # To copy it, the library goes through all numbers up to the largest id, used or not: more than
     # the file has bytes are no vocabulary.
     largest = max(backend.get_vocab().values(), default=0)
-    if largest >= min(vocab_size, entry.size):
+    if largest >= min(vocab_size, len(content)):
         raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
     backend.no_truncation()
     backend.no_padding()

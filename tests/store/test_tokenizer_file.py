@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import ArgumentParser
+from dataclasses import replace
 
 import pytest
 from datasets import Dataset
@@ -11,9 +13,11 @@ from hub_server import TOKEN
 from stored import as_format_1
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.commands.search import add_search
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.fingerprint import tokenizer_fingerprint
 from hf_refspec.store.tokenizer_file import read_tokenizer
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
@@ -112,3 +116,72 @@ def test_chats_need_the_tokenizer_of_a_chat_model(store, tokenizer):
         store.extend(chats, **OPTIONS)
     assert_carries(Datastore(store.path))
     assert Datastore(store.path).extend(chats, tokenizer, **OPTIONS).documents == 3
+
+
+def damaged(store: Datastore, **changes) -> Datastore:
+    """A datastore whose tokenizer is another one, for which its config.json vouches."""
+    path = store.path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    replace(store.config, tokenizer_file=FileEntry.of(path)).write(store.path)
+    return Datastore(store.path)
+
+
+def test_one_that_panics_when_it_is_loaded_is_refused(store):
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
+    store = damaged(store, normalizer=normalizer)
+    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: Precompiled"
+    with pytest.raises(DatastoreError, match=message):
+        store.load_tokenizer()
+
+
+# Searches for so long that the library gives up; cuts into pieces of no length.
+REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+NO_LENGTH = {"type": "FixedLength", "length": 0}
+
+
+@pytest.mark.parametrize("pre_tokenizer", [REGEX, NO_LENGTH], ids=["regex", "length"])
+def test_one_that_panics_over_a_text_is_named_where_it_is_used(store, pre_tokenizer):
+    store, text = damaged(store, pre_tokenizer=pre_tokenizer), "a" * 40 + "b"
+    message = rf"^{store.path} cannot be extended: the tokenizer fails on a text, 'aaa.*: "
+    with pytest.raises(DatastoreError, match=message):
+        store.extend([text], **OPTIONS)
+    assert len(StoreConfig.read(store.path).shards) == 1
+    with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: "):
+        search(store, text)
+
+
+def search(store: Datastore, text: str) -> None:
+    """Runs `hf-refspec search`."""
+    parser = ArgumentParser()
+    add_search(parser)
+    arguments = parser.parse_args([str(store.path), text])
+    arguments.run(arguments)
+
+
+def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_path):
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    model |= {"max_input_chars_per_word": 100, "vocab": {"a": 0}}
+    path = store.path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "added_tokens": []}))
+    loaded = read_tokenizer(store.path, FileEntry.of(path), "pieces", 259)
+    about = {"fingerprint": tokenizer_fingerprint(loaded), "vocab_size": 1}
+    config = replace(store.config, tokenizer_file=FileEntry.of(path), **about)
+    config.write(store.path)
+    message = rf"{store.path} cannot be extended: .*: WordPiece error: Missing \[UNK\]"
+    with pytest.raises(DatastoreError, match=message):
+        Datastore(store.path).extend(["text"], **OPTIONS)
+
+
+def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):
+    decoder = {"type": "Strip", "content": "d", "start": 10**9, "stop": 5}
+    store = damaged(store, decoder=decoder)
+    with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: index out of"):
+        store.retokenize(tokenizer, tmp_path / "new", **OPTIONS)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_checked_is_loaded_whatever_is_at_the_path_by_then(store, replaced_when_opened):
+    content = json.loads((store.path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["l"] = 300
+    replaced_when_opened("tokenizer.json", json.dumps(content).encode())
+    assert_carries(store)

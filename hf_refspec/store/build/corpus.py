@@ -16,9 +16,9 @@ from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError, FileEntry
 from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
-from ..folder import new_folder, only_writer, sweep
+from ..folder import delete, new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
-from ..tokenizer_file import write_tokenizer
+from ..tokenizer_file import TokenizerError, write_tokenizer
 from .display import BuildDisplay
 from .engine import Engine, make_engine
 from .merge import merge_all, merge_due
@@ -192,10 +192,12 @@ def extend_store(
                 _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
             (folder / PROGRESS).unlink()
             _sweep(folder)
-        except BaseException:
+        except BaseException as error:
             if not chosen.resume:
                 _sweep(folder)
-                (folder / PROGRESS).unlink(missing_ok=True)
+                delete(folder / PROGRESS)
+            if isinstance(error, TokenizerError):
+                raise DatastoreError(f"{folder} cannot be extended: {error}") from None
             raise
     return folder
 
