@@ -18,7 +18,7 @@ from .build.corpus import build_store, extend_store, merge_store
 from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
-from .folder import new_folder, only_writer
+from .folder import check_writable, new_folder, only_writer
 from .names import load_tokenizer
 from .shards import map_shard, split_documents
 from .stored_folder import Part, StoredFolder
@@ -263,6 +263,7 @@ class Datastore(StoredFolder[StoreConfig]):
                     copy_file(self.path, alone.tokenizer_file, folder)
                 write_ngrams(folder, alone, table, counts, self.tokens)
             return Datastore(path, form="compact")
+        check_writable(self.path)
         with self.naming_damage():
             counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):

@@ -327,10 +327,22 @@ def _check_free(path: Path) -> None:
         )
 
 
+def check_writable(folder: Path) -> None:
+    """Raises a PermissionError, before there is work to be lost, if this process may not write into
+    a folder."""
+    as_effective_user = os.access in os.supports_effective_ids
+    if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
+        raise PermissionError(
+            f"{folder} cannot be changed: you may not write into it; change a copy, which "
+            "save_pretrained() makes"
+        )
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keeps others from writing into a folder; its lock is in it. Raises a DatastoreError if
-    another process is writing into it."""
+    another process is writing into it, and as [`check_writable`]."""
+    check_writable(folder)
     lock = locked(
         folder / LOCK, f"{folder} is being written by another process; wait for it, then try again"
     )

@@ -239,7 +239,7 @@ def _exists(path: Any) -> bool:
 
 def _open_files(paths: Iterable[Any], pattern: str) -> Source:
     files: list[Path] = []
-    shown: list[Path] = []
+    known_as: list[Path] = []
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
@@ -255,9 +255,9 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
-        shown += [_shown(path) / file.relative_to(path) for file in found]
+        known_as += [_shown(path) / file.relative_to(path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    return Source(_read_files(files), name or "unnamed", total=len(files), files=shown)
+    return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
 
 
 def _shown(path: Path) -> Path:
