@@ -20,9 +20,10 @@ from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .names import load_tokenizer
+from .printable import one_line
 from .shards import map_shard, split_documents
 from .stored_folder import Part, StoredFolder
-from .tokenizer_file import TokenizerError, read_tokenizer, tokenizer_errors
+from .tokenizer_file import is_of_tokenizer, read_tokenizer
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -281,14 +282,16 @@ class Datastore(StoredFolder[StoreConfig]):
         in them, a ValueError of the index, is raised as a DatastoreError that names the path; so is
         what its tokenizer fails with."""
         try:
-            with tokenizer_errors():
-                yield
-        except TokenizerError as error:
-            raise DatastoreError(f"{self.path}: its tokenizer fails: {error}") from None
+            yield
+        except DatastoreError:
+            raise
         except ValueError as error:
-            if isinstance(error, DatastoreError):
-                raise
             raise DatastoreError(f"{self.path}: {error}") from None
+        except BaseException as error:
+            if not is_of_tokenizer(error):
+                raise
+            message = f"{self.path}: its tokenizer fails: {one_line(error):.200}"
+            raise DatastoreError(message) from None
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.

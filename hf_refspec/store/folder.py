@@ -308,8 +308,9 @@ def _only_builder(path: Path) -> Iterator[None]:
 def _check_ours(place: Path) -> None:
     """Raises a DatastoreError if what is in the place of a build is not from one."""
     ours = stat.S_ISDIR(os.lstat(place).st_mode) and set(os.listdir(place)) <= {_NEW, LOCK}
-    new = place / _NEW
-    if not ours or new.is_symlink() or (new.exists() and not new.is_dir()):
+    with suppress(FileNotFoundError):
+        ours = ours and stat.S_ISDIR(os.lstat(place / _NEW).st_mode)
+    if not ours:
         raise DatastoreError(
             f"{place} is in the way, and not from a build of hf_refspec; move it elsewhere"
         )

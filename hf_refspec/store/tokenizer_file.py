@@ -6,8 +6,6 @@ it, and no Hub is asked for it. Chat templates and the names of special tokens a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -21,20 +19,14 @@ class TokenizerError(ValueError):
     """A tokenizer that fails."""
 
 
-@contextmanager
-def tokenizer_errors() -> Iterator[None]:
-    """Raises what the library tokenizers fails with as a [`TokenizerError`].
+def is_of_tokenizer(error: BaseException) -> bool:
+    """Whether the library tokenizers has raised an error.
 
     It raises bare Exceptions, and panics of Rust, which are not even these. A tokenizer that
     somebody has damaged fails when it is loaded, or over some texts alone: one without a token for
     what it does not know, or with a regular expression that would search forever.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is Exception or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"{one_line(error):.200}") from None
-        raise
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
@@ -53,11 +45,12 @@ def read_tokenizer(
     """
     path, content = folder / entry.name, read_entry(folder, entry)
     try:
-        with tokenizer_errors():
-            return _tokenizer(path, content, name, vocab_size)
+        return _tokenizer(path, content, name, vocab_size)
     except DatastoreError:
         raise
-    except Exception as error:  # of several libraries
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_of_tokenizer(error)):
+            raise
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..tokenizer_file import TokenizerError, tokenizer_errors
+from ..printable import one_line
+from ..tokenizer_file import TokenizerError, is_of_tokenizer
 
 Document = str | np.ndarray
 # The length of each document with its separator (0 for an empty one), and all of them in a row.
@@ -52,11 +53,12 @@ def encode(
                 for piece in pieces(document)
             )
             try:
-                with tokenizer_errors():
-                    parts = [np.array(each.ids, dtype) for each in encoded]
-            except TokenizerError as error:
+                parts = [np.array(each.ids, dtype) for each in encoded]
+            except BaseException as error:
+                if not is_of_tokenizer(error):
+                    raise
                 raise TokenizerError(
-                    f"the tokenizer fails on a text, {document[:60]!r}: {error}"
+                    f"the tokenizer fails on a text, {document[:60]!r}: {one_line(error):.200}"
                 ) from None
         else:
             parts = [document.astype(dtype)]
