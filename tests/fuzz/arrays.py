@@ -145,6 +145,8 @@ def mutate_lengths(folder: Path, generator: random.Random) -> str:
 def mutate_sizes(folder: Path, generator: random.Random) -> str:
     """Makes a small folder say that it is for a large vocabulary, or has many next tokens, with
     arrays that fit to that."""
+    if not all(map(is_plain, folder.iterdir())):  # such as a pipe
+        raise ValueError(f"{folder} has something else in it by now")
     config = json.loads((folder / CONFIG).read_bytes())
     if "top_k" in config:
         file, size = folder / "table.safetensors", generator.choice([9, 64, 256, 257, 4096, 2**16])
