@@ -6,6 +6,7 @@ it, and no Hub is asked for it. Chat templates and the names of special tokens a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -63,4 +64,7 @@ def _tokenizer(path: Path, content: bytes, name: str, vocab_size: int) -> PreTra
         raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
     backend.no_truncation()
     backend.no_padding()
+    # One that panics over any text is found now, and not by who uses it.
+    with suppress(Exception):  # of one that does not know these words
+        backend.decode(backend.encode("a text to read").ids)
     return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

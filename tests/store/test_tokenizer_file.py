@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset
 from hub_server import TOKEN
 from stored import as_format_1
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.commands.search import add_search
@@ -126,22 +127,27 @@ def damaged(store: Datastore, **changes) -> Datastore:
     return Datastore(store.path)
 
 
-def test_one_that_panics_when_it_is_loaded_is_refused(store):
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
-    store = damaged(store, normalizer=normalizer)
-    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: Precompiled"
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA=="}}, "Precompiled"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 5}}, "index out of"),
+    ],
+)
+def test_one_that_panics_over_any_text_is_refused(store, part, fault):
+    store = damaged(store, **part)
+    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: {fault}"
     with pytest.raises(DatastoreError, match=message):
         store.load_tokenizer()
 
 
-# Searches for so long that the library gives up; cuts into pieces of no length.
+# Searches for so long that the library gives up.
 REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-NO_LENGTH = {"type": "FixedLength", "length": 0}
 
 
-@pytest.mark.parametrize("pre_tokenizer", [REGEX, NO_LENGTH], ids=["regex", "length"])
-def test_one_that_panics_over_a_text_is_named_where_it_is_used(store, pre_tokenizer):
-    store, text = damaged(store, pre_tokenizer=pre_tokenizer), "a" * 40 + "b"
+def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
+    store, text = damaged(store, pre_tokenizer=REGEX), "a" * 40 + "b"
     message = rf"^{store.path} cannot be extended: the tokenizer fails on a text, 'aaa.*: "
     with pytest.raises(DatastoreError, match=message):
         store.extend([text], **OPTIONS)
@@ -173,10 +179,12 @@ def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_pa
 
 
 def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):
-    decoder = {"type": "Strip", "content": "d", "start": 10**9, "stop": 5}
-    store = damaged(store, decoder=decoder)
+    content = json.loads((store.path / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "Strip", "content": "d", "start": 10**9, "stop": 5}
+    backend = Tokenizer.from_str(json.dumps(content))
+    panicking = PreTrainedTokenizerFast(tokenizer_object=backend)
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: index out of"):
-        store.retokenize(tokenizer, tmp_path / "new", **OPTIONS)
+        store.retokenize(tokenizer, tmp_path / "new", panicking, **OPTIONS)
     assert not (tmp_path / "new").exists()
 
 
