@@ -35,17 +35,25 @@ def _search(args: Namespace) -> int:
     """Prints the longest match with some places where it occurs, and the draft tree."""
     store = Datastore.from_pretrained(args.store, args.form)
     tokenizer = store.load_tokenizer(args.tokenizer)
-    ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    with store.naming_damage():
+        ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
     if len(ids) == 0:
         raise ValueError("text has no tokens; give at least a word")
+    with store.naming_damage():
+        _print_drafts(store, ids, tokenizer, args.nodes)
+    return 0
+
+
+def _print_drafts(
+    store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase, nodes: int
+) -> None:
     if store.form == "full":
         _print_matches(store, ids, tokenizer)
     drafts = DatastoreDrafts(store)
     drafts.begin(ids, store.config.vocab_size)
-    tree = drafts.draft(args.nodes)
+    tree = drafts.draft(nodes)
     print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
     _print_tree(tree, tokenizer)
-    return 0
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -41,8 +41,10 @@ class Growth(NamedTuple):
     children: np.ndarray  # int32, the first proposals of a node's children
     heap: np.ndarray  # int32, the nodes that wait, the most probable on top
     # From a token to the child that has it: a hash table, whose entries are void at another node.
+    # Its key is random: texts of tokens that collide would make drafting slow.
     slots: np.ndarray  # int32
     slot_nodes: np.ndarray  # int32
+    key: int  # odd
 
 
 @njit
@@ -80,6 +82,7 @@ def grow(found, count, capacity, budget, chain):
         np.empty(capacity, dtype=np.int32),
         np.empty(slot_count, dtype=np.int32),
         np.full(slot_count, -2, dtype=np.int32),
+        2 * np.random.randint(1 << 62) + 1,  # numba's own generator, which nobody seeds
     )
     size = _grow(found, growth, chain)
     return growth.tokens[:size], growth.parents[:size], growth.probs[:size]
@@ -150,7 +153,7 @@ def divide(growth, first, node):
         next_proposal = following[proposal]
         token = proposed[proposal]
         if token >= 0:
-            slot = (token * 40503) & (len(slots) - 1)
+            slot = ((token * growth.key) >> 32) & (len(slots) - 1)
             while slot_nodes[slot] == node and proposed[slots[slot]] != token:
                 slot = (slot + 1) & (len(slots) - 1)
             if slot_nodes[slot] != node:

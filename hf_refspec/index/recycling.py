@@ -4,12 +4,16 @@ An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best
 their probabilities, as of the last time that it was verified. Entries are found by open addressing
 and keep their whole context, so that no other context is mistaken for it. They are linked by age:
 an entry that is learned again is the newest, and a full table gives up its oldest.
+
+The hash has a random key, which is never stored: nobody can write a table, or a text, whose
+contexts collide. Where entries lie depends on it, what a table holds does not.
 """
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +24,9 @@ from .kernels import kernel
 MOST_CONTEXT = 3
 # So many of the commonest tokens are known by order.
 COMMONEST = 8
-# The numbers of `state`: how many entries there are, the oldest and the newest of them.
-COUNT, OLDEST, NEWEST = 0, 1, 2
+# The numbers of `state`: how many entries there are, the oldest and the newest of them, and the
+# first of the `1 + MOST_CONTEXT` that are the key of the hash.
+COUNT, OLDEST, NEWEST, KEY = 0, 1, 2, 3
 
 
 class Table(NamedTuple):
@@ -37,7 +42,7 @@ class Table(NamedTuple):
             -1 at the ends.
         slots (`np.ndarray`, int32 of shape `(S,)`): A hash table of entries; 0 is free, else the
             entry and 1.
-        state (`np.ndarray`, int64 of shape `(3,)`): See `COUNT`.
+        state (`np.ndarray`, int64 of shape `(4 + MOST_CONTEXT,)`): See `COUNT`.
     """
 
     contexts: np.ndarray
@@ -64,14 +69,14 @@ def new_table(capacity: int, top_k: int) -> Table:
         np.zeros(capacity, dtype=np.int32),
         np.zeros(capacity, dtype=np.int32),
         np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.int32),
-        np.array([0, -1, -1]),
+        np.array([0, -1, -1, *np.frombuffer(os.urandom(8 * (1 + MOST_CONTEXT)), np.int64)]),
     )
 
 
 @uncounted
-def find(contexts, slots, last, second, third):
+def find(contexts, slots, state, last, second, third):
     """The entry of a context, -1 if there is none. Tokens that it does not have are -1."""
-    slot = _home(slots, last, second, third)
+    slot = _home(slots, state, last, second, third)
     while slots[slot] != 0:
         entry = slots[slot] - 1
         context = contexts[entry]
@@ -82,11 +87,11 @@ def find(contexts, slots, last, second, third):
 
 
 @uncounted
-def _home(slots, last, second, third):
-    """The slot at which the search for a context begins."""
-    mixed = (last * 0x1F3D5B79 + second + 1) * 0x2545F491 + third + 1
-    mixed = (mixed ^ (mixed >> 29)) * 0x27D4EB2F
-    return (mixed ^ (mixed >> 32)) & (len(slots) - 1)
+def _home(slots, state, last, second, third):
+    """The slot at which the search for a context begins: two contexts share it by chance alone
+    (multiply-shift, Dietzfelbinger 1996)."""
+    mixed = state[KEY] + state[KEY + 1] * last + state[KEY + 2] * second + state[KEY + 3] * third
+    return (mixed >> 32) & (len(slots) - 1)
 
 
 @kernel(
@@ -157,7 +162,7 @@ def _write(table, entry, best_tokens, best_probs, vocab_size):
 @uncounted
 def _entry(table, last, second, third):
     """The entry of a context, which is the newest from now on."""
-    entry = find(table.contexts, table.slots, last, second, third)
+    entry = find(table.contexts, table.slots, table.state, last, second, third)
     if entry >= 0:
         _unlink(table, entry)
     else:
@@ -170,7 +175,7 @@ def _entry(table, last, second, third):
             _forget(table, entry)
         context = table.contexts[entry]
         context[0], context[1], context[2] = last, second, third
-        slot = _home(table.slots, last, second, third)
+        slot = _home(table.slots, table.state, last, second, third)
         while table.slots[slot] != 0:
             slot = (slot + 1) & (len(table.slots) - 1)
         table.slots[slot] = entry + 1
@@ -201,10 +206,10 @@ def _unlink(table, entry):
 @uncounted
 def _forget(table, entry):
     """Takes an entry out of the hash table; those that it had pushed on move back."""
-    contexts, slots = table.contexts, table.slots
+    contexts, slots, state = table.contexts, table.slots, table.state
     mask = len(slots) - 1
     context = contexts[entry]
-    hole = _home(slots, context[0], context[1], context[2])
+    hole = _home(slots, state, context[0], context[1], context[2])
     while slots[hole] != entry + 1:
         hole = (hole + 1) & mask
     slot = hole
@@ -213,7 +218,7 @@ def _forget(table, entry):
         if slots[slot] == 0:
             break
         context = contexts[slots[slot] - 1]
-        home = _home(slots, context[0], context[1], context[2])
+        home = _home(slots, state, context[0], context[1], context[2])
         if ((slot - home) & mask) >= ((slot - hole) & mask):
             slots[hole] = slots[slot]
             hole = slot

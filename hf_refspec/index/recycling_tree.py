@@ -52,6 +52,7 @@ class _Growing(NamedTuple):
     tokens: np.ndarray
     probs: np.ndarray
     slots: np.ndarray
+    state: np.ndarray
     longest: int
     text: np.ndarray
     commonest: np.ndarray
@@ -120,6 +121,7 @@ def recycling_tree(
         tokens,
         probs,
         slots,
+        state,
         longest,
         text,
         commonest,
@@ -176,13 +178,13 @@ def _propose(found, growth, node):
     start, known = found.number[0], 0
     one = two = three = np.int64(-1)
     if last >= 0:
-        one = find(found.contexts, found.slots, last, np.int32(-1), np.int32(-1))
+        one = find(found.contexts, found.slots, found.state, last, np.int32(-1), np.int32(-1))
         known = 1 if one >= 0 else known
     if second >= 0 and found.longest > 1:
-        two = find(found.contexts, found.slots, last, second, np.int32(-1))
+        two = find(found.contexts, found.slots, found.state, last, second, np.int32(-1))
         known = 2 if two >= 0 else known
     if third >= 0 and found.longest > 2:
-        three = find(found.contexts, found.slots, last, second, third)
+        three = find(found.contexts, found.slots, found.state, last, second, third)
         known = 3 if three >= 0 else known
     exponents, number = found.exponents[known], start
     for length in range(1, MOST_CONTEXT + 1):

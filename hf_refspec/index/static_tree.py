@@ -43,7 +43,7 @@ def _static_tree(contexts, tokens, probs, older, newer, slots, state, children, 
         if node == -2 or children[place] == 0:
             continue
         token = np.int32(last if node < 0 else tree_tokens[node])
-        entry = find(contexts, slots, token, np.int32(-1), np.int32(-1))
+        entry = find(contexts, slots, state, token, np.int32(-1), np.int32(-1))
         if entry < 0:
             continue
         estimate = 1.0 if node < 0 else estimates[node]

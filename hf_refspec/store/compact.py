@@ -18,7 +18,7 @@ from ..index.mixed_trie import mixed_tree
 from ..index.ngram_counts import common_ngrams as ngrams_of_text
 from ..index.suffix_array import IndexedText
 from .datastore_config import NgramsEntry, StoreConfig
-from .files import DatastoreError, read_arrays, write_arrays
+from .files import DatastoreError, check_no_folder, read_arrays, write_arrays
 from .folder import sweep
 
 NODES_PER_TREE = 64
@@ -107,6 +107,7 @@ def write_ngrams(
     written = write_arrays(folder / "ngrams.safetensors", arrays)
     # Named after its content, so that an older one stays whole until config.json names this one.
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
+    check_no_folder(folder / file.name)
     os.replace(folder / written.name, folder / file.name)
     nodes = len(table.node_tokens)
     config = replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file))

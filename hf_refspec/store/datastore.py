@@ -18,11 +18,12 @@ from .build.corpus import build_store, extend_store, merge_store
 from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
-from .folder import new_folder, only_writer
+from .folder import check_writable, new_folder, only_writer
 from .names import load_tokenizer
+from .printable import one_line
 from .shards import map_shard, split_documents
 from .stored_folder import Part, StoredFolder
-from .tokenizer_file import read_tokenizer
+from .tokenizer_file import is_of_tokenizer, read_tokenizer
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -177,12 +178,16 @@ class Datastore(StoredFolder[StoreConfig]):
         if old_tokenizer is None:
             old_tokenizer = self.load_tokenizer()
         self.check_tokenizer(old_tokenizer)
-        documents = (
-            old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            for ids in self.iter_documents()
-        )
         about = {key: self.config.source.get(key) for key in ("corpus", "license")}
-        return Datastore.build(documents, tokenizer, path, **about | options)
+        texts = self._decoded(old_tokenizer)
+        return Datastore.build(texts, tokenizer, path, **about | options)
+
+    def _decoded(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+        """The texts of the documents."""
+        for ids in self.iter_documents():
+            with self.naming_damage():
+                text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            yield text
 
     @classmethod
     def _part(cls, form: Form | None = None, *_: Any, **__: Any) -> Part[StoreConfig]:
@@ -259,6 +264,7 @@ class Datastore(StoredFolder[StoreConfig]):
                     copy_file(self.path, alone.tokenizer_file, folder)
                 write_ngrams(folder, alone, table, counts, self.tokens)
             return Datastore(path, form="compact")
+        check_writable(self.path)
         with self.naming_damage():
             counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):
@@ -273,13 +279,19 @@ class Datastore(StoredFolder[StoreConfig]):
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
         """Around a look-up: it reads files that nobody has checked, and what does not fit together
-        in them, a ValueError of the index, is raised as a DatastoreError that names the path."""
+        in them, a ValueError of the index, is raised as a DatastoreError that names the path; so is
+        what its tokenizer fails with."""
         try:
             yield
+        except DatastoreError:
+            raise
         except ValueError as error:
-            if isinstance(error, DatastoreError):
-                raise
             raise DatastoreError(f"{self.path}: {error}") from None
+        except BaseException as error:
+            if not is_of_tokenizer(error):
+                raise
+            message = f"{self.path}: its tokenizer fails: {one_line(error):.200}"
+            raise DatastoreError(message) from None
 
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.

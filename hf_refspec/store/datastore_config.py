@@ -100,6 +100,10 @@ class StoreConfig(FolderConfig):
             raise ValueError("its n-grams have no length")
 
     @property
+    def tokenizer_ids(self) -> int:
+        return self.vocab_size
+
+    @property
     def token_dtype(self) -> np.dtype:
         """uint16 where it holds all tokens and the separator, else uint32."""
         return token_dtype(self.vocab_size)

@@ -109,9 +109,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a file to write into that is at `path` only once it is whole and on the disk.
 
     Raises:
+        DatastoreError: If there is a folder in its place.
         OSError: If it cannot be written, as on a full disk; what was at `path` still is.
     """
     new = path.with_name(f".{path.name}.new")
+    check_no_folder(new, path)
     # A process that was killed has left it, or somebody has put a link there.
     new.unlink(missing_ok=True)
     created = create_file(new)
@@ -124,6 +126,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+def check_no_folder(*paths: Path) -> None:
+    """Raises a DatastoreError if there is a folder where a file is to be written."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            raise DatastoreError(
+                f"{path} is in the way: it is a folder, but should be a file; move it elsewhere"
+            )
 
 
 @dataclass(frozen=True)
@@ -213,11 +224,11 @@ def read_arrays(
     try:
         with open_entry(folder, entry, follow_links) as file:
             header = int.from_bytes(file.read(8), "little")
-        if header > _LARGEST_HEADER:
-            raise ValueError(f"its header should have {header} bytes")
-        # Only into torch's tensors does safetensors map a file without copying it.
-        with safe_open(path, framework="pt") as file:
-            arrays = {name: file.get_tensor(name).numpy() for name in expected}
+            if header > _LARGEST_HEADER:
+                raise ValueError(f"its header should have {header} bytes")
+            # Only into torch's tensors does safetensors map a file without copying it.
+            with safe_open(_path_of(file, path), framework="pt") as opened:
+                arrays = {name: opened.get_tensor(name).numpy() for name in expected}
     except DatastoreError:
         raise
     except (OSError, MemoryError) as error:
@@ -234,6 +245,13 @@ def read_arrays(
                 f"{'one dimension' if length is None else f'{length} entries'}"
             )
     return arrays
+
+
+def _path_of(file: BinaryIO, path: Path) -> str | Path:
+    """A path of a file that is open, on systems that have one: at its own there may be something
+    else by now."""
+    of_descriptor = f"/dev/fd/{file.fileno()}"
+    return of_descriptor if os.path.exists(of_descriptor) else path
 
 
 def open_entry(folder: Path, entry: FileEntry, follow_links: bool = True) -> BinaryIO:
@@ -256,6 +274,14 @@ def open_entry(folder: Path, entry: FileEntry, follow_links: bool = True) -> Bin
             f"{path} is damaged: it has {size} bytes, but {CONFIG} says {entry.size}"
         )
     return file
+
+
+def read_entry(folder: Path, entry: FileEntry) -> bytes:
+    """All of a file that config.json names, compared with its checksum; raises as
+    [`check_file`]."""
+    content = io.BytesIO()
+    _check(folder, entry, copy=content)
+    return content.getvalue()
 
 
 def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from .files import DatastoreError
 from .folder import FolderConfig
 from .printable import printable
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
     from transformers import PreTrainedModel
@@ -55,7 +58,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
     """What a tokenizer or a model is called, for people."""
     name = str(pretrained.name_or_path or "")
     # Where it lies, or lay, on this machine is of no use to others.
-    if os.path.isdir(name) or os.path.isabs(name):
+    if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
         name = Path(name).resolve().name
     return name or type(pretrained).__name__
 
@@ -66,7 +69,7 @@ def check_tokenizer(
     """Refuses a tokenizer that the folder at `path` was not made for; `remedy` says what to do.
 
     Raises:
-        DatastoreError: If it is another one.
+        DatastoreError: If it is another one, or has not as many ids as the folder says.
     """
     found = tokenizer_fingerprint(tokenizer)
     if found != config.fingerprint:
@@ -74,4 +77,10 @@ def check_tokenizer(
             f"{path} was made for another tokenizer: {printable(config.tokenizer):.100} with the "
             f"fingerprint {printable(config.fingerprint):.100}, not {tokenizer.name_or_path} with "
             f"{found}; {remedy}"
+        )
+    # Memory is allocated for so many.
+    if config.tokenizer_ids not in (None, vocabulary_size(tokenizer)):
+        raise DatastoreError(
+            f"{path} is damaged: its vocab_size is {config.tokenizer_ids}, but its tokenizer has "
+            f"{vocabulary_size(tokenizer)} ids"
         )

@@ -69,6 +69,12 @@ class FolderConfig:
     fingerprint: str
     tokenizer: str
 
+    @property
+    def tokenizer_ids(self) -> int | None:
+        """How many ids the tokenizer has, where it is known: of others `vocab_size` is the
+        model's."""
+        return None
+
     def check(self) -> None:
         """Checks what no single field tells.
 
@@ -302,7 +308,9 @@ def _only_builder(path: Path) -> Iterator[None]:
 def _check_ours(place: Path) -> None:
     """Raises a DatastoreError if what is in the place of a build is not from one."""
     ours = stat.S_ISDIR(os.lstat(place).st_mode) and set(os.listdir(place)) <= {_NEW, LOCK}
-    if not ours or (place / _NEW).is_symlink():
+    with suppress(FileNotFoundError):
+        ours = ours and stat.S_ISDIR(os.lstat(place / _NEW).st_mode)
+    if not ours:
         raise DatastoreError(
             f"{place} is in the way, and not from a build of hf_refspec; move it elsewhere"
         )
@@ -320,10 +328,22 @@ def _check_free(path: Path) -> None:
         )
 
 
+def check_writable(folder: Path) -> None:
+    """Raises a PermissionError, before there is work to be lost, if this process may not write into
+    a folder."""
+    as_effective_user = os.access in os.supports_effective_ids
+    if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
+        raise PermissionError(
+            f"{folder} cannot be changed: you may not write into it; change a copy, which "
+            "save_pretrained() makes"
+        )
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keeps others from writing into a folder; its lock is in it. Raises a DatastoreError if
-    another process is writing into it."""
+    another process is writing into it, and as [`check_writable`]."""
+    check_writable(folder)
     lock = locked(
         folder / LOCK, f"{folder} is being written by another process; wait for it, then try again"
     )

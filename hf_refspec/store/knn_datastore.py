@@ -39,7 +39,7 @@ from .build.hidden_states import (
 from .card import readable_size
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint
-from .folder import FolderConfig, new_folder, only_writer
+from .folder import FolderConfig, check_writable, new_folder, only_writer
 from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
 from .printable import printable
@@ -272,6 +272,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             DatastoreError: If it was built with another tokenizer, or another process is writing
                 into it.
         """
+        check_writable(self.path)
         self.check_tokenizer(tokenizer)
         self.check_model(model)
         exact = self if self.index == "flat" else KnnDatastore(self.path)
@@ -306,6 +307,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             ValueError: If there are fewer than 16, or they have one dimension alone.
             DatastoreError: If another process is writing one, or keys are not finite.
         """
+        check_writable(self.path)
         if not np.isfinite(squared_lengths(self.keys)).all():
             raise self._damaged("keys are not finite; build it again")
         built = PQIndex.build(self.keys)

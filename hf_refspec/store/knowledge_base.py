@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from huggingface_hub import CommitInfo
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -82,6 +83,10 @@ class KnowledgeBaseConfig(FolderConfig):
     @classmethod
     def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
         return {"sources_file": None, **super()._newest(content)}
+
+    @property
+    def tokenizer_ids(self) -> int:
+        return self.vocab_size
 
     @property
     def token_dtype(self) -> np.dtype:
@@ -247,8 +252,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def source(self, passage_id: int) -> str | None:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, which is named as it was
-        when the knowledge base was built; `"document 7, line 1"` for the eighth row of a dataset,
-        or the eighth text.
+        when the knowledge base was built, or from the folder on that was named by an absolute path;
+        `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
 
         The line is left out where the tokenizer does not keep the ends of lines; to find it, the
         document is decoded up to the passage.
@@ -270,6 +275,21 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         before = "".join(self.text(i) for i in range(first, passage_id))
         blank = passage[: len(passage) - len(passage.lstrip())]
         return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> CommitInfo:
+        """Publishes it, see [`~store.stored_folder.StoredFolder.push_to_hub`].
+
+        Raises:
+            DatastoreError: If a file is not as it was written; or if it is of an earlier version
+                and names its documents by absolute paths.
+            OSError: If the repo cannot be written; it is never left half changed.
+        """
+        if _has_absolute(self._names):
+            raise DatastoreError(
+                f"{self.path} names its documents by where they lay on this machine; build it "
+                "again before it is pushed"
+            )
+        return super().push_to_hub(repo_id, **options)
 
     @cached_property
     def _keeps_lines(self) -> bool:
@@ -325,6 +345,12 @@ def _name(names: np.ndarray, document: int) -> str | None:
             return before[before.rfind(b"\0") + 1 :].decode("utf-8", errors="replace")
         document -= count
     return None
+
+
+def _has_absolute(names: np.ndarray) -> bool:
+    """Whether a name, of those that stand in a file, is an absolute path."""
+    begins, slash = np.append(True, names[:-1] == 0), ord("/")
+    return bool(len(names)) and bool((begins & (names == slash)).any())
 
 
 def _write(

@@ -70,10 +70,14 @@ def locked(path: Path, refusal: str) -> Lock:
 def _opened(path: Path) -> int:
     if path.is_symlink():
         raise DatastoreError(f"{path} is a link, but should be the file of a lock; delete it")
+    refusal = f"{path} is not a file, but should be that of a lock; delete it"
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):  # a folder or a socket cannot even be opened
+            raise DatastoreError(refusal)
     descriptor = os.open(path, _FLAGS, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DatastoreError(f"{path} is not a file, but should be that of a lock; delete it")
+        raise DatastoreError(refusal)
     return descriptor
 
 

@@ -32,6 +32,8 @@ _BITS = 4
 # Candidates for each row that is wanted, and in all at least: so few take no time to be scored.
 _FOR_EACH, _LEAST_CANDIDATES = 4, 1024
 _SAMPLE = 50_000
+# From this dimension on there must be as many rows: their covariances take its square.
+_WIDE = 4096
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -66,10 +68,11 @@ class PQIndex:
     def build(cls, rows: np.ndarray) -> PQIndex:
         """Builds the index of rows, float32 of shape `(n, d)`; raises as
         [`KnnDatastore.add_pq_index`]."""
-        if len(rows) < 1 << _BITS or axes_of(rows.shape[1]) == 0:
+        least = max(1 << _BITS, rows.shape[1] if rows.shape[1] > _WIDE else 0)
+        if len(rows) < least or axes_of(rows.shape[1]) == 0:
             raise ValueError(
-                f"a PQ index needs at least {1 << _BITS} rows of at least 2 numbers, but they are "
-                f"of shape {rows.shape}"
+                f"a PQ index needs at least {least} rows of at least 2 numbers, but they are of "
+                f"shape {rows.shape}"
             )
         faiss = import_faiss("the PQ index of a datastore")
         count = min(_SAMPLE, len(rows))

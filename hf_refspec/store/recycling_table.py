@@ -28,6 +28,9 @@ from .schema import Named, Range
 from .stored_folder import StoredFolder
 
 TABLE = Named("a recycling table", r"table\.safetensors")
+# Next tokens of a context. A drafter that goes on learning has room for so many of each of its
+# contexts, however few there are in the file.
+MOST_NEXT = 256
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class RecyclingTableConfig(FolderConfig):
     model: str
     vocab_size: Annotated[int, Range(1, 2**31 - 2)]
     context: Annotated[int, Range(1, MOST_CONTEXT)]
-    top_k: Annotated[int, Range(1, 2**16)]
+    top_k: Annotated[int, Range(1, MOST_NEXT)]
     contexts: Annotated[int, Range(1, 2**31 - 1)]
     table_file: Annotated[FileEntry, TABLE]
     source: dict[str, Any] = field(default_factory=dict)

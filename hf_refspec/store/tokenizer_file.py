@@ -6,16 +6,28 @@ it, and no Hub is asked for it. Chat templates and the names of special tokens a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .files import DatastoreError, FileEntry, check_file, write_bytes
+from .files import DatastoreError, FileEntry, read_entry, write_bytes
 from .printable import one_line
 
-# No vocabulary comes near it.
-_MOST_IDS = 1 << 24
+
+class TokenizerError(ValueError):
+    """A tokenizer that fails."""
+
+
+def is_of_tokenizer(error: BaseException) -> bool:
+    """Whether the library tokenizers has raised an error.
+
+    It raises bare Exceptions, and panics of Rust, which are not even these. A tokenizer that
+    somebody has damaged fails when it is loaded, or over some texts alone: one without a token for
+    what it does not know, or with a regular expression that would search forever.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
@@ -32,16 +44,27 @@ def read_tokenizer(
     Raises:
         DatastoreError: If the file is not as it was written, or no tokenizer.
     """
-    check_file(folder, entry)
-    path = folder / entry.name
+    path, content = folder / entry.name, read_entry(folder, entry)
     try:
-        backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exceptions of its own
+        return _tokenizer(path, content, name, vocab_size)
+    except DatastoreError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_of_tokenizer(error)):
+            raise
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
-    # To copy it, the library goes through all numbers up to the largest id, used or not.
+
+
+def _tokenizer(path: Path, content: bytes, name: str, vocab_size: int) -> PreTrainedTokenizerBase:
+    backend = Tokenizer.from_buffer(content)
+    # To copy it, the library goes through all numbers up to the largest id, used or not: more than
+    # the file has bytes are no vocabulary.
     largest = max(backend.get_vocab().values(), default=0)
-    if largest >= min(vocab_size, _MOST_IDS):
+    if largest >= min(vocab_size, len(content)):
         raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
     backend.no_truncation()
     backend.no_padding()
+    # One that panics over any text is found now, and not by who uses it.
+    with suppress(Exception):  # of one that does not know these words
+        backend.decode(backend.encode("a text to read").ids)
     return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

@@ -142,6 +142,34 @@ def mutate_lengths(folder: Path, generator: random.Random) -> str:
     return f"{name} in {file.name} has {after} instead of {before}"
 
 
+def mutate_sizes(folder: Path, generator: random.Random) -> str:
+    """Makes a small folder say that it is for a large vocabulary, or has many next tokens, with
+    arrays that fit to that."""
+    if not all(map(is_plain, folder.iterdir())):  # such as a pipe
+        raise ValueError(f"{folder} has something else in it by now")
+    config = json.loads((folder / CONFIG).read_bytes())
+    if "top_k" in config:
+        file, size = folder / "table.safetensors", generator.choice([9, 64, 256, 257, 4096, 2**16])
+        arrays = dict(load(file.read_bytes()))
+        for name in ("tokens", "probs"):
+            arrays[name] = np.resize(arrays[name], size * config["contexts"])
+        file.write_bytes(save(arrays))
+        what = "top_k"
+    else:
+        what, size = "vocab_size", generator.choice([2**16 + 1, 3 * 10**8, 2**31 - 2])
+        for file in sorted(folder.glob("*.safetensors")):
+            arrays = dict(load(file.read_bytes()))
+            for name, array in arrays.items():
+                if array.dtype == np.uint16:
+                    wide = array.astype(np.uint32)
+                    wide[array == 2**16 - 1] = 2**32 - 1  # separators
+                    arrays[name] = wide
+            file.write_bytes(save(arrays))
+    write_config(folder, config | {what: size})
+    forge(folder)
+    return f"{what} is {size}"
+
+
 def _renumber(content: Any, before: int, after: int) -> None:
     for key in list(content) if isinstance(content, dict) else range(len(content)):
         value = content[key]

@@ -15,6 +15,14 @@ STRANGE: list[Any] = [None, True, 1.5, float("nan"), float("inf"), -0.0, "", "x"
 STRANGE += [ESCAPE, "\ud800", "\0", "é" * 3000, 10**400, {"a": [1, {"b": ESCAPE}]}]
 STRANGE += [{"x": 10**400}, {"x": float("nan")}, [10**400], 10**18]
 STRANGE += ["../outside/victim", "/etc/passwd", "config.json", "a" * 300, ".."]
+# Parts of a tokenizer over which the library panics, or searches for long.
+PARTS: list[dict[str, Any]] = [
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA=="}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 5}},
+    {"normalizer": {"type": "Replace", "pattern": {"Regex": "([a-z ]+)+$"}, "content": ""}},
+    {"normalizer": {"type": "Replace", "pattern": {"Regex": "^(([a-z])+.)+[A-Z]"}, "content": ""}},
+]
 # Some of them mean something somewhere.
 NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired", "sketch"]
 NAMES += ["mat", "license", "corpus", "documents", "shard_tokens", "deduplicated", "encoder"]
@@ -41,7 +49,11 @@ def mutate_tokenizer(folder: Path, generator: random.Random) -> str:
     if not is_plain(path) or path.stat().st_size > 1 << 16:  # of a large one each use takes long
         raise ValueError(f"{path} is none any more, or large")
     content = json.loads(path.read_bytes())
-    done = mutate_value(content, generator)
+    if generator.random() < 0.3:
+        content |= (part := generator.choice(PARTS))
+        done = f"{part}"
+    else:
+        done = mutate_value(content, generator)
     path.write_text(json.dumps(content), "utf-8", "surrogatepass")
     forge(folder)
     return f"tokenizer: {done}"

@@ -195,7 +195,9 @@ def unnamed(path: Path) -> set[str]:
     """The files of a cache that nothing names."""
     config = json.loads((path / CONFIG).read_bytes())
     named = {CONFIG, ".lock"} | {entry["name"] for entry in entries(config)}
-    logs = {file.name for file in path.glob("log-*") if int(file.name[4:]) >= config["first_log"]}
+    logs = {
+        file.name for file in path.glob("log-*") if int(file.name[4:]) >= config.get("first_log", 0)
+    }
     return {file.name for file in path.iterdir()} - named - logs
 
 
@@ -272,11 +274,28 @@ def datastore_writers(state: Callable[[Path], Any]) -> list[Writer]:
     def save_other(path: Path, *_: object) -> None:
         Datastore(path.with_name("other")).save_pretrained(path)
 
+    many = [[20 + number, 7, number, 7, number] for number in range(6)]
+
+    def extend_often(path: Path, acknowledge: Acknowledge) -> None:
+        store = Datastore(path)
+        for document in many[store.documents - len(texts[:12]) :]:
+            store = store.extend([document], known, **options)
+            acknowledge()
+
+    def states_of_many() -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "store"
+            build(path)
+            found = [state(path)]
+            extend_often(path, lambda: found.append(state(path)))
+        return found
+
     both = stores.build_datastore
     return [
         Writer("datastore: build", nothing, build, state, is_new=True),
         Writer("datastore: build, resumed", nothing, resume, state, is_new=True),
         Writer("datastore: extend", both, extend, state),
+        Writer("datastore: extend often", build, extend_often, state, states=states_of_many),
         Writer("datastore: extend by what is new", build, deduplicate, state),
         Writer("datastore: merge", both, merge, state),
         Writer("datastore: compact", build, compact, state),

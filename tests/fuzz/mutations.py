@@ -252,5 +252,6 @@ MUTATIONS: dict[str, tuple[Mutation, int]] = {
     "header": (lambda place, generator: arrays.mutate_header(place.folder, generator), 5),
     "numbers": (lambda place, generator: arrays.mutate_numbers(place.folder, generator), 7),
     "lengths": (lambda place, generator: arrays.mutate_lengths(place.folder, generator), 4),
+    "sizes": (lambda place, generator: arrays.mutate_sizes(place.folder, generator), 3),
     "log": (lambda place, generator: logs.mutate(place.folder, generator), 6),
 }

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.index.kernels import warmup
-from hf_refspec.index.next_tokens import NextTokens
-from hf_refspec.index.recycling import COMMONEST
+from hf_refspec.index.next_tokens import Entries, NextTokens
+from hf_refspec.index.recycling import COMMONEST, KEY
 from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
 from hf_refspec.index.static_tree import CHILDREN
 
@@ -279,3 +279,33 @@ def test_the_static_tree_is_filled_breadth_first_from_the_matrix(random, budget,
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     assert paths == expected[:budget]
     assert all(p <= (probs[q] if q >= 0 else 1) for p, q in zip(probs, parents, strict=True))
+
+
+def homes(table: NextTokens, contexts: np.ndarray) -> np.ndarray:
+    """The slot at which the search for each context begins."""
+    slots, state = table._table.slots, table._table.state
+    mixed = state[KEY] + (state[KEY + 1 :] * contexts).sum(axis=1)
+    return (mixed >> 32) & (len(slots) - 1)
+
+
+def longest_search(table: NextTokens) -> int:
+    """The most slots that the search for a context that is there looks at."""
+    slots = table._table.slots
+    taken = np.flatnonzero(slots)
+    distances = taken - homes(table, table._table.contexts[slots[taken] - 1])
+    return int((distances % len(slots)).max()) + 1
+
+
+def test_contexts_that_collide_in_one_table_do_not_in_another():
+    one, other = NextTokens(1, 3, 1 << 14), NextTokens(1, 3, 1 << 14)
+    chance = np.random.default_rng(0)
+    contexts = chance.integers(0, 2**31 - 1, (1 << 20, 3), dtype=np.int32)
+    contexts = contexts[homes(one, contexts) < 32]
+    assert len(contexts) > 900
+    nothing = np.zeros((len(contexts), 1), np.float32)
+    entries = Entries(contexts, nothing.astype(np.int32), nothing, np.zeros(1, np.float32))
+    one.enter(entries)
+    other.enter(entries)
+    assert longest_search(one) > 500
+    assert longest_search(other) < 50
+    np.testing.assert_array_equal(one.entries().contexts, other.entries().contexts)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import huggingface_hub
 import pytest
 from hub_server import running_hub
 from huggingface_hub import constants
+
+from hf_refspec.store import files
 
 
 @pytest.fixture
@@ -21,3 +26,21 @@ def hub(monkeypatch, tmp_path):
             monkeypatch.delenv(name, raising=False)
         yield server
         huggingface_hub.close_session()
+
+
+@pytest.fixture
+def replaced_when_opened(monkeypatch) -> Callable[[str, bytes], None]:
+    """Lets a file be replaced by another one as soon as it is open."""
+
+    def replace(name: str, content: bytes) -> None:
+        def opened(path: Path, follow_links: bool = True):
+            file = open_file(path, follow_links)
+            if path.name == name:
+                path.with_name("other").write_bytes(content)
+                path.with_name("other").replace(path)
+            return file
+
+        open_file = files.open_file
+        monkeypatch.setattr(files, "open_file", opened)
+
+    return replace

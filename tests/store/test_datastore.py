@@ -23,9 +23,11 @@ from safetensors.numpy import load_file, save_file
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.build.corpus import BuildOptions
+from hf_refspec.store.build.shard_writer import ShardWriter
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.datastore_config import LARGEST_SHARD, NgramsEntry, ShardEntry, StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry, write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
 from hf_refspec.store.shards import split_documents
@@ -197,8 +199,23 @@ def test_another_tokenizer_is_refused_with_both_fingerprints(tmp_path, full, tok
     fingerprint = tokenizer_fingerprint(tokenizer)
     with pytest.raises(DatastoreError, match=rf"org/tokenizer.*{FINGERPRINT}.*{fingerprint}"):
         Datastore(full.path, tokenizer=tokenizer)
-    write_store(tmp_path / "right", DOCUMENTS, fingerprint=fingerprint)
+    options = {"fingerprint": fingerprint, "vocab_size": len(tokenizer)}
+    documents = [[token % len(tokenizer) for token in document] for document in DOCUMENTS]
+    write_store(tmp_path / "right", documents, **options)
     Datastore(tmp_path / "right", tokenizer=tokenizer)
+
+
+def test_more_ids_than_the_tokenizer_has_are_refused(tmp_path, tokenizer):
+    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", progress=False)
+    replace(store.config, vocab_size=260).write(store.path)
+    message = rf"{store.path} is damaged: its vocab_size is 260, but its tokenizer has 259 ids"
+    for use in (
+        lambda: Datastore(store.path, tokenizer=tokenizer),
+        lambda: Datastore(store.path).load_tokenizer(),
+        lambda: store.extend(["more"], tokenizer, progress=False),
+    ):
+        with pytest.raises(DatastoreError, match=message):
+            use()
 
 
 def test_a_smaller_vocabulary_is_refused(full):
@@ -236,6 +253,21 @@ def test_an_extension_needs_no_size_of_shards_that_the_config_has_noted(tmp_path
     store = Datastore.build(["a text"], tokenizer, tmp_path / "store", **options)
     replace(store.config, source={"shard_tokens": noted}).write(store.path)
     assert store.extend(["another"], tokenizer, **options).documents == 2
+
+
+@pytest.mark.parametrize("noted", [1, LARGEST_SHARD])
+def test_an_extension_takes_no_memory_and_writes_no_files_for_a_size_that_was_noted(
+    tmp_path, tokenizer, noted, monkeypatch
+):
+    store = Datastore.build(["a text"], tokenizer, tmp_path / "store", progress=False)
+    replace(store.config, source={"shard_tokens": noted}).write(store.path)
+    taken: list[int] = []
+    begin = ShardWriter._begin
+    monkeypatch.setattr(
+        ShardWriter, "_begin", lambda writer: (taken.append(writer.shard_tokens), begin(writer))
+    )
+    store.extend(["another"], tokenizer, progress=False)
+    assert taken == [BuildOptions.shard_tokens] * 2
 
 
 def test_a_fingerprint_of_any_length_is_shown_in_a_short_message(tmp_path, tokenizer):

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from hf_refspec.store.fingerprint import tokenizer_fingerprint, vocabulary_size
+from hf_refspec.store.fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
 
 VOCABULARY = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
 MERGES = [("a", "b"), ("b", "c")]
@@ -144,3 +144,22 @@ def test_all_ids_are_below_the_vocabulary_size(tokenizer):
     added = bpe()
     added.add_tokens(["new"])
     assert vocabulary_size(added) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("org/name-1.5", "org/name-1.5"),
+        ("gpt2", "gpt2"),
+        ("", "Named"),
+        ("/home/me/models/bytes", "bytes"),
+        ("../models/bytes", "bytes"),
+        ("~/models/bytes", "bytes"),
+        ("home/me/bytes", "bytes"),
+    ],
+)
+def test_no_path_is_a_public_name(name, public):
+    class Named:
+        name_or_path = name
+
+    assert public_name(Named()) == public

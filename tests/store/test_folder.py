@@ -459,6 +459,7 @@ def test_what_others_have_put_beside_a_new_folder_stays(tmp_path, resume):
         lambda: place.write_text("mine"),
         lambda: (place.mkdir(), (place / "a").write_text("mine")),
         lambda: (place.mkdir(), (place / "new").symlink_to(victim)),
+        lambda: (place.mkdir(), (place / "new").write_text("mine")),
     ):
         put()
         message = f"{place} is in the way, and not from a build"

@@ -100,6 +100,28 @@ def test_a_passage_knows_its_file_as_it_was_named_and_its_line(tmp_path, tokeniz
         base.source(4)
 
 
+@pytest.mark.parametrize("name", ["{}/docs", "docs", "./docs", "{}/docs/a.txt", "../{.name}/docs"])
+def test_a_passage_is_told_by_a_relative_name(tmp_path, tokenizer, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("text")
+    base = build("base", tokenizer, name.format(tmp_path), encoder=None)
+    assert base.source(0) == ("a.txt" if name.endswith("a.txt") else "docs/a.txt") + ", line 1"
+
+
+def test_older_ones_with_absolute_names_are_not_pushed(tmp_path, tokenizer, hub):
+    base = build(tmp_path / "base", tokenizer, ["one", "two"], encoder=None)
+    sources = {
+        "documents": np.arange(2, dtype=np.int64),
+        "names": np.frombuffer(b"a.txt\0/home/me/b.txt\0", np.uint8),
+    }
+    entry = write_arrays(base.path / "sources.safetensors", sources)
+    replace(base.config, sources_file=entry).write(base.path)
+    with pytest.raises(DatastoreError, match=f"{base.path} names its documents by where they lay"):
+        KnowledgeBase(base.path, tokenizer).push_to_hub(REPO, token=TOKEN)
+    assert REPO not in hub.repos
+
+
 def test_a_passage_of_a_dataset_knows_its_row(tmp_path, tokenizer):
     rows = Dataset.from_dict({"text": ["one", "", "three\nfour"]})
     base = build(tmp_path / "base", tokenizer, rows, encoder=None, chunk_length=6)
@@ -116,7 +138,7 @@ def test_there_are_no_lines_where_the_tokenizer_keeps_none(tmp_path):
     other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     (tmp_path / "a.txt").write_text("tree\nriver\n")
     base = build(tmp_path / "base", other, tmp_path / "a.txt", encoder=None, chunk_length=1)
-    assert [base.source(i) for i in range(2)] == [str(tmp_path / "a.txt")] * 2
+    assert [base.source(i) for i in range(2)] == ["a.txt"] * 2
 
 
 @pytest.mark.parametrize("documents", [[-1, 0], [1, 0], [0, 2]])
@@ -336,7 +358,7 @@ def test_names_are_found_wherever_blocks_end(tmp_path, tokenizer, monkeypatch, b
         file.write_text("text" if number % 3 else "")
     monkeypatch.setattr(module, "_BLOCK", block)
     base = build(tmp_path / "base", tokenizer, files, encoder=None)
-    wanted = [f"{file}, line 1" for number, file in enumerate(files) if number % 3]
+    wanted = [f"{file.name}, line 1" for number, file in enumerate(files) if number % 3]
     assert [base.source(i) for i in range(len(base))] == wanted
 
 
@@ -373,3 +395,11 @@ def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
     built[0].verify()
     assert [built[0].text(i) for i in range(2)] == ["one", "two"]
     assert os.listdir(tmp_path) == ["base"]
+
+
+def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):
+    # BM25 would take memory for every id.
+    replace(base.config, vocab_size=2**16).write(base.path)
+    message = rf"{base.path} is damaged: its vocab_size is 65536, but its tokenizer has 259 ids"
+    with pytest.raises(DatastoreError, match=message):
+        KnowledgeBase(base.path, tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from textwrap import dedent
@@ -135,3 +136,18 @@ def test_processes_hold_it_one_at_a_time(tmp_path):
         assert process.returncode == 0, errors
         assert int(out) > 0
     assert not list(tmp_path.iterdir())
+
+
+def bind(path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, bind])
+def test_what_is_no_file_is_no_lock(tmp_path, monkeypatch, put):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    path = tmp_path / ".lock"
+    put(path)
+    with pytest.raises(DatastoreError, match=f"{path} is not a file, but should be that of a lock"):
+        locked(path, "")
+    assert path.exists()

@@ -74,9 +74,9 @@ def test_another_shape_or_a_number_that_is_none_is_refused(tmp_path):
         PQIndex.read(tmp_path, entry, keys.shape)
 
 
-@pytest.mark.parametrize("shape", [(15, 8), (40, 1)])
-def test_too_little_for_an_index_is_refused(shape):
-    with pytest.raises(ValueError, match="at least 16 rows of at least 2 numbers"):
+@pytest.mark.parametrize(("shape", "least"), [((15, 8), 16), ((40, 1), 16), ((40, 5000), 5000)])
+def test_too_little_for_an_index_is_refused(shape, least):
+    with pytest.raises(ValueError, match=f"at least {least} rows of at least 2 numbers"):
         PQIndex.build(np.zeros(shape, dtype=np.float32))
 
 

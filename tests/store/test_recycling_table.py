@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.index.next_tokens import Entries
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
 from hf_refspec.store.folder import token_dtype
 from hf_refspec.store.recycling_table import RecyclingTable
@@ -189,6 +190,15 @@ def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
     (folder / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(rs.DatastoreError, match="is damaged"):
         rs.TokenRecycling.from_pretrained(folder, tokenizer)
+
+
+def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, tokenizer):
+    tokens, probs = np.full((1, 257), 5, np.int32), np.full((1, 257), 0.5, np.float32)
+    entries = Entries(np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32))
+    about = {"model": "m", "vocab_size": len(tokenizer), "context": 3, "source": {}}
+    with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
+        RecyclingTable.write(tmp_path / "table", entries, tokenizer, **about)
+    assert not (tmp_path / "table").exists()
 
 
 def test_a_folder_that_is_there_is_not_overwritten(folder, drafter):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import ArgumentParser
+from dataclasses import replace
 
 import pytest
 from datasets import Dataset
 from hub_server import TOKEN
 from stored import as_format_1
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.commands.search import add_search
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry
+from hf_refspec.store.fingerprint import tokenizer_fingerprint
 from hf_refspec.store.tokenizer_file import read_tokenizer
 
 TEXTS = ["def area(width, height):\n", "naïve ☃\n"]
@@ -49,14 +54,14 @@ def test_no_path_of_this_machine_is_in_the_folder(store, tmp_path):
     assert str(tmp_path) not in (store.path / "tokenizer.json").read_text()
 
 
-@pytest.mark.parametrize("vocab_size", [259, 2**31 - 1])
-def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size):
+@pytest.mark.parametrize(("vocab_size", "largest"), [(259, 259), (2**31 - 1, 2**16)])
+def test_ids_that_no_vocabulary_has_are_refused(store, vocab_size, largest):
     # The library would allocate memory for every id below the largest one.
     path = store.path / "tokenizer.json"
     content = json.loads(path.read_text())
-    content["model"]["vocab"]["l"] = 2**32 - 1
+    content["model"]["vocab"]["l"] = largest
     path.write_text(json.dumps(content))
-    with pytest.raises(DatastoreError, match=rf"{path} is damaged: it has the id 4294967295, of"):
+    with pytest.raises(DatastoreError, match=rf"{path} is damaged: it has the id {largest}, of"):
         read_tokenizer(store.path, FileEntry.of(path), "bytes", vocab_size)
 
 
@@ -112,3 +117,79 @@ def test_chats_need_the_tokenizer_of_a_chat_model(store, tokenizer):
         store.extend(chats, **OPTIONS)
     assert_carries(Datastore(store.path))
     assert Datastore(store.path).extend(chats, tokenizer, **OPTIONS).documents == 3
+
+
+def damaged(store: Datastore, **changes) -> Datastore:
+    """A datastore whose tokenizer is another one, for which its config.json vouches."""
+    path = store.path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    replace(store.config, tokenizer_file=FileEntry.of(path)).write(store.path)
+    return Datastore(store.path)
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA=="}}, "Precompiled"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 5}}, "index out of"),
+    ],
+)
+def test_one_that_panics_over_any_text_is_refused(store, part, fault):
+    store = damaged(store, **part)
+    message = rf"{store.path / 'tokenizer.json'} is no tokenizer: {fault}"
+    with pytest.raises(DatastoreError, match=message):
+        store.load_tokenizer()
+
+
+# Searches for so long that the library gives up.
+REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
+def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
+    store, text = damaged(store, pre_tokenizer=REGEX), "a" * 40 + "b"
+    message = rf"^{store.path} cannot be extended: the tokenizer fails on a text, 'aaa.*: "
+    with pytest.raises(DatastoreError, match=message):
+        store.extend([text], **OPTIONS)
+    assert len(StoreConfig.read(store.path).shards) == 1
+    with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: "):
+        search(store, text)
+
+
+def search(store: Datastore, text: str) -> None:
+    """Runs `hf-refspec search`."""
+    parser = ArgumentParser()
+    add_search(parser)
+    arguments = parser.parse_args([str(store.path), text])
+    arguments.run(arguments)
+
+
+def test_one_that_lacks_a_token_for_what_it_does_not_know_is_named(store, tmp_path):
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    model |= {"max_input_chars_per_word": 100, "vocab": {"a": 0}}
+    path = store.path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model, "added_tokens": []}))
+    loaded = read_tokenizer(store.path, FileEntry.of(path), "pieces", 259)
+    about = {"fingerprint": tokenizer_fingerprint(loaded), "vocab_size": 1}
+    config = replace(store.config, tokenizer_file=FileEntry.of(path), **about)
+    config.write(store.path)
+    message = rf"{store.path} cannot be extended: .*: WordPiece error: Missing \[UNK\]"
+    with pytest.raises(DatastoreError, match=message):
+        Datastore(store.path).extend(["text"], **OPTIONS)
+
+
+def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):
+    content = json.loads((store.path / "tokenizer.json").read_text())
+    content["decoder"] = {"type": "Strip", "content": "d", "start": 10**9, "stop": 5}
+    backend = Tokenizer.from_str(json.dumps(content))
+    panicking = PreTrainedTokenizerFast(tokenizer_object=backend)
+    with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: index out of"):
+        store.retokenize(tokenizer, tmp_path / "new", panicking, **OPTIONS)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_checked_is_loaded_whatever_is_at_the_path_by_then(store, replaced_when_opened):
+    content = json.loads((store.path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["l"] = 300
+    replaced_when_opened("tokenizer.json", json.dumps(content).encode())
+    assert_carries(store)

@@ -16,9 +16,9 @@ from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError, FileEntry
 from ..fingerprint import check_tokenizer, public_name, tokenizer_fingerprint, vocabulary_size
-from ..folder import new_folder, only_writer, sweep
+from ..folder import delete, new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
-from ..tokenizer_file import write_tokenizer
+from ..tokenizer_file import TokenizerError, write_tokenizer
 from .display import BuildDisplay
 from .engine import Engine, make_engine
 from .merge import merge_all, merge_due
@@ -31,6 +31,10 @@ _OURS = re.compile(
     r"\.?(tokens|suffixes)-\d{5,}\.safetensors(\.new)?|\.(config|progress)\.json\.new"
     r"|\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?|\.tokenizer\.json\.new"
 )
+
+# What a datastore was built with is not repeated if it is less: small shards are files to write,
+# and save hardly any memory.
+LEAST_NOTED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ def extend_store(
     if options.get("shard_tokens") is None:
         noted = config.source.get("shard_tokens")
         # `source` is for people: nobody has checked what it says.
-        is_size = type(noted) is int and 1 <= noted <= LARGEST_SHARD
+        largest = max([BuildOptions.shard_tokens, *(shard.tokens for shard in config.shards)])
+        is_size = type(noted) is int and LEAST_NOTED <= noted <= largest
         options["shard_tokens"] = noted if is_size else BuildOptions.shard_tokens
     chosen = BuildOptions(**options)
     opened = open_source(more, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
@@ -187,10 +192,12 @@ def extend_store(
                 _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
             (folder / PROGRESS).unlink()
             _sweep(folder)
-        except BaseException:
+        except BaseException as error:
             if not chosen.resume:
                 _sweep(folder)
-                (folder / PROGRESS).unlink(missing_ok=True)
+                delete(folder / PROGRESS)
+            if isinstance(error, TokenizerError):
+                raise DatastoreError(f"{folder} cannot be extended: {error}") from None
             raise
     return folder
 

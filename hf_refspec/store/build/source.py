@@ -29,8 +29,8 @@ class Source:
         name (`str`): For people.
         license (`str`, *optional*): If the source names one.
         total (`int`, *optional*): The number of documents, if it is known.
-        files (`list[Path]`, *optional*): Which file each document is, as it was named, if they are
-            files.
+        files (`list[Path]`, *optional*): Which file each document is, if they are files, as others
+            may know it, see `_shown`.
         dataset (`DatasetDocuments`, *optional*): What the documents are read from, if others can
             read it too.
     """
@@ -239,6 +239,7 @@ def _exists(path: Any) -> bool:
 
 def _open_files(paths: Iterable[Any], pattern: str) -> Source:
     files: list[Path] = []
+    known_as: list[Path] = []
     names = []
     for path in paths:
         if not isinstance(path, str | os.PathLike):
@@ -254,8 +255,15 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
         if not found:
             raise FileNotFoundError(f"the folder {path} has no file that matches {pattern!r}")
         files += found
+        known_as += [_shown(path) / file.relative_to(path) for file in found]
     name = ", ".join(names) if len(names) <= 3 else f"{len(names)} files"
-    return Source(_read_files(files), name or "unnamed", total=len(files), files=files)
+    return Source(_read_files(files), name or "unnamed", total=len(files), files=known_as)
+
+
+def _shown(path: Path) -> Path:
+    """A path as it was named, unless that tells where on this machine it is: then its last part."""
+    outside = path.is_absolute() or ".." in path.parts
+    return Path(path.resolve().name) if outside else path
 
 
 def files_of(path: Path, pattern: str) -> list[Path]:

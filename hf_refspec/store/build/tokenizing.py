@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..printable import one_line
+from ..tokenizer_file import TokenizerError, is_of_tokenizer
+
 Document = str | np.ndarray
 # The length of each document with its separator (0 for an empty one), and all of them in a row.
 TokenBatch = tuple[np.ndarray, np.ndarray]
@@ -36,6 +39,9 @@ def encode(
         documents (`list[str | np.ndarray]`): Texts, or ids already.
         dtype (`np.dtype`): The type of the tokens.
         separator (`int`): Is set after each document that is not empty.
+
+    Raises:
+        TokenizerError: If the tokenizer fails.
     """
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
@@ -46,7 +52,14 @@ def encode(
                 tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0]
                 for piece in pieces(document)
             )
-            parts = [np.array(each.ids, dtype) for each in encoded]
+            try:
+                parts = [np.array(each.ids, dtype) for each in encoded]
+            except BaseException as error:
+                if not is_of_tokenizer(error):
+                    raise
+                raise TokenizerError(
+                    f"the tokenizer fails on a text, {document[:60]!r}: {one_line(error):.200}"
+                ) from None
         else:
             parts = [document.astype(dtype)]
         length = sum(map(len, parts))
