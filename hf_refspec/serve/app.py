@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .engine import DrainingError, Engine, QueueFullError
-from .errors import ApiError, answer_errors, internal_error, shutting_down
+from .errors import NO_JSON, ApiError, answer_errors, internal_error, shutting_down
 from .generation import GenerationRequest
+from .parsing import RequestT, parsed
 from .protocol import AnyRequest, ChatRequest, CompletionRequest
+from .reader import Reader
 from .served_model import ServedModel
 
 
@@ -50,15 +52,29 @@ def make_app(
         "owned_by": "hf_refspec",
     }
 
+    reader = Reader()
+
+    async def answered(
+        http: Request,
+        kind: type[RequestT],
+        asked: Callable[[RequestT], GenerationRequest],
+        answer: Answer,
+    ) -> Response:
+        def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
+            request = parsed(kind, body)
+            return request, asked(request)
+
+        body, request = await reader.read(read, await _body(http))
+        return await _answered(http, body, Stream(engine, request, answer))
+
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, http: Request) -> Response:
-        request = await run_in_threadpool(served.chat, body)
-        return await _answered(http, body, Stream(engine, request, ChatAnswer(served.name)))
+    async def chat_completions(http: Request) -> Response:
+        return await answered(http, ChatRequest, served.chat, ChatAnswer(served.name))
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, http: Request) -> Response:
-        request = await run_in_threadpool(served.completion, body)
-        return await _answered(http, body, Stream(engine, request, CompletionAnswer(served.name)))
+    async def completions(http: Request) -> Response:
+        answer = CompletionAnswer(served.name)
+        return await answered(http, CompletionRequest, served.completion, answer)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -132,6 +148,16 @@ class Stream:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
         except RuntimeError:  # the server is gone already
             self.generation.cancelled = True
+
+
+async def _body(http: Request) -> bytes:
+    # A page in a browser may send other types to any server without asking first.
+    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ApiError(400, NO_JSON)
+    try:
+        return await http.body()
+    except ClientDisconnect:
+        raise ApiError(400, "the body broke off") from None
 
 
 async def _answered(http: Request, body: AnyRequest, stream: Stream) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections import deque
@@ -101,6 +102,9 @@ class Engine:
         """
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         self._model.generate(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
+        # A look for garbage through all that is loaded would stop every thread for 200 ms.
+        gc.collect()
+        gc.freeze()
         self._thread.start()
 
     def submit(self, request: GenerationRequest, listener: Listener) -> Generation:
@@ -121,8 +125,8 @@ class Engine:
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a request that nobody waits for any more, after its next token; nothing if it has
-        ended."""
+        """Ends a request that nobody waits for any more: in its prefill, or after its next token;
+        nothing if it has ended."""
         generation.cancelled = True
         with self._changed:
             if generation not in self._waiting:
@@ -184,15 +188,15 @@ class Engine:
             torch.seed()
         else:
             torch.manual_seed(request.seed)
-        generation.begin(self._max_seconds)
         try:
-            self._model.generate(
-                **request.inputs.to(self._model.device),
-                **request.options,
-                num_return_sequences=1,
-                stopping_criteria=StoppingCriteriaList([generation]),
-                candidate_generator=self._drafter,
-            )
+            with generation.begun(self._max_seconds):
+                self._model.generate(
+                    **request.inputs.to(self._model.device),
+                    **request.options,
+                    num_return_sequences=1,
+                    stopping_criteria=StoppingCriteriaList([generation]),
+                    candidate_generator=self._drafter,
+                )
         finally:
             generation.stats = self._drafter.stats
         generation.end(self._end_tokens)
