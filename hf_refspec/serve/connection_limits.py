@@ -10,7 +10,9 @@ from typing import Any
 
 _HEAD_SECONDS = 10  # in which a request's head must have come
 _READING_SECONDS = 30  # in which a client must have read on
-_MOST = 256  # connections that may wait for their clients
+# Connections that may wait for their clients for longer than a second; a client that is about to
+# send its request does so at once.
+_MOST = 256
 
 
 class ConnectionLimits:
@@ -30,9 +32,9 @@ class ConnectionLimits:
         now = monotonic()
         keys = [(each, each.cycle) for each in self._connections if _patience(each)]
         self._since = {key: self._since.get(key, now) for key in keys}
-        oldest_first = sorted(self._since.items(), key=itemgetter(1))
-        for place, ((connection, _), since) in enumerate(oldest_first):
-            if place < len(keys) - _MOST or now - since > _patience(connection):
+        newest_first = sorted(self._since.items(), key=itemgetter(1), reverse=True)
+        for place, ((connection, _), since) in enumerate(newest_first):
+            if now - since > (_patience(connection) if place < _MOST else 1):
                 connection.transport.abort()
 
 
