@@ -73,6 +73,9 @@ def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(
         "stream": True,
     }
     with serving(speller, tokenizer, max_new_tokens=2000) as server:
+        assert server.metrics()["running_requests"] == 0
+        [listening] = server.server.servers[0].sockets
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         parts, data = urlsplit(server.url), json.dumps(body).encode()
         reader = socket.socket()
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
