@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import math
@@ -44,7 +45,7 @@ class DrainingError(Exception):
 
 class Engine:
     """Decodes requests in a thread of its own. Its drafters live as long as it does, so that what
-    they learn stays.
+    they learn stays, unless it isolates requests.
 
     Args:
         model (`PreTrainedModel`): The target model.
@@ -52,6 +53,8 @@ class Engine:
         sources (sequence of [`Drafter`]): What drafts, beside the prediction of a request.
         max_seconds (`float`): The time for which one request is decoded at most.
         max_waiting (`int`): How many requests may wait.
+        isolates (`bool`, *optional*, defaults to `False`): Whether nothing that is learned in one
+            request serves another, so that nobody learns by the speed what others asked.
 
     Attributes:
         metrics ([`Metrics`]): What it has done.
@@ -64,11 +67,12 @@ class Engine:
         sources: Sequence[Drafter],
         max_seconds: float,
         max_waiting: int,
+        isolates: bool = False,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._prediction = Prediction()
-        self._drafter = Blend([self._prediction, *sources])
+        self._drafter = Blend([Prediction(), *sources])
+        self._isolates = isolates
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
@@ -181,8 +185,9 @@ class Engine:
 
     def _generate(self, generation: Generation) -> None:
         request = generation.request
-        self._prediction.ids = request.prediction
-        self._drafter.stats = generation.stats  # where it fails before the drafters begin
+        drafter = copy.deepcopy(self._drafter) if self._isolates else self._drafter
+        drafter.drafters[0].ids = request.prediction
+        drafter.stats = generation.stats  # where it fails before the drafters begin
         # A request without a seed must not go on with the random numbers of one that has.
         if request.seed is None:
             torch.seed()
@@ -195,10 +200,10 @@ class Engine:
                     **request.options,
                     num_return_sequences=1,
                     stopping_criteria=StoppingCriteriaList([generation]),
-                    candidate_generator=self._drafter,
+                    candidate_generator=drafter,
                 )
         finally:
-            generation.stats = self._drafter.stats
+            generation.stats = drafter.stats
         generation.end(self._end_tokens)
 
     def _end(self, generation: Generation) -> None:
