@@ -21,7 +21,7 @@ from .engine import DrainingError, Engine, QueueFullError
 from .errors import NO_JSON, ApiError, answer_errors, internal_error, shutting_down
 from .generation import GenerationRequest
 from .parsing import RequestT, parsed
-from .protocol import AnyRequest, ChatRequest, CompletionRequest
+from .protocol import ChatRequest, CompletionRequest
 from .reader import Reader
 from .served_model import ServedModel
 
@@ -57,15 +57,18 @@ def make_app(
     async def answered(
         http: Request,
         kind: type[RequestT],
-        asked: Callable[[RequestT], GenerationRequest],
+        prepare: Callable[[RequestT], GenerationRequest],
         answer: Answer,
     ) -> Response:
         def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
             request = parsed(kind, body)
-            return request, asked(request)
+            return request, prepare(request)
 
-        body, request = await reader.read(read, await _body(http))
-        return await _answered(http, body, Stream(engine, request, answer))
+        request, prepared = await reader.read(read, await _body(http))
+        stream = Stream(engine, prepared, answer)
+        if request.stream:
+            return EventStream(stream, request.includes_usage)
+        return JSONResponse(await _whole(http, stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request) -> Response:
@@ -158,12 +161,6 @@ async def _body(http: Request) -> bytes:
         return await http.body()
     except ClientDisconnect:
         raise ApiError(400, "the body broke off") from None
-
-
-async def _answered(http: Request, body: AnyRequest, stream: Stream) -> Response:
-    if body.stream:
-        return EventStream(stream, body.includes_usage)
-    return JSONResponse(await _whole(http, stream))
 
 
 async def _whole(http: Request, stream: Stream) -> dict[str, Any]:
