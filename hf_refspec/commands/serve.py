@@ -35,6 +35,12 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
     add("--port", type=_port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
     add_sources(parser.add_argument_group("texts"))
+    add(
+        "--isolate",
+        action="store_true",
+        help="draft from nothing that an earlier request has taught: slower, and no client can "
+        "tell by the speed what others asked",
+    )
     limits = parser.add_argument_group("limits")
     add = limits.add_argument
     add(
@@ -80,6 +86,8 @@ def _serve(args: Namespace) -> int:
     from ..serve.app import make_app
     from ..serve.server import Server, is_local, listen, url
 
+    if args.isolate and args.cache is not None:
+        raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
     _log_to_stderr()
     references = [read_text(path, "--reference") for path in args.reference or ()]
@@ -111,7 +119,8 @@ def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
     drafters = sources(args, Texts(None, references), tokenizer)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     warmup()
-    engine = Engine(model, tokenizer, drafters, args.max_seconds, args.max_waiting)
+    limits = args.max_seconds, args.max_waiting
+    engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
     engine.start()
     # Of a folder not its path, which is nobody else's business.
     is_folder = args.model is not None and Path(args.model).exists()

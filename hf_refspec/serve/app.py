@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .body_limit import BodyLimit
 from .engine import DrainingError, Engine, QueueFullError
-from .errors import ApiError, answer_errors, internal_error, shutting_down
+from .errors import NO_JSON, ApiError, answer_errors, internal_error, shutting_down
 from .generation import GenerationRequest
-from .protocol import AnyRequest, ChatRequest, CompletionRequest
+from .parsing import RequestT, parsed
+from .protocol import ChatRequest, CompletionRequest
+from .reader import Reader
 from .served_model import ServedModel
 
 
@@ -50,15 +52,32 @@ def make_app(
         "owned_by": "hf_refspec",
     }
 
+    reader = Reader()
+
+    async def answered(
+        http: Request,
+        kind: type[RequestT],
+        prepare: Callable[[RequestT], GenerationRequest],
+        answer: Answer,
+    ) -> Response:
+        def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
+            request = parsed(kind, body)
+            return request, prepare(request)
+
+        request, prepared = await reader.read(read, await _body(http))
+        stream = Stream(engine, prepared, answer)
+        if request.stream:
+            return EventStream(stream, request.includes_usage)
+        return JSONResponse(await _whole(http, stream))
+
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, http: Request) -> Response:
-        request = await run_in_threadpool(served.chat, body)
-        return await _answered(http, body, Stream(engine, request, ChatAnswer(served.name)))
+    async def chat_completions(http: Request) -> Response:
+        return await answered(http, ChatRequest, served.chat, ChatAnswer(served.name))
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, http: Request) -> Response:
-        request = await run_in_threadpool(served.completion, body)
-        return await _answered(http, body, Stream(engine, request, CompletionAnswer(served.name)))
+    async def completions(http: Request) -> Response:
+        answer = CompletionAnswer(served.name)
+        return await answered(http, CompletionRequest, served.completion, answer)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -134,10 +153,14 @@ class Stream:
             self.generation.cancelled = True
 
 
-async def _answered(http: Request, body: AnyRequest, stream: Stream) -> Response:
-    if body.stream:
-        return EventStream(stream, body.includes_usage)
-    return JSONResponse(await _whole(http, stream))
+async def _body(http: Request) -> bytes:
+    # A page in a browser may send other types to any server without asking first.
+    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ApiError(400, NO_JSON)
+    try:
+        return await http.body()
+    except ClientDisconnect:
+        raise ApiError(400, "the body broke off") from None
 
 
 async def _whole(http: Request, stream: Stream) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
 import math
 from collections import deque
@@ -43,7 +45,7 @@ class DrainingError(Exception):
 
 class Engine:
     """Decodes requests in a thread of its own. Its drafters live as long as it does, so that what
-    they learn stays.
+    they learn stays, unless it isolates requests.
 
     Args:
         model (`PreTrainedModel`): The target model.
@@ -51,6 +53,8 @@ class Engine:
         sources (sequence of [`Drafter`]): What drafts, beside the prediction of a request.
         max_seconds (`float`): The time for which one request is decoded at most.
         max_waiting (`int`): How many requests may wait.
+        isolates (`bool`, *optional*, defaults to `False`): Whether nothing that is learned in one
+            request serves another, so that nobody learns by the speed what others asked.
 
     Attributes:
         metrics ([`Metrics`]): What it has done.
@@ -63,11 +67,12 @@ class Engine:
         sources: Sequence[Drafter],
         max_seconds: float,
         max_waiting: int,
+        isolates: bool = False,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._prediction = Prediction()
-        self._drafter = Blend([self._prediction, *sources])
+        self._drafter = Blend([Prediction(), *sources])
+        self._isolates = isolates
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
@@ -101,6 +106,9 @@ class Engine:
         """
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         self._model.generate(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
+        # A look for garbage through all that is loaded would stop every thread for 200 ms.
+        gc.collect()
+        gc.freeze()
         self._thread.start()
 
     def submit(self, request: GenerationRequest, listener: Listener) -> Generation:
@@ -121,8 +129,8 @@ class Engine:
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a request that nobody waits for any more, after its next token; nothing if it has
-        ended."""
+        """Ends a request that nobody waits for any more: in its prefill, or after its next token;
+        nothing if it has ended."""
         generation.cancelled = True
         with self._changed:
             if generation not in self._waiting:
@@ -177,24 +185,25 @@ class Engine:
 
     def _generate(self, generation: Generation) -> None:
         request = generation.request
-        self._prediction.ids = request.prediction
-        self._drafter.stats = generation.stats  # where it fails before the drafters begin
+        drafter = copy.deepcopy(self._drafter) if self._isolates else self._drafter
+        drafter.drafters[0].ids = request.prediction
+        drafter.stats = generation.stats  # where it fails before the drafters begin
         # A request without a seed must not go on with the random numbers of one that has.
         if request.seed is None:
             torch.seed()
         else:
             torch.manual_seed(request.seed)
-        generation.begin(self._max_seconds)
         try:
-            self._model.generate(
-                **request.inputs.to(self._model.device),
-                **request.options,
-                num_return_sequences=1,
-                stopping_criteria=StoppingCriteriaList([generation]),
-                candidate_generator=self._drafter,
-            )
+            with generation.begun(self._max_seconds):
+                self._model.generate(
+                    **request.inputs.to(self._model.device),
+                    **request.options,
+                    num_return_sequences=1,
+                    stopping_criteria=StoppingCriteriaList([generation]),
+                    candidate_generator=drafter,
+                )
         finally:
-            generation.stats = self._drafter.stats
+            generation.stats = drafter.stats
         generation.end(self._end_tokens)
 
     def _end(self, generation: Generation) -> None:

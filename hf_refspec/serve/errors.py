@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-_NO_JSON = "the body is no JSON; send an object as application/json"
+NO_JSON = "the body is no JSON; send an object as application/json"
 
 
 class ApiError(HTTPException):
@@ -58,15 +57,9 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
         if error.status_code < 500:
             count()
         if not isinstance(error, ApiError):
-            message = _NO_JSON if error.status_code == 400 else error.detail
-            if error.status_code in (404, 405):
-                message = f"{error.detail}: {request.method} {request.url.path}"
+            message = f"{error.detail}: {request.method} {request.url.path:.200}"
             error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
         return JSONResponse(error.body, error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def of_validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        return await of_http(request, _of_first(error))
 
     @app.exception_handler(Exception)
     async def of_ours(request: Request, error: Exception) -> JSONResponse:
@@ -81,24 +74,3 @@ def internal_error() -> ApiError:
 def shutting_down() -> ApiError:
     """What a client is told when the server ends."""
     return ApiError(503, "the server is shutting down")
-
-
-def _of_first(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong. It does not repeat values, which may be no text."""
-    errors = error.errors()
-    # A field of several types has an error for each; one that got past the type says more.
-    of_field = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
-    first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"{_NO_JSON} ({first['ctx']['error']}, character {first['loc'][-1]})")
-    place = ".".join(map(str, filter(_is_plain, first["loc"][1:])))
-    if not place and first["type"] in ("missing", "model_attributes_type", "dict_type"):
-        return ApiError(400, _NO_JSON)
-    param = first.get("ctx", {}).get("param", place or None)
-    message = first["msg"] if not place else f"{place}: {first['msg']}"
-    return ApiError(400, message, param)
-
-
-def _is_plain(part: str | int) -> bool:
-    """Whether a part of a place is a field's name or an index, and not one of several types."""
-    return isinstance(part, int) or (part.isidentifier() and part != "str")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, TypeAlias
@@ -13,6 +14,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase, StoppingCriteri
 
 from ..demo.text_stream import TextStream
 from ..drafting.stats import SpeculationStats
+from .interruption import Interruptible
 from .stop_strings import StopStrings
 
 # "time": it took longer than a request may take. "cancelled": nobody waits for it any more.
@@ -41,9 +43,14 @@ class GenerationRequest:
     prediction: np.ndarray | None = None
 
 
+class PrefillInterrupt(BaseException):
+    """A prompt is not read to its end. Nothing on the way is to take it for a failure."""
+
+
 class Generation(StoppingCriteria):
     """A request that waits, is decoded or has ended. As a stopping criterion it is told every
-    token, and ends the text at a stop string, when time is up, and when nobody waits for it.
+    token, and ends the text at a stop string, when time is up, and when nobody waits for it; the
+    last two also end its prefill.
 
     Args:
         request ([`GenerationRequest`]): What is to be generated.
@@ -69,26 +76,37 @@ class Generation(StoppingCriteria):
         self.listener = listener
         self._last_token: int | None = None
         self._ends_at = float("inf")
+        self._prefill = ExitStack()
         self._text = TextStream(tokenizer)
         self._stop = StopStrings(request.stop_strings)
 
-    def begin(self, max_seconds: float) -> None:
-        """It is decoded from now on."""
+    @contextmanager
+    def begun(self, max_seconds: float) -> Iterator[None]:
+        """It is decoded within."""
         self._ends_at = monotonic() + max_seconds
+        with suppress(PrefillInterrupt), self._prefill:
+            self._prefill.enter_context(Interruptible(self._check))
+            yield
 
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
     ) -> Any:  # bool of shape (1,)
+        self._prefill.close()  # the passes that follow are short
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
         self._tell(self._stop.put(self._text.put(self._last_token)))
-        if self._stop.found:
-            self.outcome = "stop"
-        elif self.cancelled:
-            self.outcome = "cancelled"
-        elif monotonic() > self._ends_at:
-            self.outcome = "time"
+        self.outcome = "stop" if self._stop.found else self._given_up()
         return torch.full(input_ids.shape[:1], self.outcome is not None, device=input_ids.device)
+
+    def _check(self) -> None:
+        self.outcome = self._given_up()
+        if self.outcome is not None:
+            raise PrefillInterrupt
+
+    def _given_up(self) -> Outcome | None:
+        if self.cancelled:
+            return "cancelled"
+        return "time" if monotonic() > self._ends_at else None
 
     def end(self, end_tokens: set[int]) -> None:
         """It was decoded to its end.

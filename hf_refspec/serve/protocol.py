@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from .errors import ApiError
+
 # Fields that change no answer here.
 _IGNORED = {
     "metadata",
@@ -54,6 +56,8 @@ def _in_utf8(text: str) -> str:
     return text
 
 
+_MOST = 2048  # messages of a chat, and parts of a message
+
 Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
 StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
 
@@ -65,7 +69,7 @@ class TextPart(BaseModel):
     text: Text
 
 
-Content: TypeAlias = Text | list[TextPart]
+Content: TypeAlias = Text | Annotated[list[TextPart], Field(max_length=_MOST, fail_fast=True)]
 
 
 def text_of(content: Content) -> str:
@@ -101,32 +105,32 @@ class StreamOptions(BaseModel):
 class AnyRequest(BaseModel):
     """What both kinds of requests have in common; null is the same as nothing."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     model: Text | None = None
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = (
+        None
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prediction: PredictedContent | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _only_supported(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, harmless in _UNSUPPORTED.items():
-            value = data.get(name)
-            if value is not None and not any(value == each for each in harmless):
-                raise PydanticCustomError(
-                    "unsupported",
-                    "{param} is not supported with this value; leave it out",
-                    {"param": name},
-                )
-        return {key: data[key] for key in data if key not in _IGNORED | _UNSUPPORTED.keys()}
+    def _only_supported(cls, data: dict[str, Any]) -> dict[str, Any]:
+        for name, value in data.items():
+            if name in _UNSUPPORTED:
+                if value is not None and not any(value == each for each in _UNSUPPORTED[name]):
+                    why = f"{name} is not supported with this value; leave it out"
+                    raise ApiError(400, why, name)
+            elif name not in cls.model_fields and name not in _IGNORED:
+                shown = ascii(name[:64])  # it may be no text
+                raise ApiError(400, f"there is no field {shown}; leave it out", shown[1:-1])
+        return data
 
     @property
     def stop_strings(self) -> list[str]:
@@ -147,7 +151,7 @@ class AnyRequest(BaseModel):
 class ChatRequest(AnyRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
 
     @property
@@ -158,4 +162,8 @@ class ChatRequest(AnyRequest):
 class CompletionRequest(AnyRequest):
     """The body of `/v1/completions`: one prompt, a text or its ids."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)] | list[int]
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=1)]
+        | Annotated[list[int], Field(fail_fast=True)]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,15 @@ import torch
 from jinja2 import TemplateError
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
-from ..demo.prompts import (
-    chat_inputs,
-    check_chat_template,
-    context_length,
-    text_inputs,
-    tokens_left,
-)
+from ..demo.prompts import check_chat_template, context_length
 from .errors import ApiError
 from .generation import GenerationRequest
 from .protocol import AnyRequest, ChatRequest, CompletionRequest, text_of
+from .token_bound import TokenBound
 
 # Below it, logits divided by it are no numbers any more, and the most probable token is chosen.
 _LEAST_TEMPERATURE = 1e-5
+_NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
 
 
 @dataclass(frozen=True)
@@ -57,14 +54,16 @@ class ServedModel:
         ]
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
-            inputs = chat_inputs(self.tokenizer, messages)
+            text = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
         except ValueError as error:
             raise ApiError(400, str(error), "messages") from error
         except TemplateError as error:
             why = " ".join(str(error).split())
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
-        return self._request(request, inputs, "messages", "this chat")
+        return self._request(request, self._ids(text, "messages", add_special_tokens=False))
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
         """What a prompt asks for.
@@ -75,14 +74,14 @@ class ServedModel:
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
-                inputs = text_inputs(self.tokenizer, text)
+                ids = self._ids(text, "prompt", add_special_tokens=True)
             case ids:
-                inputs = self._of_ids(ids)
-        if inputs["input_ids"].shape[1] == 0:
+                self._check_ids(ids)
+        if not ids:
             raise ApiError(
                 400, "the prompt is empty; the model needs a token to go on from", "prompt"
             )
-        return self._request(request, inputs, "prompt", "this prompt")
+        return self._request(request, ids)
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; none is this one.
@@ -94,25 +93,44 @@ class ServedModel:
             message = f"there is no such model here; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
 
-    def _of_ids(self, ids: list[Any]) -> BatchEncoding:
+    @cached_property
+    def _bound(self) -> TokenBound:
+        return TokenBound(self.tokenizer)
+
+    def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text. One that is sure to be too long is not tokenised."""
+        self._check_length(self._bound.of(text), param, "tokens or more")
+        encoded = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        self._check_length(len(ids), param)
+        return ids
+
+    def _check_ids(self, ids: list[int]) -> None:
+        self._check_length(len(ids), "prompt")
         vocab_size = self.config.get_text_config(decoder=True).vocab_size
         if not all(0 <= id < vocab_size for id in ids):
             raise ApiError(
                 400, f"the ids of the prompt must be from 0 to {vocab_size - 1}", "prompt"
             )
-        input_ids = torch.tensor([ids], dtype=torch.int64)
-        return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
 
-    def _request(
-        self, request: AnyRequest, inputs: BatchEncoding, param: str, noun: str
-    ) -> GenerationRequest:
+    def _check_length(self, length: int, param: str, unit: str = "tokens") -> None:
+        longest = context_length(self.config)
+        if longest is not None and length >= longest:
+            raise ApiError(
+                400,
+                f"{_NOUNS[param]} has {length:,} {unit}, and the model's context holds "
+                f"{longest:,} with the answer; shorten it",
+                param,
+                "context_length_exceeded",
+            )
+
+    def _request(self, request: AnyRequest, ids: list[int]) -> GenerationRequest:
         wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)
-        try:
-            fitting = tokens_left(inputs, self.config, noun, "shorten it", wanted)
-        except ValueError as error:
-            raise ApiError(400, str(error), param, "context_length_exceeded") from error
+        longest = context_length(self.config)
+        fitting = wanted if longest is None else min(wanted, longest - len(ids))
+        input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
-            inputs,
+            BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling(request)},
             request.seed,
             request.stop_strings,
@@ -121,18 +139,7 @@ class ServedModel:
 
     def _prediction(self, request: AnyRequest) -> np.ndarray | None:
         text = text_of(request.prediction.content) if request.prediction else ""
-        if not text:
-            return None
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        longest = context_length(self.config)
-        if longest is not None and len(ids) > longest:
-            raise ApiError(
-                400,
-                f"the prediction has {len(ids):,} tokens, and the model's context holds "
-                f"{longest:,}; shorten it",
-                "prediction",
-                "context_length_exceeded",
-            )
+        ids = self._ids(text, "prediction", add_special_tokens=False) if text else []
         return np.array(ids) if ids else None
 
 

@@ -12,11 +12,14 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from .connection_limits import ConnectionLimits
 from .engine import Engine
 
 logger = logging.getLogger(__name__)
 
 _FORCED_SECONDS = 5  # after a second ctrl-C: for a forward pass, and to tell the clients
+
+_LIMITS_SECONDS = 0.1  # between two looks at the connections
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -63,12 +66,27 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, engine: Engine) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        super().__init__(
+            uvicorn.Config(
+                app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off"
+            )
+        )
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._engine.drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._limiting = asyncio.create_task(self._limit_connections())
+
+    async def _limit_connections(self) -> None:
+        """Until the end: also while it shuts down, connections are waited for."""
+        limits = ConnectionLimits(self.server_state.connections)
+        while True:
+            limits.enforce()
+            await asyncio.sleep(_LIMITS_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:

@@ -149,6 +149,10 @@ def test_a_source_that_cannot_be_read_is_refused(capsys, tmp_path, folder, optio
     assert str(file) in refused(capsys, "--model", folder, option, file)
 
 
+def test_a_cache_of_answers_and_isolated_requests_exclude_each_other(capsys, tmp_path):
+    assert "--cache keeps answers" in refused(capsys, "--isolate", "--cache", tmp_path)
+
+
 def test_only_this_machine_can_reach_it_by_default():
     with listen("127.0.0.1", 0) as local, listen("0.0.0.0", 0) as everywhere:
         assert is_local(local) and not is_local(everywhere)

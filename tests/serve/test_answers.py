@@ -9,6 +9,8 @@ import pytest
 import requests
 from running_server import NAME, serving
 
+from hf_refspec import TokenRecycling
+
 MESSAGES = ["one", "what is it?", "größer 🙂", "x = 1\n\n"]
 
 
@@ -190,3 +192,13 @@ def test_metrics_add_up(speller, tokenizer, plain):
     assert sum(accepted) + passes == 92
     per_pass = [metrics[f'mat_of_source{{source="{name}"}}'] for name in sources]
     assert 1 + sum(per_pass) == pytest.approx(metrics["mat"])
+
+
+@pytest.mark.parametrize("isolates", [False, True])
+def test_isolated_requests_leave_nothing_behind_for_others(speller, tokenizer, plain, isolates):
+    learned = TokenRecycling()
+    with serving(speller, tokenizer, [learned], isolates=isolates) as server:
+        for _ in range(2):
+            assert server.chat("one").choices[0].message.content == plain("one")
+        assert server.metrics()["generated_tokens_total"] == 64
+    assert (len(learned) == 0) == isolates

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import torch
 from running_server import NAME, Slow, serving, wait_until
 
 LONG = {"max_tokens": 900}
@@ -71,6 +74,55 @@ def test_an_answer_that_takes_too_long_ends_as_if_it_were_too_long(speller, toke
         assert answer.choices[0].finish_reason == "length"
         assert 0 < answer.usage.completion_tokens < 500
         assert server.outcomes("time") == 1
+
+
+@pytest.fixture
+def slow_layers(speller):
+    """How many layers have run; each takes 50 ms."""
+    ran = []
+
+    def wait(module, inputs):
+        ran.append(module)
+        time.sleep(0.05)
+
+    model = copy.deepcopy(speller)
+    model.model.layers = torch.nn.ModuleList([*model.model.layers] * 10)
+    for index, layer in enumerate(model.model.layers):
+        layer = model.model.layers[index] = copy.deepcopy(layer)
+        layer.self_attn.layer_idx = index
+        layer.register_forward_pre_hook(wait)
+    model.config.num_hidden_layers = 20
+    return model, ran
+
+
+def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_long(
+    slow_layers, tokenizer, plain
+):
+    model, ran = slow_layers
+    expected = plain("one", max_new_tokens=2, model=model)
+    with serving(model, tokenizer, max_seconds=0.3) as server:
+        ran.clear()
+        answer = server.chat("one", max_tokens=2)
+        assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == (
+            "length",
+            "",
+        )
+        assert answer.usage.completion_tokens == 0
+        assert 0 < len(ran) < 20 and server.outcomes("time") == 1
+        server.engine._max_seconds = 60
+        assert server.chat("one", max_tokens=2).choices[0].message.content == expected
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read_ends_that(slow_layers, tokenizer):
+    model, ran = slow_layers
+    with serving(model, tokenizer) as server:
+        ran.clear()
+        with pytest.raises(openai.APITimeoutError):
+            server.client.with_options(timeout=0.3).completions.create(
+                model=NAME, prompt="one", max_tokens=9
+            )
+        wait_until(lambda: server.outcomes("cancelled") == 1)
+        assert 0 < len(ran) < 20
 
 
 def test_an_order_to_end_lets_what_runs_and_waits_finish_and_takes_nothing_new(slow, pool):
