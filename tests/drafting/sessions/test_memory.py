@@ -1,9 +1,8 @@
-"""Calls are remembered in order, forgotten in order, and put in order in the background."""
+"""Calls are remembered in order, forgotten in order, and soon sorted."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import threading
 
@@ -16,9 +15,10 @@ from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.memory import Memory
 
 
-def small_memory(max_tokens: int) -> Memory:
-    """One whose tail is sealed after few tokens, so that there is much to join."""
-    return Memory(max_tokens, seal_tokens=40)
+@pytest.fixture(autouse=True)
+def short_tails(monkeypatch):
+    """Tails are sealed after few tokens, so that there is much to join."""
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
 
 
 def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -27,13 +27,13 @@ def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remembered(memory: Memory) -> list[tuple[list[int], list[int]]]:
-    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.sessions()]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.view.sessions()]
 
 
 def seen(memory: Memory) -> list[int]:
     """All tokens that a draft can see, separators as -1."""
     tokens = []
-    for text in memory.view.segments:
+    for text in (segment.text for segment in memory.view.segments):
         part = text.tokens.astype(np.int64)
         part[part == text.separator] = -1
         tokens += part.tolist()
@@ -49,11 +49,10 @@ def as_lists(calls):
 
 
 def test_remembers_in_order():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     calls = [call(i, 3 + i % 11) for i in range(200)]
     for each in calls:
         memory.add(*each)
-    memory.wait()
     assert len(memory) == 200
     assert memory.tokens == sum(3 + i % 11 for i in range(200))
     assert remembered(memory) == as_lists(calls)
@@ -62,10 +61,10 @@ def test_remembers_in_order():
     assert memory.view.largest_id == 199
 
 
-@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200), st.booleans())
+@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200))
 @settings(max_examples=40, deadline=None)
-def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
-    memory = small_memory(max_tokens)
+def test_the_oldest_are_forgotten(lengths, max_tokens):
+    memory = Memory(max_tokens)
     calls = [call(i, length) for i, length in enumerate(lengths)]
     kept: list = []
     for each in calls:
@@ -74,10 +73,7 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
             kept.append(each)
         while sum(len(p) + len(o) for p, o in kept) > max_tokens:
             kept.pop(0)
-        if waits:
-            memory.wait()
         assert remembered(memory) == as_lists(kept)
-    memory.wait()
     assert memory.tokens == sum(len(p) + len(o) for p, o in kept)
     expected = as_text(as_lists(kept))
     text = seen(memory)
@@ -87,34 +83,34 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
 
 
 def test_similar_outputs_are_of_what_is_remembered():
-    memory = small_memory(75)
+    memory = Memory(75)
     for i in range(40):
         memory.add(*call(i))
-        memory.wait()
     assert memory.view.segments
-    found = [output.tolist() for output in memory.similar_outputs(np.array([36, 99]), 100)]
+    found = [output.tolist() for output in memory.view.similar_outputs(np.array([36, 99]), 100)]
     assert found[-1] == [36] * 5
     assert sorted(found) == sorted(output for _, output in remembered(memory))
-    assert [output.tolist() for output in memory.similar_outputs(np.array([38]), 1)] == [[38] * 5]
+    assert [output.tolist() for output in memory.view.similar_outputs(np.array([38]), 1)] == [
+        [38] * 5
+    ]
     memory.clear()
-    assert memory.similar_outputs(np.array([38]), 1) == []
+    assert memory.view.similar_outputs(np.array([38]), 1) == []
 
 
 def test_clear_while_segments_are_made():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     for i in range(300):
         memory.add(*call(i))
         if i % 50 == 20:
             memory.clear()
             assert len(memory) == 0
             assert seen(memory) == []
-    memory.wait()
     assert remembered(memory) == as_lists(call(i) for i in range(271, 300))
     assert seen(memory) == as_text(as_lists(call(i) for i in range(271, 300)))
 
 
 def test_many_threads_add_and_read():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     wrong: list[object] = []
 
     def add(thread: int) -> None:
@@ -124,7 +120,7 @@ def test_many_threads_add_and_read():
     def read() -> None:
         while not done.is_set():
             view = memory.view
-            linked = view.tail
+            linked = view.tail.text
             if len(linked.previous) != len(linked.tokens) or (
                 len(linked.latest) and linked.latest.max() >= len(linked.tokens)
             ):
@@ -140,50 +136,25 @@ def test_many_threads_add_and_read():
     done.set()
     for thread in readers:
         thread.join()
-    memory.wait()
     assert not wrong
     assert sorted(prompt[0] for prompt, _ in remembered(memory)) == list(range(400))
     assert seen(memory) == as_text(remembered(memory))
 
 
-@pytest.mark.parametrize("sorted_first", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_is_another_memory(copied, sorted_first):
-    memory = small_memory(75)
+def test_a_copy_is_another_memory(copied):
+    memory = Memory(75)
     for i in range(20):
         memory.add(*call(i))
-        if sorted_first:
-            memory.wait()
     other = copied(memory)
     assert remembered(other) == remembered(memory)
     other.add(*call(99))
     assert remembered(memory) == as_lists(call(i) for i in range(13, 20))
     assert remembered(other) == as_lists(call(i) for i in [*range(14, 20), 99])
-    memory.wait()
-    other.wait()
-
-
-def test_work_in_the_background_that_fails_is_tried_again(monkeypatch, caplog):
-    def full(*_):
-        raise MemoryError("no room")
-
-    memory = small_memory(10**6)
-    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(memory_module.Segment, "build", full)
-        for i in range(12):
-            memory.add(*call(i))
-            memory.wait()
-    assert caplog.text.count("no room") == 3
-    assert memory.view.segments == ()
-    for i in range(12, 16):
-        memory.add(*call(i))
-        memory.wait()
-    assert len(memory.view.segments) == 1
-    assert remembered(memory) == as_lists(call(i) for i in range(16))
 
 
 def test_a_closed_memory_takes_nothing():
-    memory = small_memory(100)
+    memory = Memory(100)
     memory.close()
     memory.close()
     with pytest.raises(RuntimeError, match="closed"):
