@@ -15,9 +15,8 @@ import itertools
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,7 +182,12 @@ class SessionDatabase:
                     f"{self.file} is not a retrieval cache's that this hf_refspec can read (its "
                     f"application id is {found[0]:#x}, its format {found[1]}); choose a new path"
                 )
-            _make(connection)
+            # So that readers and a writer do not wait for each other. It fails where another process
+            # does the same, and the database works either way.
+            with suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
+            if found == _EMPTY:
+                _make(connection)
             (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if result != "ok":
                 raise sqlite3.DatabaseError(result)
@@ -207,16 +211,10 @@ class SessionDatabase:
                     " which a retrieval cache does not have; move it elsewhere"
                 )
             size += found.st_size
-        others = [name for name in os.listdir(self.folder) if not name.startswith(DATABASE)]
-        if others and not self.file.exists():
-            raise DatastoreError(
-                f"{self.folder} is not a retrieval cache: it has no {DATABASE}, but "
-                f"{min(others)!r}; choose a new path"
-            )
         if not os.access(self.folder, os.W_OK):
             raise DatastoreError(
-                f"{self.folder} cannot be used: you may not write into it, as SQLite must even to "
-                "read; make a copy of it"
+                f"{self.folder} cannot be used: you may not write into it, which SQLite needs even "
+                "to read; copy it"
             )
         return size
 
@@ -254,23 +252,11 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
 
 
 def _make(connection: sqlite3.Connection) -> None:
-    """Makes the tables of a new database; of any other one nothing is changed."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            # With this log readers and a writer do not wait for each other. Two processes may begin
-            # one at once, and SQLite does not wait then.
-            connection.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-    if _identity(connection) == _EMPTY:
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            if _identity(connection) == _EMPTY:  # no other process has made them meanwhile
-                for table in _TABLES:
-                    connection.execute(table)
-                connection.execute(f"PRAGMA application_id = {_OURS[0]}")
-                connection.execute(f"PRAGMA user_version = {_OURS[1]}")
+    """Makes the tables of a new database, if no other process does so meanwhile."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if _identity(connection) == _EMPTY:
+            for table in _TABLES:
+                connection.execute(table)
+            connection.execute(f"PRAGMA application_id = {_OURS[0]}")
+            connection.execute(f"PRAGMA user_version = {_OURS[1]}")

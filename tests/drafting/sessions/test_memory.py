@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
+import sqlite3
 import threading
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.memory import Memory
+from hf_refspec.store.sessions import DATABASE, SessionDatabase
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +163,128 @@ def test_a_closed_memory_takes_nothing():
     memory.close()
     with pytest.raises(RuntimeError, match="closed"):
         memory.add(*call(1))
+
+
+def opened(path, max_tokens: int = 10**6) -> Memory:
+    return Memory(max_tokens, SessionDatabase(path, max_tokens))
+
+
+def numbers(memory: Memory) -> list[int]:
+    """Those of the calls that are remembered, when all is read."""
+    found = [int(prompt[0]) for prompt, _ in memory.refresh().sessions()]
+    assert seen(memory)[-2:] == ([found[-1], -1] if found else [])
+    return found
+
+
+def test_what_is_kept_is_remembered_by_the_next(tmp_path):
+    memory = opened(tmp_path)
+    for i in range(60):
+        memory.add(*call(i, 3 + i % 11))
+    before, text = remembered(memory), seen(memory)
+    memory.close()
+    memory = opened(tmp_path)
+    assert remembered(memory) == before and seen(memory) == text
+    for _ in range(2):
+        memory.add(*call(60))
+        memory.close()
+        memory = opened(tmp_path, max_tokens=50)
+        assert numbers(memory)[-1] == 60 and memory.tokens <= 50
+
+
+def test_memories_of_one_folder_follow_each_other(tmp_path):
+    memories = [opened(tmp_path, max_tokens) for max_tokens in (75, 75, 10**6)]
+    for i in range(30):
+        memories[i % 2].add(*call(i))
+    assert all(numbers(memory) == list(range(23, 30)) for memory in memories[:2])
+    assert numbers(memories[2])[-7:] == list(range(23, 30))
+    memories[2].clear()
+    assert all(numbers(memory) == [] and len(memory) == 0 for memory in memories)
+    memories[0].add(*call(30))
+    memories[1].add(*call(31))
+    assert all(numbers(memory) == [30, 31] for memory in memories)
+
+
+def test_a_call_begins_with_no_more_than_a_batch_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(SessionDatabase.read, "__defaults__", (100,))
+    memory, other = opened(tmp_path), opened(tmp_path)
+    for i in range(30):
+        other.add(*call(i))
+    assert numbers(memory) == [0, 1, 2]
+    assert numbers(memory) == [0, 1, 2, 3, 4, 5]
+    memory.add(*call(30))
+    assert numbers(memory) == list(range(31))
+
+
+def test_on_a_full_disk_sessions_are_only_in_memory(tmp_path, caplog):
+    memory = opened(tmp_path)
+    with full_disk():
+        memory.add(*call(0))
+        memory.add(*call(1))
+        assert numbers(memory) == [0, 1]
+    memory.add(*call(2))
+    with full_disk():
+        memory.add(*call(3))
+    assert numbers(memory) == [0, 1, 2, 3]
+    assert [str(tmp_path / DATABASE) in each.getMessage() for each in caplog.records] == [True] * 2
+    other = opened(tmp_path)
+    other.add(*call(4))
+    assert numbers(other) == [2, 4] and numbers(memory) == [0, 1, 2, 3, 4]
+    other.clear()
+    assert numbers(memory) == []
+
+
+def test_a_database_that_is_damaged_meanwhile_ends_no_call(tmp_path, caplog):
+    memory = opened(tmp_path)
+    memory.add(*call(0))
+    with sqlite3.connect(tmp_path / DATABASE) as connection:
+        connection.execute("INSERT INTO session (prompt_length, tokens) VALUES (9, 'nothing')")
+    connection.close()
+    for i in range(1, 4):
+        memory.add(*call(i))
+        assert numbers(memory) == list(range(i + 1))
+    (record,) = caplog.records
+    assert f"{tmp_path / DATABASE} is damaged: row 2 is no session" in record.getMessage()
+
+
+def in_a_fork(function) -> int:
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_forks_and_the_process_that_was_forked_go_on(tmp_path):
+    memory = opened(tmp_path)
+    memory.add(*call(0))
+
+    def child(number: int) -> None:
+        memory.add(*call(number))
+        assert 0 in numbers(memory) and numbers(memory)[-1] == number
+        assert in_a_fork(lambda: memory.add(*call(number + 1))) == 0
+        assert numbers(memory)[-1] == number + 1
+
+    assert in_a_fork(lambda: child(1)) == 0
+    memory.add(*call(3))
+    assert numbers(memory) == [0, 1, 2, 3]
+    memory.close()
+    assert numbers(opened(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_forks_while_threads_write(tmp_path):
+    memory, done = opened(tmp_path), threading.Event()
+
+    def keep_adding() -> None:
+        while not done.is_set():
+            memory.add(*call(1))
+
+    threads = [threading.Thread(target=keep_adding) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [in_a_fork(lambda: memory.add(*call(2))) for _ in range(10)] == [0] * 10
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert numbers(memory).count(2) == 10
+    assert remembered(opened(tmp_path)) == remembered(memory)

@@ -155,6 +155,24 @@ def test_a_folder_with_a_larger_vocabulary_is_named(tmp_path):
     cache.close()
 
 
+def test_ids_that_are_remembered_during_a_call_are_not_drafted():
+    """They may be of another model, with more tokens."""
+    cache = RetrievalCache()
+    cache.add([1, 2], [3])
+    with cache.session(np.array([1, 2]), 70):
+        cache.fork().add([1, 2], [70])
+        assert cache.draft(4).tokens.tolist() == [3]
+    with pytest.raises(ValueError, match="the id 70"):
+        cache.begin(np.array([1]), 70)
+
+
+def test_processes_share_a_path(tmp_path):
+    cache, other = RetrievalCache(path=tmp_path), RetrievalCache(path=tmp_path)
+    speak(cache, [1, 2, 3], [4, 5])
+    assert drafted(other, [2, 3]).tokens.tolist() == [4, 5]
+    assert len(other) == 1
+
+
 def test_generate_on_a_full_disk(byte_llama, tmp_path, caplog):
     cache, prompt = RetrievalCache(path=tmp_path), torch.tensor([[5, 6, 7]])
     options = {"max_new_tokens": 8, "do_sample": False}
