@@ -124,16 +124,6 @@ class SessionDatabase:
             if batch:
                 yield self._sessions(batch)
 
-    def before_newest(self, most_tokens: int) -> int:
-        """The id before the newest sessions that have at most `most_tokens` tokens together."""
-        lengths = "SELECT id, length(tokens) FROM session WHERE length(tokens) <= ?"
-        with self._opened() as connection:
-            for number, size in connection.execute(f"{lengths} ORDER BY id DESC", (self._largest,)):
-                most_tokens -= size // _TOKENS.itemsize
-                if most_tokens < 0:
-                    return number
-        return 0
-
     def oldest(self, default: int) -> int:
         """The smallest id; `default` if there are no sessions."""
         with self._opened() as connection:
@@ -182,8 +172,8 @@ class SessionDatabase:
                     f"{self.file} is not a retrieval cache's that this hf_refspec can read (its "
                     f"application id is {found[0]:#x}, its format {found[1]}); choose a new path"
                 )
-            # So that readers and a writer do not wait for each other. It fails where another process
-            # does the same, and the database works either way.
+            # So that readers and a writer do not wait for each other. It fails while another one
+            # does it too.
             with suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
             if found == _EMPTY:

@@ -8,6 +8,8 @@ import threading
 import weakref
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,6 @@ class Memory:
         self._last_id = 0  # of the newest session that was read from the database
         self._forget_all(0)
         if database is not None:
-            self._last_id = database.before_newest(max_tokens)
             self._read(database)
         self._publish()
         _memories.add(self)
@@ -83,7 +84,13 @@ class Memory:
             length = len(prompt) + len(output)
             if length > min(self.max_tokens, LONGEST_SESSION):  # it would push out all others
                 return
-            if not self._written(prompt, output):
+            with self._warned():
+                if self._database is not None:
+                    oldest = self._ids[0] if self._ids else 0
+                    self._database.append(prompt, output, oldest)
+                    self._read(self._database)
+                self._keeps = True
+            if self._database is None or not self._keeps:
                 tokens = np.concatenate((prompt, output, [-1])).astype(np.int32)
                 ids, ends, prompt_lengths = (
                     np.array([each]) for each in (self._last_id + 1, length, len(prompt))
@@ -96,11 +103,9 @@ class Memory:
         it, if that is long)."""
         with self._lock:
             if self._database is not None and not self.closed:
-                try:
+                with self._warned():
                     self._read(self._database, batches=1)
-                    self._publish()
-                except DatastoreError as error:
-                    self._warn(error)
+                self._publish()
             return self.view
 
     def clear(self) -> None:
@@ -134,23 +139,15 @@ class Memory:
         for prompt, output in state["sessions"]:
             self.add(prompt, output)
 
-    def _written(self, prompt: np.ndarray, output: np.ndarray) -> bool:
-        """Whether a session is in the database and was read from there; where that fails, a call of
-        `generate` does not."""
-        if self._database is None:
-            return False
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        """Warns, once, where the database cannot be used; a call of `generate` goes on."""
         try:
-            self._database.append(prompt, output, self._ids[0] if self._ids else 0)
-            self._read(self._database)
-            self._keeps = True
+            yield
         except DatastoreError as error:
-            self._warn(error)
-        return self._keeps
-
-    def _warn(self, error: DatastoreError) -> None:
-        if self._keeps:
-            logger.warning("%s; until that is mended, sessions are only in memory", error)
-        self._keeps = False
+            if self._keeps:
+                logger.warning("%s; until that is mended, sessions are only in memory", error)
+            self._keeps = False
 
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
         """Forgets what the database has not any more, and reads what is new in it: all, or so many
