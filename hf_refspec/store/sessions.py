@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from ..index.token_buffer import LARGEST_ID
 from .files import DatastoreError, unreadable
 from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
-from .printable import one_line
+from .printable import printable
 
 DATABASE = "sessions.sqlite"
 # Tokens of a session, prompt and output. No model takes so many.
@@ -48,9 +48,8 @@ END FROM session WHERE id > ? AND length(tokens) <= ? ORDER BY id
 """
 _TOKENS = np.dtype("<i4")
 _BOUNDARY = np.array(-1, _TOKENS).tobytes()
-_ROW = (
-    32  # tokens that a row counts as beside its own, for the memory it takes until it is an array
-)
+# Tokens that a row counts as beside its own, for the memory that it takes until it is in an array.
+_ROW = 32
 _PATIENCE = 10.0  # seconds to wait for other processes
 
 
@@ -97,8 +96,8 @@ class SessionDatabase:
         folder.mkdir(parents=True, exist_ok=True)
         with self._opened() as connection:
             if tokenizer is not None:
-                found = _tokenizer(connection, tokenizer)
-                check_tokenizer(folder, found, tokenizer, "choose a new path")
+                known = _tokenizer(connection, tokenizer)
+                check_tokenizer(folder, known, tokenizer, "choose a new path")
 
     def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
         """Adds a session, and deletes those whose ids are below `oldest`."""
@@ -149,10 +148,11 @@ class SessionDatabase:
             if self._connection is None:
                 self._connection = self._connect()
             yield self._connection
-        except sqlite3.OperationalError as error:
-            raise DatastoreError(f"{self.file} cannot be used: {one_line(error):.200}") from None
         except sqlite3.Error as error:
-            raise DatastoreError(f"{self.file} is damaged: {one_line(error):.200}") from None
+            what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
+            # Whoever wrote the database has perhaps written what SQLite says of it.
+            text = printable(" ".join(str(error)[:200].split()))
+            raise DatastoreError(f"{self.file} {what}: {text}") from None
         except (OSError, MemoryError) as error:
             raise unreadable(self.file, error) from None
 
@@ -169,8 +169,8 @@ class SessionDatabase:
                 connection.execute(f"PRAGMA {setting}")
             if (found := _identity(connection)) not in (_EMPTY, _OURS):
                 raise DatastoreError(
-                    f"{self.file} is not a retrieval cache's that this hf_refspec can read (its "
-                    f"application id is {found[0]:#x}, its format {found[1]}); choose a new path"
+                    f"{self.file} is not a retrieval cache that this hf_refspec can read "
+                    f"(application id {found[0]:#x}, format {found[1]}); choose a new path"
                 )
             # So that readers and a writer do not wait for each other. It fails while another one
             # does it too.
@@ -201,10 +201,10 @@ class SessionDatabase:
                     " which a retrieval cache does not have; move it elsewhere"
                 )
             size += found.st_size
-        if not os.access(self.folder, os.W_OK):
+        if not os.access(self.file.parent, os.W_OK):
             raise DatastoreError(
-                f"{self.folder} cannot be used: you may not write into it, which SQLite needs even "
-                "to read; copy it"
+                f"{self.folder} cannot be used: you may not write into it, and SQLite needs that "
+                "even to read; open a copy"
             )
         return size
 
@@ -213,7 +213,7 @@ class SessionDatabase:
         tokens = np.frombuffer(_BOUNDARY.join(blobs) + _BOUNDARY, _TOKENS).astype(np.int32)
         ends = np.cumsum([len(blob) // _TOKENS.itemsize + 1 for blob in blobs], dtype=np.int32) - 1
         if not np.array_equal(np.flatnonzero((tokens < 0) | (tokens > LARGEST_ID)), ends):
-            raise DatastoreError(f"{self.file} is damaged: it has tokens that cannot be")
+            raise DatastoreError(f"{self.file} is damaged: it has impossible token ids")
         return Sessions(np.array(ids), tokens, ends, np.array(prompt_lengths, dtype=np.int32))
 
 
@@ -224,7 +224,7 @@ class _Tokenizer(NamedTuple):
 
 def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> _Tokenizer:
     """Whose tokens the sessions are: from now on those of `new`, if that was not known."""
-    known = "SELECT fingerprint, name FROM tokenizer"
+    known = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
     if (found := connection.execute(known).fetchone()) is None:
         names = tokenizer_fingerprint(new), public_name(new)
         insert = f"INSERT INTO tokenizer SELECT ?, ? WHERE NOT EXISTS ({known})"
