@@ -27,8 +27,8 @@ logger = logging.getLogger("hf_refspec")
 SEAL_TOKENS = 1 << 13
 # The oldest segment is rewritten when less than this fraction of it is still remembered.
 _FRACTION_KEPT = 7 / 8
-# A call that seals waits for the sorting, a fifth of a second for so many tokens. Where more
-# segments than these would be searched, they may be longer.
+# A call waits for what is sorted when it ends: a fifth of a second for so many tokens. Longer
+# segments are joined only where there would be more than `_MOST_SEGMENTS` otherwise.
 _JOINED_TOKENS = 1 << 20
 _MOST_SEGMENTS = 10
 
@@ -36,7 +36,7 @@ _MOST_SEGMENTS = 10
 class Memory:
     """Sessions, numbered in the order they came in; the oldest are forgotten first.
 
-    With a database it is what the newest rows say, in their order, and what could not be written.
+    With a database they are its newest rows, in their order, and what could not be written there.
     A session that is forgotten can still be seen by a draft for a while: a segment is rewritten
     when an eighth of it is forgotten. A copy (or pickle) is another memory with the same sessions,
     without a database.
@@ -71,7 +71,8 @@ class Memory:
         if database is not None:
             self._read(database)
         self._publish()
-        _memories.add(self)
+        with _forking:
+            _memories.add(self)
 
     def __len__(self) -> int:
         return len(self.view)
@@ -211,9 +212,11 @@ class Memory:
 # holds: before a fork each memory is waited for and its database closed, to be opened when needed.
 _memories = weakref.WeakSet[Memory]()
 _held: list[Memory] = []
+_forking = threading.Lock()  # guards these two
 
 
 def _hold_all() -> None:
+    _forking.acquire()
     for memory in sorted(_memories, key=id):
         memory._lock.acquire()
         _held.append(memory)
@@ -224,6 +227,7 @@ def _hold_all() -> None:
 def _release_all() -> None:
     while _held:
         _held.pop()._lock.release()
+    _forking.release()
 
 
 if hasattr(os, "register_at_fork"):
