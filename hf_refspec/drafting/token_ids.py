@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
+from ..index.token_buffer import LARGEST_ID
 
-# No vocabulary comes near it. An array as long as the largest id is kept: the limit is its memory.
-LARGEST_ID = 2**24
+Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 
 
 def references_to_ids(

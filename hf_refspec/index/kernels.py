@@ -28,6 +28,7 @@ _DRAFTING = (
     "recycling",
     "recycling_tree",
     "rest_trie",
+    "similar_prompts",
     "static_tree",
     "suffix_array",
     "token_buffer",

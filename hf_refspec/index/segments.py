@@ -7,6 +7,7 @@ are of about one size, so that their sizes grow geometrically and their number s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,6 @@ from .token_buffer import LinkedText, TokenBuffer
 GROWTH = 4
 # More tokens are not joined: to sort them takes minutes and 8 bytes of memory a token.
 LARGEST_SEGMENT = 1 << 26
-_BOUNDARY = np.array([-1])
 
 
 class Documents:
@@ -29,14 +29,14 @@ class Documents:
     Attributes:
         first (`int`): The number of the first one.
         tokens (`np.ndarray`, integers of shape `(n,)`): The documents, a boundary behind each.
-        ends (sequence of `int`): Where the boundary behind each document is.
-        prompt_lengths (sequence of `int`): How many of the first tokens of each are its prompt.
+        ends (`np.ndarray` or `array`): Where the boundary behind each document is.
+        prompt_lengths (the same): How many of the first tokens of each are its prompt.
     """
 
     __slots__ = ()
     first: int
-    ends: Sequence[int] | np.ndarray
-    prompt_lengths: Sequence[int] | np.ndarray
+    ends: np.ndarray | array[int]
+    prompt_lengths: np.ndarray | array[int]
 
     @property
     def tokens(self) -> np.ndarray:
@@ -66,14 +66,12 @@ class Segment(Documents):
     Attributes:
         text (`IndexedText`): The documents.
         ends, prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): See [`Documents`].
-        name (`str`): Of the file that it is stored in, if it is.
     """
 
     first: int
     text: IndexedText
     ends: np.ndarray
     prompt_lengths: np.ndarray
-    name: str = ""
 
     @classmethod
     def build(
@@ -95,29 +93,6 @@ class Segment(Documents):
     @property
     def tokens(self) -> np.ndarray:
         return self.text.tokens
-
-    def check(self) -> None:
-        """Checks arrays from a file that nobody has checked: all but the order of the suffixes.
-
-        Raises:
-            ValueError: If they do not fit together.
-        """
-        tokens, suffixes = self.text.tokens, self.text.suffixes
-        lengths = np.diff(self.ends.astype(np.int64), prepend=-1) - 1
-        if len(lengths) == 0 or lengths.min() < 1 or self.ends[-1] != len(tokens) - 1:
-            raise ValueError("its ends are not those of its documents")
-        if np.any(self.prompt_lengths < 0) or np.any(self.prompt_lengths > lengths):
-            raise ValueError("its prompts do not fit into its documents")
-        outside = np.flatnonzero(tokens >= self.text.vocab_size)
-        if not np.array_equal(outside, self.ends) or np.any(tokens[outside] != self.text.separator):
-            raise ValueError(
-                "its tokens are not all in its vocabulary, with separators at its ends"
-            )
-        found = np.zeros(len(tokens), dtype=bool)
-        if len(suffixes) == len(tokens) and suffixes.min() >= 0 and suffixes.max() < len(tokens):
-            found[suffixes] = True
-        if not found.all():
-            raise ValueError("its suffixes are not those of its tokens")
 
     def since(self, number: int) -> Segment:
         """Those of its documents that have this number or a greater one, at least one."""
@@ -178,6 +153,25 @@ def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice |
     return None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkedDocuments(Documents):
+    """Documents that are not sorted, see [`Documents`].
+
+    Attributes:
+        text (`LinkedText`): The documents.
+        ends, prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): See [`Documents`].
+    """
+
+    first: int
+    text: LinkedText
+    ends: np.ndarray
+    prompt_lengths: np.ndarray
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.text.tokens
+
+
 class Tail(Documents):
     """The newest documents, not sorted yet, see [`Documents`].
 
@@ -185,23 +179,24 @@ class Tail(Documents):
         first (`int`): The number of the first document that will be added.
     """
 
+    ends: array[int]
+    prompt_lengths: array[int]
+
     def __init__(self, first: int = 0) -> None:
         self.first = first
-        self.ends: list[int] = []
-        self.prompt_lengths: list[int] = []
+        self.ends = array("i")
+        self.prompt_lengths = array("i")
         self._text = TokenBuffer()
 
     @property
     def tokens(self) -> np.ndarray:
         return self._text.tokens
 
-    def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
-        """Adds a document: integer arrays of shape `(n,)`, not both empty."""
-        self._text.extend(prompt)
-        self._text.extend(output)
-        self.ends.append(len(self._text))
-        self.prompt_lengths.append(len(prompt))
-        self._text.extend(_BOUNDARY)
+    def extend(self, tokens: np.ndarray, ends: np.ndarray, prompt_lengths: np.ndarray) -> None:
+        """Adds documents, as [`Segment.build`] takes them."""
+        self.ends.extend((ends + len(self._text)).tolist())
+        self.prompt_lengths.extend(prompt_lengths.tolist())
+        self._text.extend(tokens)
 
     def since(self, number: int) -> Tail:
         """Those of its documents that have this number or a greater one."""
@@ -210,16 +205,17 @@ class Tail(Documents):
         tail = Tail(number)
         if number < self.end:
             begin, _ = self.place(number)
-            tail._text.extend(self.tokens[begin:])
-            tail.ends = [end - begin for end in self.ends[number - self.first :]]
-            tail.prompt_lengths = self.prompt_lengths[number - self.first :]
+            _, tokens, ends, prompt_lengths = self.arrays()
+            kept = slice(number - self.first, None)
+            tail.extend(tokens[begin:], ends[kept] - begin, prompt_lengths[kept])
         return tail
 
     def arrays(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """What [`Segment.build`] takes; it stays as it is while the tail grows."""
-        ends, prompt_lengths = np.array([self.ends, self.prompt_lengths], dtype=np.int32)
+        ends, prompt_lengths = (np.array(each) for each in (self.ends, self.prompt_lengths))
         return self.first, self.tokens, ends, prompt_lengths
 
-    def linked(self) -> LinkedText:
-        """The text as it is now."""
-        return self._text.snapshot()
+    def snapshot(self) -> LinkedDocuments:
+        """The documents as they are now; it stays as it is while the tail grows."""
+        first, _, ends, prompt_lengths = self.arrays()
+        return LinkedDocuments(first, self._text.snapshot(), ends, prompt_lengths)

@@ -11,6 +11,9 @@ from numba import njit
 
 from .kernels import kernel
 
+# No vocabulary comes near it. An array as long as the largest id is kept: the limit is its memory.
+LARGEST_ID = 2**24
+
 
 class LinkedText(NamedTuple):
     """Tokens, each linked to the previous place of the same token.

@@ -7,18 +7,27 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from .files import DatastoreError
-from .folder import FolderConfig
 from .printable import printable
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
     from transformers import PreTrainedModel
+
+
+class _MadeFor(Protocol):
+    """What says, as every stored folder's config, which tokenizer something is for."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> str: ...
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -64,7 +73,7 @@ def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
 
 
 def check_tokenizer(
-    path: Path, config: FolderConfig, tokenizer: PreTrainedTokenizerBase, remedy: str
+    path: Path, config: _MadeFor, tokenizer: PreTrainedTokenizerBase, remedy: str
 ) -> None:
     """Refuses a tokenizer that the folder at `path` was not made for; `remedy` says what to do.
 

@@ -75,11 +75,6 @@ def a_linked_card(model, tokenizer):
     store.push_to_hub("org/store")
 
 
-def sessions_are_open(model, tokenizer):
-    with_path = [rs.RetrievalCache(tokenizer=tokenizer, path="sessions") for _ in range(2)]
-    assert not with_path
-
-
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -93,7 +88,6 @@ def sessions_are_open(model, tokenizer):
         a_folder_is_in_the_way,
         a_pipe,
         a_linked_card,
-        sessions_are_open,
     ],
 )
 def test_the_message_of_a_mistake_is_on_the_page(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -18,10 +17,10 @@ from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.knn_datastore import KnnDatastore
+from hf_refspec.store.sessions import DATABASE
 
 from . import stores
 from .children import Result, Say, in_children
-from .forging import CONFIG, entries
 from .outcomes import AFTER, BEFORE, BETWEEN, Outcome, difference, digest, snapshot
 from .stores import KINDS, Kind
 from .syscalls import WRITES, trace
@@ -192,13 +191,8 @@ def nothing(*_: object) -> None:
 
 
 def unnamed(path: Path) -> set[str]:
-    """The files of a cache that nothing names."""
-    config = json.loads((path / CONFIG).read_bytes())
-    named = {CONFIG, ".lock"} | {entry["name"] for entry in entries(config)}
-    logs = {
-        file.name for file in path.glob("log-*") if int(file.name[4:]) >= config.get("first_log", 0)
-    }
-    return {file.name for file in path.iterdir()} - named - logs
+    """What is in the folder of a cache that is closed, beside its database."""
+    return {file.name for file in path.iterdir()} - {DATABASE}
 
 
 def read_by(kind: Kind) -> Callable[[Path], dict[str, str]]:
@@ -358,8 +352,6 @@ def cache_writers() -> list[Writer]:
                 for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
                     cache.add(*call)
                     acknowledge()
-                    # What goes on in the background then happens in one order.
-                    cache._memory.wait()
 
         def state(path: Path) -> Any:
             with opened(path) as cache:

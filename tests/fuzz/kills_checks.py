@@ -83,6 +83,17 @@ def test_half_of_a_write_is_left_of_one_that_is_torn(tmp_path, torn, left):
     assert (tmp_path / "a").read_bytes() == left
 
 
+def test_half_of_a_write_into_the_middle_is_left_of_one_that_is_torn(tmp_path):
+    (tmp_path / "a").write_bytes(b"abcdefghi")
+
+    def work() -> None:
+        file = os.open(tmp_path / "a", os.O_RDWR)
+        os.pwrite(file, b"1234", 2)
+
+    assert trace(work, tmp_path, stop=0, torn=True).killed
+    assert (tmp_path / "a").read_bytes() == b"ab12efghi"
+
+
 def test_what_fails_by_itself_is_told(tmp_path):
     def work() -> None:
         raise ValueError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import arrays, configs, logs
+from . import arrays, configs, databases
 from .boundaries import BOUNDARIES
 from .forging import CONFIG, forge, is_plain
 
@@ -198,7 +198,6 @@ def swapped(place: Place, generator: random.Random) -> str:
 def added(place: Place, generator: random.Random) -> str:
     """Puts a file where a writer may write, or a reader look for more."""
     named = [file.name for file in place.folder.iterdir()]
-    largest = max([0, *(int(name[4:]) for name in named if name.startswith("log-"))])
     names = [
         f".{generator.choice(named)}.new",
         f".{CONFIG}.new",
@@ -209,12 +208,9 @@ def added(place: Place, generator: random.Random) -> str:
         "progress.json",
         "tokens-00003.safetensors",
         "suffixes-00003.safetensors",
-        "segment-00099.safetensors",
-        f"log-{largest + 1:05d}",
-        f"log-{largest + 1:05d}",
-        f"log-{largest + 2:05d}",
-        "log-99999999999",
-        "log-00000",
+        "sessions.sqlite-wal",
+        "sessions.sqlite-shm",
+        "sessions.sqlite-journal",
         "README.md",
         ".lock",
     ]
@@ -253,5 +249,5 @@ MUTATIONS: dict[str, tuple[Mutation, int]] = {
     "numbers": (lambda place, generator: arrays.mutate_numbers(place.folder, generator), 7),
     "lengths": (lambda place, generator: arrays.mutate_lengths(place.folder, generator), 4),
     "sizes": (lambda place, generator: arrays.mutate_sizes(place.folder, generator), 3),
-    "log": (lambda place, generator: logs.mutate(place.folder, generator), 6),
+    "database": (lambda place, generator: databases.mutate(place.folder, generator), 9),
 }

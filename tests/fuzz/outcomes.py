@@ -44,7 +44,6 @@ BAD = (
     "lost in silence",
     "left over",
     "changed by reading",
-    "changed what it refused",
     "wrote outside",
     DIFFERENT,
     CRASHED,
@@ -91,36 +90,31 @@ class Whole:
 
     Attributes:
         results (`dict[str, str]`): What each use of it returns, as a digest.
-        names (`set[str]`): Of its files.
     """
 
     results: dict[str, str]
-    names: set[str]
 
     @classmethod
     def of(cls, kind: Kind, place: Place) -> Whole:
         """Uses the folder of a place, which is not damaged."""
-        names = {file.name for file in place.folder.iterdir()}
         found = {}
         for name, use in kind.uses().items():
             empty(place.spare)
             found[name] = digest(use(place.folder, place.spare))
-        return cls(found, names)
+        return cls(found)
 
 
 def digest(result: Any) -> str:
     return hashlib.sha256(repr(result).encode()).hexdigest()
 
 
-def attack(kind: Kind, place: Place, whole: Whole, in_place: bool) -> list[Outcome]:
+def attack(kind: Kind, place: Place, whole: Whole) -> list[Outcome]:
     """Uses a folder that was damaged, as a user would.
 
     Args:
         kind ([`Kind`]): Its kind.
         place ([`Place`]): Where it is.
         whole ([`Whole`]): What it was.
-        in_place (`bool`): Whether bytes were changed alone, and where they stood: then a cache
-            cannot have lost a call without knowing it.
 
     Returns:
         How each use ended.
@@ -134,16 +128,11 @@ def attack(kind: Kind, place: Place, whole: Whole, in_place: bool) -> list[Outco
             outcome = used(use, place, whole.results[name], writes=not reads)
         for text in warnings:
             outcome = message_fault(text, place, needs_path=False) or outcome
-        if in_place and not kind.readers and outcome.name == OTHER and not warnings:
-            outcome = Outcome("lost in silence", "no warning, but other results")
         if outcome.name in (REFUSED, UNWRITABLE) and (left := sorted(place.spare.iterdir())):
             outcome = Outcome("left over", f"{left[0].name} in the folder to write into")
         now = snapshot(place.folder)
-        changed = difference(content, now)
-        if reads and changed:
+        if reads and (changed := difference(content, now)):
             outcome = Outcome("changed by reading", str(changed))
-        elif not kind.readers and outcome.name == REFUSED and changed & whole.names:
-            outcome = Outcome("changed what it refused", f"{changed}: {outcome.detail}")
         content = now
         if difference(outside, snapshot(place.outside, times=True)):
             outcome = Outcome("wrote outside", f"{outcome.name}: {outcome.detail}")

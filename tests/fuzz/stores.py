@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,6 +30,7 @@ from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.knn_datastore import KnnDatastore
 from hf_refspec.store.knowledge_base import KnowledgeBase
 from hf_refspec.store.recycling_table import RecyclingTable
+from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
 
 # A use gets the folder, and an empty one to write into. What it returns is compared.
@@ -339,42 +341,42 @@ def open_cache(path: Path) -> RetrievalCache:
 
 
 def build_cache(path: Path) -> None:
-    """A cache with segments, a log whose calls are not sealed yet, and one more after it."""
-    cache = open_cache(path)
+    """A cache whose newest calls are in SQLite's log still, as a process leaves it that is
+    killed."""
+    cache, other = open_cache(path.with_name("open")), open_cache(path.with_name("open"))
     for session in sessions():
         cache.add(*session)
-        cache._memory.wait()
-    memory.SEAL_TOKENS = 1 << 13
     cache.close()
-    cache = RetrievalCache(tokenizer(), path=path)
-    for session in sessions(6, seed=3):
-        cache.add(*session)
-    cache._memory._folder.begin_log()
-    for session in sessions(6, seed=4):
-        cache.add(*session)
-    cache.close()
+    other._memory._database._connection.execute("PRAGMA wal_checkpoint")
+    for session in sessions(12, seed=3):
+        other.add(*session)
+    shutil.copytree(path.with_name("open"), path)
+    (path / f"{DATABASE}-shm").unlink()
+    other.close()
 
 
 def remembered(cache: RetrievalCache) -> list[Any]:
-    return [[prompt.tolist(), output.tolist()] for prompt, output in cache._memory.sessions()]
+    found = cache._memory.refresh().sessions()
+    return [[prompt.tolist(), output.tolist()] for prompt, output in found]
 
 
 def cache_writers() -> dict[str, Use]:
     def used(folder: Path, spare: Path) -> Any:
-        memory.SEAL_TOKENS = SEAL_TOKENS
         new = token_ids("a call"), token_ids(" that is new")
         with_new = [each.tolist() for each in new]
-        cache = open_cache(folder)
+        cache, other = open_cache(folder), open_cache(folder)
         try:
             before = remembered(cache)
             found = drafts(cache, contexts(), len(tokenizer()))
             cache.add(*new)
-            found += drafts(cache, [new[0]], len(tokenizer()))
+            is_kept = cache._memory._keeps
+            found += drafts(other, [new[0]], len(tokenizer()))
         finally:
             cache.close()
+            other.close()
         cache = open_cache(folder)
         try:
-            if remembered(cache) != [*before, with_new]:
+            if is_kept and remembered(cache) != [*before, with_new]:
                 raise AssertionError("an acknowledged call, or an older one, is lost")
         finally:
             cache.close()

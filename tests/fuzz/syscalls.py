@@ -113,7 +113,8 @@ class _Tracer:
     def __init__(self, child: int, below: Path, stop: int | None, torn: bool) -> None:
         self.child, self.below, self.stop, self.torn = child, f"{below}/", stop, torn
         self.operations: list[str] = []
-        self.tearing: dict[int, Path] = {}  # by thread, the file of a write that has begun
+        # By thread, the file of a write that has begun, its content before, and where it writes.
+        self.tearing: dict[int, tuple[Path, bytes, int]] = {}
 
     def run(self) -> Traced:
         _, status = os.waitpid(self.child, 0)
@@ -144,8 +145,8 @@ class _Tracer:
         info = _Info()
         _ptrace(_GET_SYSCALL_INFO, thread, ctypes.sizeof(info), ctypes.addressof(info))
         if info.op == _EXIT:
-            if path := self.tearing.pop(thread, None):
-                os.truncate(path, path.stat().st_size - (info.number + 1) // 2)
+            if thread in self.tearing:
+                _tear(*self.tearing.pop(thread), info.number)
                 return True
             return False
         call, _, where = CALLS.get(info.number, "").partition(" ")
@@ -158,7 +159,9 @@ class _Tracer:
         if len(self.operations) - 1 != self.stop:
             return False
         if self.torn and call in WRITES:
-            self.tearing[thread] = Path(path)
+            before = Path(path).read_bytes()
+            begin = info.arguments[3] if call == "pwrite" else len(before)
+            self.tearing[thread] = Path(path), before, begin
             return False
         return True
 
@@ -168,6 +171,15 @@ class _Tracer:
             thread, status = os.waitpid(-self.child, _ALL_THREADS)
             if thread == self.child and (os.WIFSIGNALED(status) or os.WIFEXITED(status)):
                 return
+
+
+def _tear(path: Path, before: bytes, begin: int, written: int) -> None:
+    """Takes away the second half of what was written into a file from `begin` on."""
+    half = begin + written // 2
+    with open(path, "r+b") as file:
+        file.truncate(max(half, len(before)))
+        file.seek(half)
+        file.write(before[half : begin + written])
 
 
 def _creates(where: str, info: _Info) -> bool:

@@ -23,7 +23,8 @@ large_ids = st.sampled_from([0, 65_534, 70_000])
 def tail_of(documents, first=0) -> Tail:
     tail = Tail(first)
     for prompt, output in documents:
-        tail.add(np.array(prompt, dtype=np.int64), np.array(output, dtype=np.int64))
+        tokens = np.array([*prompt, *output, -1])
+        tail.extend(tokens, np.array([len(tokens) - 1]), np.array([len(prompt)]))
     return tail
 
 
@@ -49,7 +50,6 @@ def test_joined_segments_are_one_text(documents, data):
     segments = [segment_of(documents[low:high], low) for low, high in pairwise(bounds)]
     oldest = data.draw(st.integers(0, len(documents) - 1))
     segment = joined(segments, oldest)
-    segment.check()
     assert (segment.first, segment.end) == (oldest, len(documents))
     assert documents_of(segment) == documents[oldest:]
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)
@@ -60,7 +60,6 @@ def test_joined_segments_are_one_text(documents, data):
 def test_documents_since_a_number(documents, data):
     number = data.draw(st.integers(0, len(documents) - 1))
     segment = segment_of(documents).since(number)
-    segment.check()
     assert documents_of(segment) == documents[number:]
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)
     assert documents_of(tail_of(documents).since(number)) == documents[number:]
@@ -88,7 +87,7 @@ def test_tail_links_the_places_that_a_segment_finds(documents, pattern):
     tail, segment = tail_of(documents), segment_of(documents)
     low, high = segment.text.find(np.array(pattern, dtype=np.int32))
     found = sorted(segment.text.suffixes[low:high].tolist())
-    linked, places = tail.linked(), []
+    linked, places = tail.snapshot().text, []
     last = pattern[-1]
     place = linked.latest[last] if last < len(linked.latest) else -1
     while place >= 0:
@@ -112,7 +111,6 @@ def paths(tokens, parents, probs) -> dict[tuple[int, ...], float]:
 def test_ids_of_both_widths_are_joined(outputs):
     segments = [segment_of([([], output)], i) for i, output in enumerate(outputs)]
     segment = joined(segments, 0)
-    segment.check()
     assert documents_of(segment) == [([], output) for output in outputs]
     assert segment.text.vocab_size == max(map(max, outputs)) + 1
     assert segment.text.suffixes.tolist() == sorted_suffixes(segment)
@@ -120,10 +118,10 @@ def test_ids_of_both_widths_are_joined(outputs):
 
 def test_a_snapshot_of_the_tail_stays_as_it_is():
     tail = tail_of([([1, 2], [3])])
-    linked = tail.linked()
+    linked = tail.snapshot().text
     before = [array.copy() for array in (linked.tokens, linked.previous, linked.latest)]
     for _ in range(1000):
-        tail.add(np.array([3, 2]), np.array([1, 900]))
+        tail.extend(np.array([3, 2, 1, 900, -1]), np.array([4]), np.array([2]))
     for array, old in zip((linked.tokens, linked.previous, linked.latest), before, strict=True):
         np.testing.assert_array_equal(array, old)
 

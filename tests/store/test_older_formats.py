@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 from safetensors.numpy import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_refspec.drafting.sessions.folder import SessionFolder
 from hf_refspec.index.suffix_array import build_suffix_array
 from hf_refspec.store.build.hidden_states import probe
 from hf_refspec.store.compact import ARRAYS
@@ -165,38 +162,3 @@ def test_a_knn_datastore_whose_pq_index_was_called_a_sketch(tmp_path, tokenizer,
         assert KnnDatastore(old).config.pq_index.name == "pq_index.safetensors"
     else:
         assert store.pq_index is None
-
-
-def test_a_session_cache(tmp_path, tokenizer):
-    ids = np.array([1, 2, 3], "<i4").tobytes()
-    lengths = struct.pack("<II", 2, 1)
-    record = lengths + struct.pack("<I", zlib.crc32(ids, zlib.crc32(lengths))) + ids
-    (tmp_path / "log-00002").write_bytes(record)
-    arrays = {
-        "tokens": TOKENS,
-        "suffixes": build_suffix_array(TOKENS),
-        "ends": np.array([3, 7], np.int32),
-        "prompt_lengths": np.array([1, 2], np.int32),
-    }
-    write_config(
-        tmp_path,
-        format="hf_refspec retrieval cache",
-        format_version=1,
-        fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer="org/bytes",
-        segments=[
-            {
-                "tokens": 8,
-                "documents": 2,
-                "vocab_size": 9,
-                "file": written(tmp_path / "segment-00001.safetensors", **arrays),
-            }
-        ],
-        first_log=2,
-    )
-    folder = SessionFolder(tmp_path, tokenizer)
-    [segment] = folder.segments
-    documents = [segment.document(number) for number in range(2)]
-    assert [(p.tolist(), o.tolist()) for p, o in documents] == [([5], [6, 7]), ([5, 6], [8])]
-    assert [(p.tolist(), o.tolist()) for p, o in folder.calls] == [([1, 2], [3])]
-    folder.close()

@@ -15,12 +15,13 @@ from ...index.draft_tree import TreeArrays
 from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
+from ...store.sessions import SessionDatabase
 from ..blend import merged
 from ..drafter import Drafter, check_count
 from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
-from .folder import SessionFolder
 from .memory import Memory
+from .view import View
 
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
@@ -52,27 +53,29 @@ class RetrievalCache(Drafter):
             The target model's, for `add` with strings, and to make sure that the sessions in `path`
             are those of the same tokenizer.
         max_tokens (`int`, *optional*, defaults to 10,000,000):
-            The most tokens that are remembered; about 10 bytes of memory each, and 1 KB a session.
-            A longer call (or one of more than 16 million) is not remembered.
+            The most tokens that are remembered; about 10 bytes of memory each, and 30 a session. A
+            longer call (or one of more than 16 million) is not remembered.
         top_k (`int`, *optional*, defaults to 4):
             How many sessions with similar prompts are references; 0 for none.
         path (`str` or `Path`, *optional*):
             A folder to keep the sessions in, so that they outlive the process, even one that is
-            killed. It can be open only once at a time. Where it cannot be written, as on a full
-            disk, calls go on and are remembered in memory only, after a warning. See also
+            killed. Several processes may share it: a call drafts from what all of them had finished
+            when it began, and the smallest `max_tokens` counts. Where it cannot be written, as on a
+            full disk, calls go on and are remembered in memory only, after a warning. See also
             [`~RetrievalCache.close`].
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is too small. `begin` raises it if a token is remembered that is
             outside of the target's vocabulary.
-        DatastoreError: If `path` is open elsewhere, damaged or of another tokenizer. Of a log that
-            is damaged the rest is remembered, after a warning.
+        DatastoreError: If what is at `path` is damaged, of another tokenizer or something else, or
+            the system does not let it be used.
         OSError: If there is nothing at `path` and it cannot be made.
     """
 
     _SHARED = ("tokenizer", "top_k", "_memory")
     _prompt: np.ndarray | None
+    _view: View | None
     _references: LinkedText | None
 
     def __init__(
@@ -88,9 +91,8 @@ class RetrievalCache(Drafter):
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.top_k = top_k
-        self._memory = Memory(
-            max_tokens, None if path is None else SessionFolder(Path(path), tokenizer)
-        )
+        database = None if path is None else SessionDatabase(Path(path), max_tokens, tokenizer)
+        self._memory = Memory(max_tokens, database)
         self._forget_call()
 
     def __len__(self) -> int:
@@ -101,28 +103,30 @@ class RetrievalCache(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
-        largest_id = self._memory.view.largest_id
-        if largest_id >= vocab_size:
+        view = self._memory.refresh()
+        if view.largest_id >= vocab_size:
             path = self._memory.path
             raise (ValueError if path is None else DatastoreError)(
-                f"{path or 'the cache'} remembers the id {largest_id}, outside of the target "
+                f"{path or 'the cache'} remembers the id {view.largest_id}, outside of the target "
                 f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
+        # What is remembered during the call may have ids that were not compared.
+        self._view = view
         self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
         if self.top_k > 0:
-            self._references = _linked(self._memory.similar_outputs(prompt_ids, self.top_k))
+            self._references = _linked(view.similar_outputs(prompt_ids, self.top_k))
 
     def draft(self, budget: int) -> DraftTree:
-        if budget == 0 or len(self._context) == 0:
+        if budget == 0 or len(self._context) == 0 or self._view is None:
             return DraftTree.empty()
-        view = self._memory.view
         copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
-        of_tail, _ = copy_tree(*view.tail, *copied)
+        of_tail, _ = copy_tree(*self._view.tail.text, *copied)
         trees = [_weighted(of_tail, _TRUST)]
-        if view.segments:
+        if self._view.segments:
+            texts = [segment.text for segment in self._view.segments]
             limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-            of_segments = mixed_tree(view.segments, self._context, _SHORTEST_MATCH, *limits)
+            of_segments = mixed_tree(texts, self._context, _SHORTEST_MATCH, *limits)
             trees.append(_weighted(of_segments, _TRUST))
         if self._references is not None:
             of_similar, _ = copy_tree(*self._references, *copied)
@@ -171,14 +175,14 @@ class RetrievalCache(Drafter):
         return fork
 
     def close(self) -> None:
-        """Ends work in the background and lets other processes open `path`. No more is remembered.
+        """Closes the files in `path`. No more is remembered.
 
         It need not be called: whatever was remembered is in `path` already.
         """
         self._memory.close()
 
     def _forget_call(self) -> None:
-        self._prompt = self._references = None
+        self._prompt = self._view = self._references = None
         self._output: list[np.ndarray] = []
         self._context = np.empty(0, dtype=np.int32)
 

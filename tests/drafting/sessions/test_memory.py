@@ -1,24 +1,28 @@
-"""Calls are remembered in order, forgotten in order, and put in order in the background."""
+"""Calls are remembered in order, forgotten in order, and soon sorted."""
 
 from __future__ import annotations
 
 import copy
-import logging
+import multiprocessing
 import pickle
+import sqlite3
 import threading
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.memory import Memory
+from hf_refspec.store.sessions import DATABASE, SessionDatabase
 
 
-def small_memory(max_tokens: int) -> Memory:
-    """One whose tail is sealed after few tokens, so that there is much to join."""
-    return Memory(max_tokens, seal_tokens=40)
+@pytest.fixture(autouse=True)
+def short_tails(monkeypatch):
+    """Tails are sealed after few tokens, so that there is much to join."""
+    monkeypatch.setattr(memory_module, "SEAL_TOKENS", 40)
 
 
 def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -27,13 +31,13 @@ def call(number: int, length: int = 10) -> tuple[np.ndarray, np.ndarray]:
 
 
 def remembered(memory: Memory) -> list[tuple[list[int], list[int]]]:
-    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.sessions()]
+    return [(prompt.tolist(), output.tolist()) for prompt, output in memory.view.sessions()]
 
 
 def seen(memory: Memory) -> list[int]:
     """All tokens that a draft can see, separators as -1."""
     tokens = []
-    for text in memory.view.segments:
+    for text in (segment.text for segment in memory.view.segments):
         part = text.tokens.astype(np.int64)
         part[part == text.separator] = -1
         tokens += part.tolist()
@@ -49,11 +53,10 @@ def as_lists(calls):
 
 
 def test_remembers_in_order():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     calls = [call(i, 3 + i % 11) for i in range(200)]
     for each in calls:
         memory.add(*each)
-    memory.wait()
     assert len(memory) == 200
     assert memory.tokens == sum(3 + i % 11 for i in range(200))
     assert remembered(memory) == as_lists(calls)
@@ -62,10 +65,10 @@ def test_remembers_in_order():
     assert memory.view.largest_id == 199
 
 
-@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200), st.booleans())
+@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 200))
 @settings(max_examples=40, deadline=None)
-def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
-    memory = small_memory(max_tokens)
+def test_the_oldest_are_forgotten(lengths, max_tokens):
+    memory = Memory(max_tokens)
     calls = [call(i, length) for i, length in enumerate(lengths)]
     kept: list = []
     for each in calls:
@@ -74,10 +77,7 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
             kept.append(each)
         while sum(len(p) + len(o) for p, o in kept) > max_tokens:
             kept.pop(0)
-        if waits:
-            memory.wait()
         assert remembered(memory) == as_lists(kept)
-    memory.wait()
     assert memory.tokens == sum(len(p) + len(o) for p, o in kept)
     expected = as_text(as_lists(kept))
     text = seen(memory)
@@ -87,34 +87,34 @@ def test_the_oldest_are_forgotten(lengths, max_tokens, waits):
 
 
 def test_similar_outputs_are_of_what_is_remembered():
-    memory = small_memory(75)
+    memory = Memory(75)
     for i in range(40):
         memory.add(*call(i))
-        memory.wait()
     assert memory.view.segments
-    found = [output.tolist() for output in memory.similar_outputs(np.array([36, 99]), 100)]
+    found = [output.tolist() for output in memory.view.similar_outputs(np.array([36, 99]), 100)]
     assert found[-1] == [36] * 5
     assert sorted(found) == sorted(output for _, output in remembered(memory))
-    assert [output.tolist() for output in memory.similar_outputs(np.array([38]), 1)] == [[38] * 5]
+    assert [output.tolist() for output in memory.view.similar_outputs(np.array([38]), 1)] == [
+        [38] * 5
+    ]
     memory.clear()
-    assert memory.similar_outputs(np.array([38]), 1) == []
+    assert memory.view.similar_outputs(np.array([38]), 1) == []
 
 
 def test_clear_while_segments_are_made():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     for i in range(300):
         memory.add(*call(i))
         if i % 50 == 20:
             memory.clear()
             assert len(memory) == 0
             assert seen(memory) == []
-    memory.wait()
     assert remembered(memory) == as_lists(call(i) for i in range(271, 300))
     assert seen(memory) == as_text(as_lists(call(i) for i in range(271, 300)))
 
 
 def test_many_threads_add_and_read():
-    memory = small_memory(10**6)
+    memory = Memory(10**6)
     wrong: list[object] = []
 
     def add(thread: int) -> None:
@@ -124,7 +124,7 @@ def test_many_threads_add_and_read():
     def read() -> None:
         while not done.is_set():
             view = memory.view
-            linked = view.tail
+            linked = view.tail.text
             if len(linked.previous) != len(linked.tokens) or (
                 len(linked.latest) and linked.latest.max() >= len(linked.tokens)
             ):
@@ -140,51 +140,151 @@ def test_many_threads_add_and_read():
     done.set()
     for thread in readers:
         thread.join()
-    memory.wait()
     assert not wrong
     assert sorted(prompt[0] for prompt, _ in remembered(memory)) == list(range(400))
     assert seen(memory) == as_text(remembered(memory))
 
 
-@pytest.mark.parametrize("sorted_first", [False, True])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_is_another_memory(copied, sorted_first):
-    memory = small_memory(75)
+def test_a_copy_is_another_memory(copied):
+    memory = Memory(75)
     for i in range(20):
         memory.add(*call(i))
-        if sorted_first:
-            memory.wait()
     other = copied(memory)
     assert remembered(other) == remembered(memory)
     other.add(*call(99))
     assert remembered(memory) == as_lists(call(i) for i in range(13, 20))
     assert remembered(other) == as_lists(call(i) for i in [*range(14, 20), 99])
-    memory.wait()
-    other.wait()
-
-
-def test_work_in_the_background_that_fails_is_tried_again(monkeypatch, caplog):
-    def full(*_):
-        raise MemoryError("no room")
-
-    memory = small_memory(10**6)
-    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(memory_module.Segment, "build", full)
-        for i in range(12):
-            memory.add(*call(i))
-            memory.wait()
-    assert caplog.text.count("no room") == 3
-    assert memory.view.segments == ()
-    for i in range(12, 16):
-        memory.add(*call(i))
-        memory.wait()
-    assert len(memory.view.segments) == 1
-    assert remembered(memory) == as_lists(call(i) for i in range(16))
 
 
 def test_a_closed_memory_takes_nothing():
-    memory = small_memory(100)
+    memory = Memory(100)
     memory.close()
     memory.close()
     with pytest.raises(RuntimeError, match="closed"):
         memory.add(*call(1))
+
+
+def opened(path, max_tokens: int = 10**6) -> Memory:
+    return Memory(max_tokens, SessionDatabase(path, max_tokens))
+
+
+def numbers(memory: Memory) -> list[int]:
+    """Those of the calls that are remembered, when all is read."""
+    found = [int(prompt[0]) for prompt, _ in memory.refresh().sessions()]
+    assert seen(memory)[-2:] == ([found[-1], -1] if found else [])
+    return found
+
+
+def test_what_is_kept_is_remembered_by_the_next(tmp_path):
+    memory = opened(tmp_path)
+    for i in range(60):
+        memory.add(*call(i, 3 + i % 11))
+    before, text = remembered(memory), seen(memory)
+    memory.close()
+    memory = opened(tmp_path)
+    assert remembered(memory) == before and seen(memory) == text
+    for _ in range(2):
+        memory.add(*call(60))
+        memory.close()
+        memory = opened(tmp_path, max_tokens=50)
+        assert numbers(memory)[-1] == 60 and memory.tokens <= 50
+
+
+def test_memories_of_one_folder_follow_each_other(tmp_path):
+    memories = [opened(tmp_path, max_tokens) for max_tokens in (75, 75, 10**6)]
+    for i in range(30):
+        memories[i % 2].add(*call(i))
+    assert all(numbers(memory) == list(range(23, 30)) for memory in memories[:2])
+    assert numbers(memories[2])[-7:] == list(range(23, 30))
+    memories[2].clear()
+    assert all(numbers(memory) == [] and len(memory) == 0 for memory in memories)
+    memories[0].add(*call(30))
+    memories[1].add(*call(31))
+    assert all(numbers(memory) == [30, 31] for memory in memories)
+
+
+def test_a_call_begins_with_no_more_than_a_batch_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(SessionDatabase.read, "__defaults__", (100,))
+    memory, other = opened(tmp_path), opened(tmp_path)
+    for i in range(30):
+        other.add(*call(i))
+    assert numbers(memory) == [0, 1, 2]
+    assert numbers(memory) == [0, 1, 2, 3, 4, 5]
+    memory.add(*call(30))
+    assert numbers(memory) == list(range(31))
+
+
+def test_on_a_full_disk_sessions_are_only_in_memory(tmp_path, caplog):
+    memory = opened(tmp_path)
+    with full_disk():
+        memory.add(*call(0))
+        memory.add(*call(1))
+        assert numbers(memory) == [0, 1]
+    memory.add(*call(2))
+    with full_disk():
+        memory.add(*call(3))
+    assert numbers(memory) == [0, 1, 2, 3]
+    assert [str(tmp_path / DATABASE) in each.getMessage() for each in caplog.records] == [True] * 2
+    other = opened(tmp_path)
+    other.add(*call(4))
+    assert numbers(other) == [2, 4] and numbers(memory) == [0, 1, 2, 3, 4]
+    other.clear()
+    assert numbers(memory) == []
+
+
+def test_a_database_that_is_damaged_meanwhile_ends_no_call(tmp_path, caplog):
+    memory = opened(tmp_path)
+    memory.add(*call(0))
+    with sqlite3.connect(tmp_path / DATABASE) as connection:
+        connection.execute("INSERT INTO session (prompt_length, tokens) VALUES (9, 'nothing')")
+    connection.close()
+    for i in range(1, 4):
+        memory.add(*call(i))
+        assert numbers(memory) == list(range(i + 1))
+    (record,) = caplog.records
+    assert f"{tmp_path / DATABASE} is damaged: row 2 is no session" in record.getMessage()
+
+
+def in_a_fork(function) -> int:
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def test_forks_and_the_process_that_was_forked_go_on(tmp_path):
+    memory = opened(tmp_path)
+    memory.add(*call(0))
+
+    def child(number: int) -> None:
+        memory.add(*call(number))
+        assert 0 in numbers(memory) and numbers(memory)[-1] == number
+        assert in_a_fork(lambda: memory.add(*call(number + 1))) == 0
+        assert numbers(memory)[-1] == number + 1
+
+    assert in_a_fork(lambda: child(1)) == 0
+    memory.add(*call(3))
+    assert numbers(memory) == [0, 1, 2, 3]
+    memory.close()
+    assert numbers(opened(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_forks_while_threads_write(tmp_path):
+    memory, done = opened(tmp_path), threading.Event()
+
+    def keep_adding() -> None:
+        while not done.is_set():
+            memory.add(*call(1))
+
+    threads = [threading.Thread(target=keep_adding) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [in_a_fork(lambda: memory.add(*call(2))) for _ in range(10)] == [0] * 10
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert numbers(memory).count(2) == 10
+    assert remembered(opened(tmp_path)) == remembered(memory)

@@ -1,0 +1,252 @@
+"""Remembered sessions on disk: a SQLite database that many processes read and write at once.
+
+    sessions.sqlite         the sessions, in the order of their ids, and whose tokens they are
+    sessions.sqlite-wal     what was committed last; this file and the next one are SQLite's own
+    sessions.sqlite-shm
+
+A session is on the disk when `append` returns. Ids are never used again, so that each process knows
+what it has not read yet. Whoever wrote the database, it is not trusted: it has the tables below and
+no others, all pages are checked when it is opened, and each session when it is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..index.token_buffer import LARGEST_ID
+from .files import DatastoreError, unreadable
+from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
+from .printable import printable
+
+DATABASE = "sessions.sqlite"
+# Tokens of a session, prompt and output. No model takes so many.
+LONGEST_SESSION = 1 << 24
+_TABLES = (
+    "CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, prompt_length INTEGER NOT NULL, "
+    "tokens BLOB NOT NULL)",
+    "CREATE TABLE tokenizer (fingerprint TEXT NOT NULL, name TEXT NOT NULL)",
+)
+# The application id, the format version, the tables (one is SQLite's own), as SQLite tells them.
+_EMPTY = (0, 0, set[str]())
+_OURS = (0x68667273, 1, {*_TABLES, "CREATE TABLE sqlite_sequence(name,seq)"})
+# What cannot be a session has NULL for its tokens: they are not read before their size is known.
+_READ = """
+SELECT id, prompt_length, CASE
+    WHEN typeof(prompt_length) = 'integer' AND typeof(tokens) = 'blob' AND length(tokens) % 4 = 0
+    AND length(tokens) > 0 AND prompt_length BETWEEN 0 AND length(tokens) / 4 THEN tokens
+END FROM session WHERE id > ? AND length(tokens) <= ? ORDER BY id
+"""
+_TOKENS = np.dtype("<i4")
+_BOUNDARY = np.array(-1, _TOKENS).tobytes()
+# Tokens that a row counts as beside its own, for the memory that it takes until it is in an array.
+_ROW = 32
+_PATIENCE = 10.0  # seconds to wait for other processes
+
+
+class Sessions(NamedTuple):
+    """Sessions one behind the other.
+
+    Attributes:
+        ids (`np.ndarray`, int64 of shape `(d,)`): In the database.
+        tokens (`np.ndarray`, int32 of shape `(n,)`): Of each its prompt, its output and -1.
+        ends (`np.ndarray`, int32 of shape `(d,)`): Where the -1 behind each session is.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many tokens each prompt has.
+    """
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    ends: np.ndarray
+    prompt_lengths: np.ndarray
+
+
+class SessionDatabase:
+    """The sessions in a folder. One thread at a time uses it, and it is closed before a fork.
+
+    Args:
+        folder (`Path`): The folder; it is made if there is none.
+        most_tokens (`int`): Longer sessions are passed over.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Whose tokens they are.
+
+    Raises:
+        DatastoreError: If it is damaged, of another tokenizer or something else, or if the system
+            does not let it be used. All methods raise it.
+        OSError: If there is no folder and none can be made.
+    """
+
+    def __init__(
+        self, folder: Path, most_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        self.folder, self.file = folder, folder.absolute() / DATABASE
+        self._largest = min(most_tokens, LONGEST_SESSION) * _TOKENS.itemsize
+        self._connection: sqlite3.Connection | None = None
+        if folder.exists() and not folder.is_dir():
+            raise DatastoreError(
+                f"{folder} is a file; name a retrieval cache's folder, or a new one"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._opened() as connection:
+            if tokenizer is not None:
+                known = _tokenizer(connection, tokenizer)
+                check_tokenizer(folder, known, tokenizer, "choose a new path")
+
+    def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
+        """Adds a session, and deletes those whose ids are below `oldest`."""
+        tokens = np.concatenate((prompt, output)).astype(_TOKENS).tobytes()
+        values = "INSERT INTO session (prompt_length, tokens) VALUES (?, ?)"
+        with self._opened() as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(values, (len(prompt), tokens))
+            connection.execute("DELETE FROM session WHERE id < ?", (oldest,))
+
+    def read(self, after: int, batch_tokens: int = 1 << 20) -> Iterator[Sessions]:
+        """The sessions whose ids are above `after`, about `batch_tokens` tokens at a time."""
+        batch, size = list[tuple[int, int, bytes]](), 0
+        with self._opened() as connection:
+            for row in connection.execute(_READ, (after, self._largest)):
+                if row[2] is None:
+                    raise DatastoreError(f"{self.file} is damaged: row {row[0]} is no session")
+                batch.append(row)
+                size += len(row[2]) // _TOKENS.itemsize + _ROW
+                if size >= batch_tokens:
+                    yield self._sessions(batch)
+                    batch, size = [], 0
+            if batch:
+                yield self._sessions(batch)
+
+    def oldest(self, default: int) -> int:
+        """The smallest id; `default` if there are no sessions."""
+        with self._opened() as connection:
+            return connection.execute("SELECT min(id) FROM session").fetchone()[0] or default
+
+    def clear(self) -> None:
+        """Deletes all sessions; no file has their tokens any more."""
+        with self._opened() as connection:
+            connection.execute("DELETE FROM session")
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Closes the files; what uses the database next opens them again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """The connection; what SQLite raises becomes a DatastoreError."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            yield self._connection
+        except sqlite3.Error as error:
+            what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
+            # Whoever wrote the database has perhaps written what SQLite says of it.
+            text = printable(" ".join(str(error)[:200].split()))
+            raise DatastoreError(f"{self.file} {what}: {text}") from None
+        except (OSError, MemoryError) as error:
+            raise unreadable(self.file, error) from None
+
+    def _connect(self) -> sqlite3.Connection:
+        size = self._checked_size()
+        connection = sqlite3.connect(
+            self.file, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+        )
+        # A table that leads in circles ends: no file of this size takes so many steps to check.
+        steps = itertools.count()
+        connection.set_progress_handler(lambda: next(steps) > 1000 + size // 100, 1000)
+        try:
+            for setting in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = FULL"):
+                connection.execute(f"PRAGMA {setting}")
+            if (found := _identity(connection)) not in (_EMPTY, _OURS):
+                raise DatastoreError(
+                    f"{self.file} is not a retrieval cache that this hf_refspec can read "
+                    f"(application id {found[0]:#x}, format {found[1]}); choose a new path"
+                )
+            # So that readers and a writer do not wait for each other. It fails while another one
+            # does it too.
+            with suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
+            if found == _EMPTY:
+                _make(connection)
+            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if result != "ok":
+                raise sqlite3.DatabaseError(result)
+        except BaseException:
+            connection.close()
+            raise
+        connection.set_progress_handler(None, 0)
+        return connection
+
+    def _checked_size(self) -> int:
+        """The bytes of all files, none of which is a link: SQLite would write through it."""
+        size = 0
+        for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"):
+            try:
+                found = (self.file.parent / name).lstat()
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise DatastoreError(
+                    f"{self.file.parent / name} is not a file, or a link to one (hard or symbolic),"
+                    " which a retrieval cache does not have; move it elsewhere"
+                )
+            size += found.st_size
+        if not os.access(self.file.parent, os.W_OK):
+            raise DatastoreError(
+                f"{self.folder} cannot be used: you may not write into it, and SQLite needs that "
+                "even to read; open a copy"
+            )
+        return size
+
+    def _sessions(self, rows: list[tuple[int, int, bytes]]) -> Sessions:
+        ids, prompt_lengths, blobs = zip(*rows, strict=True)
+        tokens = np.frombuffer(_BOUNDARY.join(blobs) + _BOUNDARY, _TOKENS).astype(np.int32)
+        ends = np.cumsum([len(blob) // _TOKENS.itemsize + 1 for blob in blobs], dtype=np.int32) - 1
+        if not np.array_equal(np.flatnonzero((tokens < 0) | (tokens > LARGEST_ID)), ends):
+            raise DatastoreError(f"{self.file} is damaged: it has impossible token ids")
+        return Sessions(np.array(ids), tokens, ends, np.array(prompt_lengths, dtype=np.int32))
+
+
+class _Tokenizer(NamedTuple):
+    fingerprint: str
+    tokenizer: str
+
+
+def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> _Tokenizer:
+    """Whose tokens the sessions are: from now on those of `new`, if that was not known."""
+    known = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
+    if (found := connection.execute(known).fetchone()) is None:
+        names = tokenizer_fingerprint(new), public_name(new)
+        insert = f"INSERT INTO tokenizer SELECT ?, ? WHERE NOT EXISTS ({known})"
+        connection.execute(insert, names)  # unless another process has done so meanwhile
+        found = connection.execute(known).fetchone()
+    return _Tokenizer(*found)
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
+    """What tells whose database it is, and of which format."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    tables = connection.execute("SELECT sql FROM sqlite_master").fetchall()
+    return application_id, version, {sql for (sql,) in tables}
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    """Makes the tables of a new database, if no other process does so meanwhile."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if _identity(connection) == _EMPTY:
+            for table in _TABLES:
+                connection.execute(table)
+            connection.execute(f"PRAGMA application_id = {_OURS[0]}")
+            connection.execute(f"PRAGMA user_version = {_OURS[1]}")
