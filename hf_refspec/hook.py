@@ -251,5 +251,7 @@ def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
-    given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
-    return asked is None and not given and setting("use_cache", model, kwargs) is False
+    caches = (kwargs.get("past_key_values"), kwargs.get("cache_params"))
+    named = *caches, setting("cache_implementation", model, kwargs)
+    is_configured = asked is None and setting("use_cache", model, kwargs) is False
+    return is_configured and all(each is None for each in named)

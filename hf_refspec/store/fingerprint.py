@@ -29,6 +29,9 @@ class _MadeFor(Protocol):
     @property
     def tokenizer(self) -> str: ...
 
+    @property
+    def tokenizer_ids(self) -> int | None: ...
+
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A checksum of what decides which id a piece of text gets: vocabulary, merges, added tokens.

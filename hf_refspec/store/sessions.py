@@ -220,6 +220,7 @@ class SessionDatabase:
 class _Tokenizer(NamedTuple):
     fingerprint: str
     tokenizer: str
+    tokenizer_ids: int | None = None  # not stated
 
 
 def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> _Tokenizer:

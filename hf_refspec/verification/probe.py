@@ -206,11 +206,12 @@ def _is_padded(model_kwargs: dict[str, Any]) -> bool:
 
 
 def _goes_on_from_its_modules(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether a call goes on from a state that the model's own modules hold (RecurrentGemma)."""
+    """Whether a call may go on from a state that the model's own modules hold (RecurrentGemma): one
+    with a cache, from which such a state cannot be seen."""
     cache = find_cache(model_kwargs)
     if cache is None or not model._is_stateful or holds_running_state(cache):
         return False
-    return bool(cache.get_seq_length())
+    return bool(getattr(cache, "_is_user_defined", False))
 
 
 def _routes_by_token(model: PreTrainedModel) -> bool:
