@@ -11,7 +11,8 @@ Another probe crosses such a length once a text is there, see `reach.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from ..drafting.tree import ROOT, DraftTree
 from .cache import find_cache, fresh_kwargs, holds_running_state
 from .chain import ChainVerifier
 from .facts import facts_about_state
+from .positions import length_dependent_rope
 from .ranks import Ranks
 from .recurrent import RecurrentVerifier
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
@@ -243,7 +245,9 @@ def _found(
     device = call_device(model, model_kwargs)
     random_state = _random_state(device)
     try:
-        finding = _Probe(model, rows, padded, model_kwargs, boundary, config, seed).finding(kind)
+        with _frequencies_kept(model):
+            probe = _Probe(model, rows, padded, model_kwargs, boundary, config, seed)
+            finding = probe.finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -255,6 +259,27 @@ def _found(
     if not finding.exact:  # an exact model draws none, and other threads may have done so
         _set_random_state(device, random_state)
     return finding
+
+
+@contextmanager
+def _frequencies_kept(model: PreTrainedModel) -> Iterator[None]:
+    """Around a probe: rotary frequencies that depend on the length of the text are those of the
+    longest before, which plain decoding goes on with."""
+    if not length_dependent_rope(model.config.get_text_config(decoder=True)):
+        yield
+        return
+    rotary = [m for m in model.modules() if any("inv_freq" in name for name in m._buffers)]
+    before = [
+        (dict(vars(module)), [(*named, named[1].clone()) for named in module.named_buffers()])
+        for module in rotary
+    ]
+    try:
+        yield
+    finally:
+        for module, (attributes, buffers) in zip(rotary, before, strict=True):
+            vars(module).update(attributes)
+            for name, buffer, value in buffers:  # replaced, or written into
+                module._buffers[name] = buffer.copy_(value)
 
 
 def _random_state(device: torch.device) -> list[torch.Tensor]:

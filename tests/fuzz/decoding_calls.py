@@ -359,7 +359,11 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
         answer.ids = answer.output if tensor else answer.output.sequences
         values = kwargs if tensor else answer.output
         answer.cache = values.get("past_key_values", values.get("cache_params"))
-        if isinstance(answer.cache, Cache):
+        # Without `use_cache` each pass adds all tokens to a given cache once more.
+        holds_ids = side.inner.generation_config.use_cache is not False and call.options.get(
+            "use_cache", True
+        )
+        if isinstance(answer.cache, Cache) and holds_ids:
             side.last = Last(answer.cache, _whole(last, call, answer.ids), _mask(kwargs, call))
     return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ from hf_refspec.store.sessions import DATABASE
 
 from . import stores
 from .children import Result, Say, in_children
+from .forging import CONFIG, entries
 from .outcomes import AFTER, BEFORE, BETWEEN, Outcome, difference, digest, snapshot
 from .stores import KINDS, Kind
 from .syscalls import WRITES, trace
@@ -191,8 +193,14 @@ def nothing(*_: object) -> None:
 
 
 def unnamed(path: Path) -> set[str]:
-    """What is in the folder of a cache that is closed, beside its database."""
-    return {file.name for file in path.iterdir()} - {DATABASE}
+    """What is in a folder that nobody has open, beside its database or what config.json names."""
+    files = {file.name for file in path.iterdir()}
+    if CONFIG not in files:
+        return files - {DATABASE}
+    named = {CONFIG, ".lock"} | {
+        entry["name"] for entry in entries(json.loads((path / CONFIG).read_bytes()))
+    }
+    return files - named
 
 
 def read_by(kind: Kind) -> Callable[[Path], dict[str, str]]:

@@ -64,6 +64,20 @@ def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case)
     assert drafter.stats.mat > 1.3
 
 
+@pytest.mark.parametrize("case", SCALED)
+def test_a_probe_leaves_the_frequencies_of_the_longest_text_before(case):
+    """Plain decoding goes on with them."""
+    model_type, config = SCALED[case]
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    texts = []
+    for drafter in (None, Noise()):
+        model = build(model_type, **config)
+        long = torch.cat([PROMPT] * 5, dim=-1)
+        model.generate(long, **options)
+        texts.append(model.generate(long[:, :34], candidate_generator=drafter, **options).tolist())
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("padding", [1, 3, 9])
 def test_a_cache_that_begins_anew_by_length_does_so_behind_padding_too(padding):
     """Phi-3 counts the padding: its cache goes before its frequencies change."""
