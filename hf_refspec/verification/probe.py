@@ -22,7 +22,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import ROOT, DraftTree
-from .cache import find_cache, fresh_kwargs, holds_running_state
+from .cache import fresh_kwargs
 from .chain import ChainVerifier
 from .facts import facts_about_state
 from .positions import length_dependent_rope
@@ -121,8 +121,6 @@ def select_verifier(
     Raises:
         RefusedCallError: If the verifier that was asked for is not exact on this model.
     """
-    if requested == "auto" and _goes_on_from_its_modules(model, model_kwargs):
-        return None, "its state is in no cache, and a probe would change it"
     findings = []
     for kind in _REPRODUCIBLE if requested == ReproducibleVerifier.name else VERIFIERS:
         # In a static cache, and with several rows, a chain is verified as a tree.
@@ -207,15 +205,6 @@ def _is_padded(model_kwargs: dict[str, Any]) -> bool:
     return mask is not None and not bool(mask.all())
 
 
-def _goes_on_from_its_modules(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether a call may go on from a state that the model's own modules hold (RecurrentGemma): one
-    with a cache, from which such a state cannot be seen."""
-    cache = find_cache(model_kwargs)
-    if cache is None or not model._is_stateful or holds_running_state(cache):
-        return False
-    return bool(getattr(cache, "_is_user_defined", False))
-
-
 def _routes_by_token(model: PreTrainedModel) -> bool:
     """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
     texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
@@ -245,7 +234,7 @@ def _found(
     device = call_device(model, model_kwargs)
     random_state = _random_state(device)
     try:
-        with _frequencies_kept(model):
+        with _modules_kept(model):
             probe = _Probe(model, rows, padded, model_kwargs, boundary, config, seed)
             finding = probe.finding(kind)
     except torch.OutOfMemoryError:
@@ -262,24 +251,31 @@ def _found(
 
 
 @contextmanager
-def _frequencies_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Around a probe: rotary frequencies that depend on the length of the text are those of the
-    longest before, which plain decoding goes on with."""
-    if not length_dependent_rope(model.config.get_text_config(decoder=True)):
-        yield
-        return
-    rotary = [m for m in model.modules() if any("inv_freq" in name for name in m._buffers)]
-    before = [
-        (dict(vars(module)), [(*named, named[1].clone()) for named in module.named_buffers()])
-        for module in rotary
+def _modules_kept(model: PreTrainedModel) -> Iterator[None]:
+    """Around a probe: restores what the model's own modules hold of the last text, with which plain
+    decoding goes on: rotary frequencies of the longest text, a running state (RecurrentGemma)."""
+    length_dependent = length_dependent_rope(model.config.get_text_config(decoder=True))
+    held = [
+        (module, dict(vars(module)), dict(module._buffers))
+        for module in model.modules()
+        if model._is_stateful
+        or (length_dependent and any("inv_freq" in name for name in module._buffers))
+    ]
+    tensors = [
+        (each, each.clone())
+        for _, *kinds in held
+        for values in kinds
+        for each in values.values()
+        if isinstance(each, torch.Tensor)
     ]
     try:
         yield
     finally:
-        for module, (attributes, buffers) in zip(rotary, before, strict=True):
+        for module, attributes, buffers in held:
             vars(module).update(attributes)
-            for name, buffer, value in buffers:  # replaced, or written into
-                module._buffers[name] = buffer.copy_(value)
+            module._buffers.update(buffers)
+        for tensor, value in tensors:
+            tensor.copy_(value)
 
 
 def _random_state(device: torch.device) -> list[torch.Tensor]:
