@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 _ATTRIBUTE = "_hf_refspec_facts"
 # States whose facts are kept: adapters that are switched on and off need not be probed each time.
@@ -99,6 +100,7 @@ class _State:
 def _settings(model: nn.Module) -> list[Any]:
     """What the model's configuration says, and what torch itself is set to."""
     settings: list[Any] = [torch.get_float32_matmul_precision()]
+    settings += [*torch_module._global_forward_hooks, *torch_module._global_forward_pre_hooks]
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     config = getattr(model, "config", None)

@@ -215,6 +215,12 @@ class TestFactsAboutAState:
         assert facts_about_state(llama)["a fact"] == 1
         del facts_about_state(llama)["a fact"]
 
+    def test_hooks_of_all_modules_are_another_state(self, llama):
+        facts_about_state(llama)["a fact"] = 1
+        with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
+            assert "a fact" not in facts_about_state(llama)
+        del facts_about_state(llama)["a fact"]
+
     def test_what_was_swapped_out_is_freed(self, llama):
         import weakref
 
