@@ -87,10 +87,12 @@ class _State:
                 self._values += attributes[name]
             for hooks in (attributes["_forward_pre_hooks"], attributes["_forward_hooks"]):
                 for number, hook in [*hooks.items()] if hooks else ():
-                    if type(hook) not in _FUNCTIONS:
-                        self._values.append(number)
-                    elif _may_change_logits(hook):
+                    if not _may_change_logits(hook):
+                        continue
+                    if type(hook) in _FUNCTIONS:
                         parts += _parts_of(hook)
+                    else:
+                        self._values.append(number)
             for parameter in attributes["_parameters"].values():
                 # Offloaded weights are new objects after every pass.
                 if parameter is not None and not parameter.is_meta:

@@ -48,6 +48,13 @@ def ends_with_zero(module, args, output):
     output[:, -1] = 0.0
 
 
+class Reading:
+    only_reads = True
+
+    def __call__(self, module, args, output):
+        pass
+
+
 @pytest.fixture
 def model():
     """One of which something has been found out."""
@@ -217,6 +224,7 @@ class TestFactsAboutAState:
         "change",
         {
             "the same hook": lambda model: model.lm_head.register_forward_hook(ends_with_zero),
+            "a hook that only reads": lambda model: model.lm_head.register_forward_hook(Reading()),
             "the same method": lambda model: setattr(
                 model, "forward", MethodType(type(model).forward, model)
             ),
