@@ -173,7 +173,7 @@ class _Call:
             self._give_generators(rows)
         vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
         sampling = Sampling.of(self.generation_config)
-        with drafter.sessions(self._prompts(), vocab_size, sampling) as drafters:
+        with drafter.sessions(self._prompts(vocab_size), vocab_size, sampling) as drafters:
             verifier, found = select_verifier(
                 self.model,
                 verification,
@@ -303,12 +303,13 @@ class _Call:
         for row, seed in zip(rows, torch.randint(2**62, (len(rows),)).tolist(), strict=True):
             row.generator = torch.Generator(device).manual_seed(seed)
 
-    def _prompts(self) -> list[np.ndarray]:
-        """The prompt of each row without its padding, int64 of shape `(n,)`."""
+    def _prompts(self, vocab_size: int) -> list[np.ndarray]:
+        """The prompt of each row without its padding, int64 of shape `(n,)`; and without ids that
+        are no text: some models mark images by ids outside of the vocabulary."""
         ids = self.input_ids.numpy(force=True).astype(np.int64)
+        kept = (ids >= 0) & (ids < vocab_size)
         mask = self.model_kwargs.get("attention_mask")
-        if mask is None or mask.ndim != 2:
-            return list(ids)
-        # The mask also describes what a given cache holds and the ids lack.
-        kept = mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
+        if mask is not None and mask.ndim == 2:
+            # The mask also describes what a given cache holds and the ids lack.
+            kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
         return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

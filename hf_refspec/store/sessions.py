@@ -89,6 +89,7 @@ class SessionDatabase:
         self.folder, self.file = folder, folder.absolute() / DATABASE
         self._largest = min(most_tokens, LONGEST_SESSION) * _TOKENS.itemsize
         self._connection: sqlite3.Connection | None = None
+        self._first_opened: os.stat_result | None = None
         if folder.exists() and not folder.is_dir():
             raise DatastoreError(
                 f"{folder} is a file; name a retrieval cache's folder, or a new one"
@@ -144,9 +145,17 @@ class SessionDatabase:
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """The connection; what SQLite raises becomes a DatastoreError."""
+        first = self._first_opened
         try:
+            # SQLite would go on with a file that was removed, and what it writes would be lost.
+            if first is not None and not os.path.samestat(first, self.file.stat()):
+                raise DatastoreError(
+                    f"{self.file} is not the file any more that was opened; make a new "
+                    "RetrievalCache"
+                )
             if self._connection is None:
                 self._connection = self._connect()
+                self._first_opened = self.file.stat()
             yield self._connection
         except sqlite3.Error as error:
             what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"

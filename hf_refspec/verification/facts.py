@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from inspect import getattr_static
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
+from torch.nn.modules import module as torch_modules
 
 _ATTRIBUTE = "_hf_refspec_facts"
 # States whose facts are kept: adapters that are switched on and off need not be probed each time.
@@ -22,6 +23,9 @@ _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
 _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
+# Hooks of transformers and PEFT for gradients, which `generate` computes none of. Training that
+# switches gradient checkpointing around each call adds one each time.
+_FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
 class Facts(dict[Any, Any]):
@@ -64,21 +68,31 @@ class _State:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        parts: list[Any] = []
+        modules = [*model.modules()]
+        kinds = dict.fromkeys(map(type, modules))
+        # Kernels of other packages replace methods of classes.
+        forwards = [getattr_static(kind, "forward", None) for kind in kinds]
+        parts: list[Any] = modules + [each for each in forwards if type(each) is FunctionType]
         self._values: list[Any] = _settings(model)
-        for module in model.modules():
+        for module in modules:
             attributes = vars(module)
-            parts.append(module)
             # Training mode, rates of dropout, active adapters.
             values = [*attributes.values()]  # a copy: other threads may add some
             self._values += [value for value in values if type(value) in _SIMPLE]
             # Methods replaced by accelerate, torch.compile or the user.
-            parts += [value for value in values if type(value) in _FUNCTIONS]
+            for value in values:
+                if type(value) in _FUNCTIONS:
+                    parts += _parts_of(value)
             for name in _LISTS & attributes.keys():
                 self._values += attributes[name]
-            if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
-                hooks = attributes["_forward_hooks"] | attributes["_forward_pre_hooks"]
-                self._values += [n for n, hook in hooks.items() if not hasattr(hook, "only_reads")]
+            for hooks in (attributes["_forward_pre_hooks"], attributes["_forward_hooks"]):
+                for number, hook in [*hooks.items()] if hooks else ():
+                    if not _may_change_logits(hook):
+                        continue
+                    if type(hook) in _FUNCTIONS:
+                        parts += _parts_of(hook)
+                    else:
+                        self._values.append(number)
             for parameter in attributes["_parameters"].values():
                 # Offloaded weights are new objects after every pass.
                 if parameter is not None and not parameter.is_meta:
@@ -97,10 +111,20 @@ class _State:
         )
 
 
+def _parts_of(function: Any) -> list[Any]:
+    """What a function is known by: a bound method is another object whenever it is asked for."""
+    parts = [function.__func__, function.__self__] if type(function) is MethodType else [function]
+    return parts if all(type(part).__weakrefoffset__ for part in parts) else [function]
+
+
+def _may_change_logits(hook: Any) -> bool:
+    return not hasattr(hook, "only_reads") and getattr(hook, "__name__", None) not in _FOR_GRADIENTS
+
+
 def _settings(model: nn.Module) -> list[Any]:
     """What the model's configuration says, and what torch itself is set to."""
     settings: list[Any] = [torch.get_float32_matmul_precision()]
-    settings += [*torch_module._global_forward_hooks, *torch_module._global_forward_pre_hooks]
+    settings += [*torch_modules._global_forward_pre_hooks, *torch_modules._global_forward_hooks]
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     config = getattr(model, "config", None)

@@ -14,9 +14,11 @@ from transformers import PreTrainedModel
 
 
 def records_prompt(model: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether [`last_token`] may take the place of `logits_to_keep`: not in compiled passes."""
+    """Whether [`last_token`] may take the place of `logits_to_keep`: not in compiled passes, nor
+    where a forward pass of other packages may calculate with it as with a number."""
     compiled = model._compiled_call_impl or hasattr(model.forward, "_torchdynamo_orig_callable")
-    return not compiled and model_kwargs.get("logits_to_keep") == 1
+    takes_indices = type(model).forward.__module__.startswith("transformers.")
+    return takes_indices and not compiled and model_kwargs.get("logits_to_keep") == 1
 
 
 def last_token(states: list[torch.Tensor]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from types import MethodType
 
 import pytest
 import torch
@@ -41,6 +42,17 @@ def steer_last_token(model):
         return output
 
     return model.model.layers[0].mlp.register_forward_hook(steer)
+
+
+def ends_with_zero(module, args, output):
+    output[:, -1] = 0.0
+
+
+class Reading:
+    only_reads = True
+
+    def __call__(self, module, args, output):
+        pass
 
 
 @pytest.fixture
@@ -207,6 +219,44 @@ class TestFactsAboutAState:
         assert facts_about_state(model)["adapter"] is True
         with adapted.disable_adapter():
             assert facts_about_state(model)["adapter"] is False
+
+    @pytest.mark.parametrize(
+        "change",
+        {
+            "the same hook": lambda model: model.lm_head.register_forward_hook(ends_with_zero),
+            "a hook that only reads": lambda model: model.lm_head.register_forward_hook(Reading()),
+            "the same method": lambda model: setattr(
+                model, "forward", MethodType(type(model).forward, model)
+            ),
+            "gradient checkpointing": lambda model: (
+                model.gradient_checkpointing_enable(),
+                model.gradient_checkpointing_disable(),
+            ),
+        }.items(),
+        ids=lambda change: change[0],
+    )
+    def test_what_is_set_anew_for_each_call_is_the_state_of_the_last(self, llama, change):
+        model = copy.deepcopy(llama)
+        facts = []
+        for _ in range(2):
+            change[1](model)
+            facts.append(facts_about_state(model))
+            model.lm_head._forward_hooks.clear()
+        assert facts[0] is facts[1]
+
+    def test_a_patched_class_is_another_state(self, llama, monkeypatch):
+        facts_about_state(llama)["a fact"] = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(type(llama.model.norm), "forward", lambda self, states: states)
+            assert "a fact" not in facts_about_state(llama)
+        assert facts_about_state(llama).pop("a fact") == 1
+
+    def test_a_hook_on_all_modules_is_another_state(self, llama):
+        facts_about_state(llama)["a fact"] = 1
+        handle = torch.nn.modules.module.register_module_forward_hook(ends_with_zero)
+        assert "a fact" not in facts_about_state(llama)
+        handle.remove()
+        assert facts_about_state(llama).pop("a fact") == 1
 
     def test_autocast_is_another_state(self, llama):
         facts_about_state(llama)["a fact"] = 1

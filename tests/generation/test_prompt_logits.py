@@ -7,9 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from calls import padded_prompts
-from transformers import ElectraConfig, ElectraForCausalLM
+from calls import PROMPT, padded_prompts
+from transformers import ElectraConfig, ElectraForCausalLM, LlamaForCausalLM
 
+from hf_refspec import TokenRecycling
 from hf_refspec.generation.prompt_logits import prompt_top_tokens
 from hf_refspec.verification.prompt_states import last_token, records_prompt
 
@@ -77,6 +78,22 @@ def test_compiled_passes_get_no_index(llama):
     compiled = copy.copy(llama)
     compiled.forward = torch.compile(llama.forward, backend="eager")
     assert not records_prompt(compiled, {"logits_to_keep": 1})
+
+
+def test_forward_passes_that_calculate_with_a_number_of_logits_get_a_number(llama):
+    """As models of remote code may."""
+
+    class Calculating(LlamaForCausalLM):
+        def forward(self, input_ids, logits_to_keep=0, **kwargs):
+            outputs = super().forward(input_ids, **kwargs)
+            outputs.logits = outputs.logits[:, outputs.logits.shape[1] - logits_to_keep :]
+            return outputs
+
+    model = Calculating(llama.config).eval()
+    options = {"max_new_tokens": 8, "eos_token_id": None, "do_sample": False}
+    plain = model.generate(PROMPT, **options)
+    ids = model.generate(PROMPT, candidate_generator=TokenRecycling(), **options)
+    assert ids.tolist() == plain.tolist()
 
 
 def test_a_model_whose_logits_come_from_elsewhere_is_left_alone(llama):

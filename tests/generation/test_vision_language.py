@@ -329,3 +329,14 @@ def test_is_decoded_plainly_where_the_probe_cannot_ask(family, caplog):
     )
     assert drafter.stats.drafted == 0
     assert "decoding plainly" in caplog.text
+
+
+@pytest.mark.parametrize("family", [paligemma, gemma3])
+def test_images_may_be_marked_by_an_id_outside_of_the_vocabulary(family, monkeypatch):
+    monkeypatch.setitem(globals(), "IMAGE", VOCAB_SIZE + 1)
+    model, inputs = family(1)
+    plain = model.eval().generate(**inputs, **OPTIONS)
+    drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
+    for _ in range(2):  # the second call remembers the first
+        ids = model.generate(**inputs, **OPTIONS, candidate_generator=drafter)
+        assert ids.tolist() == plain.tolist()

@@ -417,3 +417,17 @@ def test_a_process_that_holds_the_database_is_waited_for(kept, monkeypatch):
     database.append(*call(60), oldest=0)
     assert stored(database) == expected(range(61))
     other.close()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_written_to_a_file_that_was_removed(tmp_path, is_replaced):
+    database = opened(tmp_path / "store")
+    database.append(*call(1), oldest=0)
+    shutil.rmtree(tmp_path / "store")
+    if is_replaced:
+        opened(tmp_path / "store").close()
+    with pytest.raises(DatastoreError, match=r"not the file any more|No such file"):
+        database.append(*call(2), oldest=0)
+    database.close()
+    with pytest.raises(DatastoreError, match=r"not the file any more|No such file"):
+        next(database.read(0))
