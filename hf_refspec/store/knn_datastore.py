@@ -56,8 +56,7 @@ _HELD_OUT_TOKENS = 8192
 # How far, in relation, the probe may be off: other number formats are, by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
-# Folders of earlier versions call it a sketch, in config.json too.
-PQ_INDEX = Named("a file of a PQ index", r"(pq_index|sketch)\.safetensors")
+PQ_INDEX = Named("a file of a PQ index", r"pq_index\.safetensors")
 _COUNT = Range(1, 2**31 - 1)
 KeyDtype = Literal["float32", "float16"]
 
@@ -97,15 +96,6 @@ class KnnConfig(FolderConfig):
             self.interpolation.check()
             if self.interpolation.k > self.entries:
                 raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
-
-    @classmethod
-    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        content = super()._newest(content)
-        content.setdefault("pq_index", content.pop("sketch", None))
-        content.setdefault("interpolation", None)
-        if "model" in content:
-            content.setdefault("tokenizer", content["model"])
-        return content
 
     def card_texts(self) -> dict[str, str]:
         chosen = self.interpolation
