@@ -30,6 +30,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..generation.warmup import warmup
 from ..hook import install
+from ..text_config import text_config
 from ..verification.static import WIDTHS
 from . import suites
 from .gpu_checks import ROOT, run_checks
@@ -45,7 +46,7 @@ from .methods import (
     static_options,
     transformers_methods,
 )
-from .models import ForcedLlama, forced_model, vocabulary_size
+from .models import ForcedLlama, forced_model
 from .results import machine, versions
 from .suites import RecordedAnswer, chat_prompt
 from .summary import Entry
@@ -326,7 +327,7 @@ def warm_up(
         end (`float`): The time after which nothing is begun.
         expected (`dict[str, float]`): How long methods will take, as far as it is known.
     """
-    vocab_size = vocabulary_size(bench.model)
+    vocab_size = text_config(bench.model).vocab_size
     # As long as the longest text, and of tokens from which no table learns anything for others.
     generator = torch.Generator().manual_seed(0)
     half = torch.randint(vocab_size // 2, vocab_size, (longest // 2 + 1,), generator=generator)

@@ -274,16 +274,3 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -
             f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
         )
     return draft.checked(vocab_size)
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuses a drafter's option that is no whole number above 0.
-
-    Raises:
-        TypeError: If it is no int.
-        ValueError: If it is less than 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int, but is {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, but is {value}")

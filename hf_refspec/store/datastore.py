@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store, merge_store
@@ -143,8 +144,8 @@ class Datastore(StoredFolder[StoreConfig]):
             DatastoreError: If it is damaged, or another process is writing it.
             OSError: If the merged shards cannot be written; the datastore is as it was.
         """
-        if num_proc is not None and num_proc < 1:
-            raise ValueError(f"num_proc must be at least 1, but is {num_proc}")
+        if num_proc is not None:
+            check_count("num_proc", num_proc, " or None")
         with self.naming_damage():
             merge_store(self.path, num_proc, progress)
         return Datastore(self.path)

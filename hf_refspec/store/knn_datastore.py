@@ -24,10 +24,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
 from ..index.vector_index import squared_lengths
+from ..text_config import text_config
 from .build.hidden_states import (
     Layer,
     checked_lengths,
@@ -224,8 +226,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
-        if max_entries is not None and max_entries < 1:
-            raise ValueError(f"max_entries must be at least 1, but is {max_entries}")
+        if max_entries is not None:
+            check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         with new_folder(Path(path)) as folder:
@@ -339,7 +341,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if model in self._known:
             return
         name = type(model).__name__
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         if config.vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
@@ -434,7 +436,7 @@ def _write(
         tokenizer=public_name(tokenizer),
         model=public_name(model),
         layer=layer,
-        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        vocab_size=text_config(model).vocab_size,
         entries=len(keys),
         dimension=keys.shape[1],
         key_dtype="float16" if keys.dtype == np.float16 else "float32",

@@ -25,13 +25,14 @@ from transformers import PreTrainedTokenizerBase
 from ..version import __version__
 from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
-from .build.tokenizing import encode, load_tokenizer
+from .build.tokenizing import encode
 from .card import cell
 from .files import Blocks, DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
 from .folder import FolderConfig, new_folder, token_dtype
 from .schema import Named, Range
 from .stored_folder import StoredFolder
+from .tokenizer_file import load_backend
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
@@ -367,7 +368,7 @@ def _passages(
     """Tokenises documents and cuts them: all tokens in a row, where each passage begins, and which
     document it is from."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
-    backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
+    backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
     passages_of: list[int] = []  # each document
