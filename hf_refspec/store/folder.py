@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable, write_bytes
-from .lock import locked
+from .lock import locked, release
 from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _only_builder(path: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # what can be resumed is in it, or it was moved
             (place / _NEW).rmdir()
-        lock.release(delete=True)
+        release(lock)
         with suppress(OSError):  # it is not empty then, or another build has begun
             place.rmdir()
 
@@ -338,7 +338,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release(delete=True)
+        release(lock)
 
 
 def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:
