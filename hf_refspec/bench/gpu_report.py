@@ -8,12 +8,12 @@ from math import isnan, nan
 from statistics import median
 from typing import Any
 
-from .methods import COMPILED, DEFAULT, PLAIN
+from .methods import COMPILED, PLAIN
 from .report import listed, table
 from .summary import Entry, Key, Summary, decoding_speed, summaries
 
 NODES: tuple[int | str, ...] = ("auto", 64)
-PLAIN_COMPILED, OURS_COMPILED = f"{PLAIN}, {COMPILED}", f"{DEFAULT}, {COMPILED}"
+PLAIN_COMPILED = f"{PLAIN}, {COMPILED}"
 EXPLAINED = (
     "Each prompt was decoded by all methods, in mixed order. Tokens per second and ratios are of "
     "decoding, after the prompt, and medians over the prompts; MAT is new tokens per forward pass "
