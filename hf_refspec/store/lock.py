@@ -25,8 +25,9 @@ def locked(path: Path, refusal: str) -> BaseFileLock:
     Raises:
         DatastoreError: If another one holds it, with the message `refusal`; or if there is
             something else at `path`, even a link to a file.
-        OSError: If it cannot be made.
+        OSError: If it cannot be made, as where its folder is missing.
     """
+    os.lstat(path.parent)  # filelock would make the folder again that another process has removed
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise DatastoreError(f"{path} is not a file, but should be that of a lock; delete it")

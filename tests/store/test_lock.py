@@ -74,6 +74,12 @@ def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
     os.waitpid(child, 0)
 
 
+def test_a_folder_that_is_missing_is_not_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        locked(tmp_path / "gone" / ".lock", "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / ".lock"
     code = (
