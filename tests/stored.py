@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,3 @@ def four_tokens(folder: Path) -> FileEntry:
 
 def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
     return [lambda: read_arrays(folder, entry, UINT16), lambda: check_file(folder, entry)]
-
-
-def as_format_1(folder: Path, **changes: Any) -> None:
-    """Turns a datastore into one of format 1, which carries no tokenizer."""
-    content = json.loads((folder / "config.json").read_text())
-    (folder / content.pop("tokenizer_file")["name"]).unlink()
-    (folder / "config.json").write_text(json.dumps({**content, "format_version": 1, **changes}))

@@ -73,7 +73,7 @@ def test_ids_equal_plain_decoding_with_a_static_cache(architecture, on_device):
         assert torch.equal(generate(model, candidate_generator=drafter, **STATIC), plain)
 
 
-def test_most_texts_are_equal_in_bfloat16(on_device, record_property):
+def test_most_texts_are_equal_in_bfloat16(on_device):
     equal = total = 0
     for architecture in TREES:
         model = on_device(architecture.model_type, torch.bfloat16)
@@ -81,7 +81,7 @@ def test_most_texts_are_equal_in_bfloat16(on_device, record_property):
         for drafter in drafters(plain):
             equal += torch.equal(generate(model, candidate_generator=drafter), plain)
             total += 1
-    record_property("texts equal in bfloat16, tiny random models", f"{equal} of {total}")
+    print(f"texts equal in bfloat16, tiny random models: {equal} of {total}")
     assert equal >= (1 - MOST_DIFFERENT) * total
 
 

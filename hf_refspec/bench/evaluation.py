@@ -16,7 +16,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.stats import SpeculationStats
 from ..drafting.token_recycling import TokenRecycling
 from ..hook import install
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from ..store.datastore import Datastore
 from .measure import Bench, ContextTooShortError
 from .methods import DEFAULT, PLAIN, Method
@@ -132,7 +132,7 @@ def evaluate(
         ]
 
     install()
-    warmup()
+    compile_kernels()
     bench = Bench(model, tokenizer, new_methods, replay=False, max_new_tokens=max_new_tokens)
     bench.warm_up()
     bench.begin()

@@ -1,4 +1,4 @@
-"""The Markdown report of `scripts/gpu_bench`: what holds, what was asked, and how fast it is."""
+"""The Markdown report of `scripts/gpu_bench`: how fast it is."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from math import isnan, nan
 from statistics import median
 from typing import Any
 
-from .gpu_checks import Checks
-from .methods import COMPILED, DEFAULT, PLAIN
+from .methods import COMPILED, PLAIN
 from .report import listed, table
 from .summary import Entry, Key, Summary, decoding_speed, summaries
 
 NODES: tuple[int | str, ...] = ("auto", 64)
-PLAIN_COMPILED, OURS_COMPILED = f"{PLAIN}, {COMPILED}", f"{DEFAULT}, {COMPILED}"
-LEAST = 0.97
+PLAIN_COMPILED = f"{PLAIN}, {COMPILED}"
 EXPLAINED = (
     "Each prompt was decoded by all methods, in mixed order. Tokens per second and ratios are of "
     "decoding, after the prompt, and medians over the prompts; MAT is new tokens per forward pass "
@@ -55,37 +53,13 @@ class Run:
 
     Attributes:
         about (`dict`): The machine, the versions and the options.
-        checks ([`Checks`]): What became of the tests.
         stages (`list[Stage]`): What was measured.
         notes (`list[str]`): What could not be, and why.
     """
 
     about: dict[str, Any]
-    checks: Checks = field(default_factory=Checks)
     stages: list[Stage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A figure that was asked for.
-
-    Attributes:
-        asked (`str`): In words.
-        least (`float`): What it should be.
-        figure (`float`): What it is; NaN where it was not measured.
-        where (`str`): Of what.
-    """
-
-    asked: str
-    least: float
-    figure: float
-    where: str
-
-    @property
-    def reached(self) -> str:
-        """`"yes"` or `"no"`."""
-        return "yes" if self.figure >= self.least else "no"
 
 
 def label(method: str, nodes: int | str) -> str:
@@ -101,72 +75,16 @@ def gpu_report(run: Run) -> str:
             "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
             for part in run.about.values()
         ),
-        *_checks(run.checks),
         *_notes("Not measured:", run.notes),
-        *_bars(run.stages),
         EXPLAINED,
         *(part for stage in run.stages for part in _stage(stage)),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def _checks(checks: Checks) -> Iterator[str]:
-    counts = f"{checks.passed} passed, {len(checks.failed)} failed, {len(checks.skipped)} skipped"
-    yield "## What holds"
-    yield f"`tests/test_on_a_gpu.py`: {counts}, {checks.seconds:.0f} s."
-    yield from _notes("", [f"{name}: {value}" for name, value in checks.figures.items()])
-    yield from _notes("Failed:", [f"{name}: {why}" for name, why in checks.failed.items()])
-    yield from _notes("Skipped:", [f"{name}: {why}" for name, why in checks.skipped.items()])
-    yield from _notes("", [checks.trouble] if checks.trouble else [])
-
-
 def _notes(title: str, notes: Iterable[str]) -> list[str]:
     lines = "\n".join(f"- {note}" for note in notes)
     return [f"{title}\n\n{lines}" if title else lines] if lines else []
-
-
-def _bars(stages: list[Stage]) -> Iterator[str]:
-    rows = [
-        [bar.asked, f"{bar.least:g}", f"{bar.figure:.2f}", bar.reached, _cell(bar.where)]
-        for bar in bars(stages)
-        if not isnan(bar.figure)
-    ]
-    if rows:
-        yield "## What was asked"
-        yield table(["asked", "at least", "measured", "reached", "where"], rows)
-
-
-def bars(stages: list[Stage]) -> list[Bar]:
-    """The figures that were asked for: of the first stage, one text at a time, and of all."""
-    entries = stages[0].entries.get("rag", []) if stages else []
-    eager, compiled = ratios(entries, PLAIN), ratios(entries, PLAIN_COMPILED)
-    best = max(NODES, key=lambda nodes: compiled.get((OURS_COMPILED, nodes), 0.0))
-    speed, eager_speed = (
-        speeds(entries).get((name, best), nan) for name in (OURS_COMPILED, DEFAULT)
-    )
-    where = f"rag, {stages[0].title}" if stages else ""
-    worst = min(_all_ratios(stages), default=(nan, ""))
-    return [
-        Bar("64 nodes against plain, eager", 3.5, eager.get((DEFAULT, 64), nan), where),
-        Bar(
-            "drafted against plain, compiled",
-            3.0,
-            compiled.get((OURS_COMPILED, best), nan),
-            f"{best} nodes, {where}",
-        ),
-        Bar("drafted, compiled against eager", 1.8, speed / eager_speed, f"{best} nodes, {where}"),
-        Bar("the slowest of all against plain", LEAST, *worst),
-    ]
-
-
-def _all_ratios(stages: list[Stage]) -> Iterator[tuple[float, str]]:
-    """How fast each drafted method is on each suite against plain decoding of its kind."""
-    for stage in stages:
-        for suite, entries in stage.entries.items():
-            for plain, drafted in ((PLAIN, DEFAULT), (PLAIN_COMPILED, OURS_COMPILED)):
-                for (name, nodes), ratio in ratios(entries, plain).items():
-                    if name == drafted and not isnan(ratio):
-                        yield ratio, f"{label(name, nodes)}: {suite}, {stage.title}"
 
 
 def ratios(entries: list[Entry], first: str) -> dict[Key, float]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..demo.default_model import load_tokenizer
 from ..drafting.datastore_drafts import DatastoreDrafts
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from ..index.merge import merge_runs
 from ..index.ngram_counts import count_runs
 from ..index.suffix_array import build_suffix_array
@@ -35,6 +35,7 @@ from ..store.build.source import open_source
 from ..store.datastore import Datastore
 from ..store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..store.files import CONFIG, FileEntry
+from ..store.tokenizer_file import load_backend
 
 # What part of the documents is there after the build, and after each extension; where it is not
 # more than before, a single document is added.
@@ -121,7 +122,7 @@ class Use:
 
 def use(path: Path, contexts: Sequence[np.ndarray]) -> Use:
     """Opens a datastore and drafts for contexts, int64 of shape `(n,)`."""
-    warmup()
+    compile_kernels()
     cold, reads = _draft_cold(path, contexts[: CONTEXTS // 10])
     openings = []
     for _ in range(9):
@@ -225,7 +226,7 @@ def _print_row(
 def _print_costs(files: Sequence[Path], tokenizer: str | None) -> None:
     """Prints what tokenising and sorting take on one core."""
     loaded = load_tokenizer(tokenizer)
-    backend = tokenizing.load_tokenizer(loaded.backend_tokenizer.to_str())
+    backend = load_backend(loaded.backend_tokenizer.to_str())
     texts, size = [], 0
     for text in _texts(files):
         texts.append(text)
@@ -259,7 +260,7 @@ def simulate(tokens: int, folder: Path) -> None:
                 files.append(write_sparse(path, name, dtype, length))
         shards.append(ShardEntry(length, 0, *files))
     StoreConfig("0" * 32, "none", 1000, {}, shards).write(folder)
-    warmup()
+    compile_kernels()
     start = perf_counter()
     store = Datastore(folder)
     opening = perf_counter() - start

@@ -31,7 +31,7 @@ from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sessions.retrieval_cache import RetrievalCache
 from ..drafting.tree import DraftTree
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from ..store.datastore import Datastore
 from .records import read_records
 from .replay import replay, stand_in_model
@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = options.benchmarks / "guard.json"
     baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     torch.set_num_threads(1)  # the model is too small for more
-    warmup()
+    compile_kernels()
     with TemporaryDirectory() as folder:
         cases = shipped_cases(options.benchmarks / "guard.jsonl", Path(folder))
         cases |= data_cases(options.data) if options.data else {}

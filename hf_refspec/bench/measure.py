@@ -17,9 +17,9 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from ..drafting.stats import SpeculationStats
 from ..ralm.stats import RetrievalStats
+from ..text_config import context_length, text_config
 from .decisions import DecisionLog
 from .methods import LOOK_UP, Method
-from .models import context_length, vocabulary_size
 from .outputs import TIED_STEPS, Output, rounding_steps
 from .replay import ForcedText
 from .summary import Entry, Sample
@@ -133,8 +133,8 @@ class Bench:
 
         The text repeats itself, so that drafts of all sizes are verified.
         """
-        length = min(WARM_UP_TEXT, context_length(self.model))
-        text = [1 + i % min(100, vocabulary_size(self.model) - 1) for i in range(length)]
+        length = min(WARM_UP_TEXT, context_length(self.model) or WARM_UP_TEXT)
+        text = [1 + i % min(100, text_config(self.model).vocab_size - 1) for i in range(length)]
         split = max(length - WARM_UP_TOKENS, 1)
         for method in self.supported(self.new_methods()):
             self.call(method, [text[:split]], text[split:])
@@ -225,13 +225,14 @@ class Bench:
             ContextTooShortError: If they are too long.
             ValueError: If the prompt has a token that the model does not have.
         """
-        if max(prompt_ids) >= vocabulary_size(self.model):
+        vocab_size = text_config(self.model).vocab_size
+        if max(prompt_ids) >= vocab_size:
             raise ValueError(
                 f"{name} has the token {max(prompt_ids)}, but the model a vocabulary of "
-                f"{vocabulary_size(self.model)}: its tokenizer is another model's"
+                f"{vocab_size}: its tokenizer is another model's"
             )
         context = context_length(self.model)
-        if len(prompt_ids) + new_tokens > context:
+        if context is not None and len(prompt_ids) + new_tokens > context:
             raise ContextTooShortError(
                 f"{name} has {len(prompt_ids)} tokens and up to {new_tokens} new ones, more than "
                 f"the model's context of {context}"

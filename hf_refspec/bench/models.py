@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 # Hidden size, intermediate size, layers, attention heads, key-value heads. 1B has the shape of
@@ -119,14 +118,3 @@ def forced_model(
             config, dtype=dtype, attn_implementation="sdpa"
         )
     return model.eval()
-
-
-def vocabulary_size(model: PreTrainedModel) -> int:
-    """The size of a model's vocabulary."""
-    return model.config.get_text_config(decoder=True).vocab_size
-
-
-def context_length(model: PreTrainedModel) -> int:
-    """A model's maximum context, in tokens; unlimited if its configuration has none."""
-    config = model.config.get_text_config(decoder=True)
-    return getattr(config, "max_position_embeddings", None) or sys.maxsize

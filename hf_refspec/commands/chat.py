@@ -34,7 +34,7 @@ from ..demo.prompts import (
     with_document,
 )
 from ..drafting.stats import SpeculationStats
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from .answering import add_answering, quieten_transformers, read_texts, sampling_options, sources
 
 _HELP = """\
@@ -62,7 +62,7 @@ def _chat(args: Namespace) -> int:
         tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
     drafter = LiveDrafts(sources(args, texts, tokenizer))
     model = load_model(args.model)
-    warmup()
+    compile_kernels()
     Chat(model, tokenizer, drafter, Terminal(), options, texts.context).converse()
     return 0
 

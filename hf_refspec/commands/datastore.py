@@ -164,9 +164,8 @@ def _print_info(store: Datastore) -> None:
     print(store.path)
     print(f"  corpus      {printable(about.get('corpus') or 'not stated')}")
     print(f"  licence     {printable(about.get('license') or 'not stated')}")
-    carried = "carried with it" if config.tokenizer_file else "not carried with it"
     name, fingerprint = printable(config.tokenizer), printable(config.fingerprint)
-    print(f"  tokenizer   {name}, {carried}, fingerprint {fingerprint}")
+    print(f"  tokenizer   {name}, carried with it, fingerprint {fingerprint}")
     print(f"  vocabulary  {config.vocab_size:,}")
     if config.shards:
         size = sum(shard.tokens_file.size + shard.suffixes_file.size for shard in config.shards)

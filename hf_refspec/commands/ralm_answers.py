@@ -179,8 +179,7 @@ class Answers:
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
             steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
-            source = self._base.source(passage_id)
-            name = str(passage_id) if source is None else f"{passage_id}, {printable(source)}"
+            name = f"{passage_id}, {printable(self._base.source(passage_id))}"
             self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
             for line in _excerpt(self._base.text(passage_id), width):
                 self._console.print(INDENT + line, style="dim", markup=False)

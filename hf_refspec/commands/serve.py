@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..demo.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from .answering import Texts, add_sources, quieten_transformers, read_text, sources
 from .arguments import DTYPES, positive
 
@@ -118,7 +118,7 @@ def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
     tokenizer = load_tokenizer(args.model)
     drafters = sources(args, Texts(None, references), tokenizer)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-    warmup()
+    compile_kernels()
     limits = args.max_seconds, args.max_waiting
     engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
     engine.start()

@@ -90,7 +90,7 @@ class AnswerStream:
     def _write(self, text: str, style: str) -> None:
         """Prints a text as far as its words are complete; all of it where no line is broken."""
         if not self._width:  # nor are there colours; rich would turn tabs into spaces
-            self._console.file.write(printable(text))
+            self._console.file.write(without_controls(text))
             self._console.file.flush()
             return
         for part in re.findall(r"\n|[^\S\n]+|\S+", text):
@@ -126,7 +126,7 @@ class AnswerStream:
         self._column, self._space = 0, ""
 
     def _out(self, text: str, style: str) -> None:
-        self._console.out(printable(text), style=style or None, end="")
+        self._console.out(without_controls(text), style=style or None, end="")
 
 
 def style_of(source: int) -> str:
@@ -144,6 +144,6 @@ def legend(stats: SpeculationStats) -> Text:
     return Text("  ").join([*parts, Text(f"■ the model itself {own}")])
 
 
-def printable(text: str) -> str:
+def without_controls(text: str) -> str:
     """A text whose control characters a terminal does not obey."""
     return _CONTROL.sub(PART_OF_CHARACTER, text)

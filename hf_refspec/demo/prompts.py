@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..text_config import context_length
 from .default_model import HUB_ID
 
 Message: TypeAlias = dict[str, str]
@@ -34,11 +35,6 @@ def assistant(content: str) -> Message:
 def with_document(document: str, question: str) -> str:
     """A message that shows a text and then asks about it."""
     return f"{document.strip()}\n\n{question}"
-
-
-def context_length(config: PretrainedConfig) -> int | None:
-    """How many tokens a model can read; `None` if nothing bounds them."""
-    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def tokens_left(

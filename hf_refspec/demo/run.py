@@ -21,9 +21,9 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from ..drafting.stats import SpeculationStats
 from ..generation.default_drafter import default_sources
 from ..generation.speculate import speculate
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from .console import verdict
-from .live_drafts import AnswerStream, LiveDrafts, legend, printable
+from .live_drafts import AnswerStream, LiveDrafts, legend, without_controls
 from .prompts import Message, assistant, chat_inputs, system, user
 from .scenes import Scene
 
@@ -95,7 +95,7 @@ class Demo:
     def _warm_up(self) -> None:
         """Whatever happens once in a process: kernels are loaded, the model is probed and timed."""
         with self._waiting("warming up"):
-            warmup()
+            compile_kernels()
             inputs = self._inputs([user("Repeat: one two three one two three one two three")])
             self._decode(inputs, drafted=False, max_new_tokens=_WARMUP_TOKENS)
             self._decode(inputs, drafted=True, max_new_tokens=_WARMUP_TOKENS)
@@ -106,7 +106,7 @@ class Demo:
         messages = [] if scene.system is None else [system(scene.system)]
         for name, question, message in scene.turns():
             messages.append(message)
-            self._console.print(Text(f"> {printable(question)}", "bold"))
+            self._console.print(Text(f"> {without_controls(question)}", "bold"))
             inputs = self._inputs(messages)
             answer = self._answer(name, inputs)
             self.answers.append(answer)
@@ -174,7 +174,7 @@ class Demo:
         if scene.document is None:
             return
         tokens = len(self._tokenizer(scene.document, add_special_tokens=False)["input_ids"])
-        text = Text(printable(scene.document.strip()).expandtabs(4), "dim")
+        text = Text(without_controls(scene.document.strip()).expandtabs(4), "dim")
         lines = text.wrap(self._console, self._console.width)
         for line in lines[:EXCERPT_LINES]:
             self._console.print(line)

@@ -7,12 +7,13 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
+from ..check_count import check_count
 from ..index.mixed_trie import mixed_tree
 from ..index.rest_trie import rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .drafter import Drafter, check_count
+from .drafter import Drafter
 from .token_ids import last_tokens
 from .tree import DraftTree
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -58,11 +56,6 @@ class Drafter(CandidateGenerator):
     _blended: ClassVar[Any]
     _in_use: threading.Lock
     _seen_ids: np.ndarray
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "observe" in vars(cls) and not _takes_verified(cls.observe):
-            cls.observe = _taking_verified(cls, cls.observe)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
         # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
@@ -281,44 +274,3 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -
             f"drafted {len(draft) if isinstance(draft, DraftTree) else draft!r}."
         )
     return draft.checked(vocab_size)
-
-
-def _takes_verified(observe: Callable[..., None]) -> bool:
-    """Whether an `observe` takes three arguments beside `self`, under whatever names."""
-    kinds = [each.kind for each in inspect.signature(observe).parameters.values()]
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(k in positional for k in kinds) > 3
-
-
-def _taking_verified(cls: type, observe: Callable[..., None]) -> Callable[..., None]:
-    """`observe(tokens, logits)` of before 0.2, called as `observe(tokens, verified, logits)`."""
-    warnings.warn(
-        f"{cls.__name__}.observe takes (tokens, logits); from hf_refspec 0.3 on it must take "
-        "(tokens, verified, logits), see Drafter.observe",
-        FutureWarning,
-        stacklevel=3,
-    )
-    takes_logits = len(inspect.signature(observe).parameters) > 2
-
-    @functools.wraps(observe)
-    def observe_verified(
-        self: Drafter, tokens: np.ndarray, verified: Any = None, logits: torch.Tensor | None = None
-    ) -> None:
-        if logits is None and isinstance(verified, torch.Tensor):  # from a subclass of before 0.2
-            logits = verified
-        observe(self, tokens, *([logits] if takes_logits else []))
-
-    return observe_verified
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuses a drafter's option that is no whole number above 0.
-
-    Raises:
-        TypeError: If it is no int.
-        ValueError: If it is less than 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int, but is {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, but is {value}")

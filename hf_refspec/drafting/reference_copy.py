@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .drafter import Drafter, check_count
+from .drafter import Drafter
 from .token_ids import Reference, check_tokenizer, last_tokens, references_to_ids
 from .tree import DraftTree
 

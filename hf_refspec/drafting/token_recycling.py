@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
@@ -22,7 +23,8 @@ from ..store.build.source import open_source
 from ..store.files import DatastoreError
 from ..store.fingerprint import public_name, vocabulary_size
 from ..store.recycling_table import RecyclingTable
-from .drafter import _ANY_VOCABULARY, Drafter, check_count
+from ..text_config import text_config
+from .drafter import _ANY_VOCABULARY, Drafter
 from .sampling import Sampling
 from .stats import SpeculationStats
 from .token_ids import last_tokens
@@ -250,7 +252,7 @@ class TokenRecycling(Drafter):
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         source = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
-        drafter.begin(np.empty(0, dtype=np.int64), _vocabulary(model))
+        drafter.begin(np.empty(0, dtype=np.int64), text_config(model).vocab_size)
         options = drafter.top_k, max_tokens, progress
         for window, tokens, probs in read_next_tokens(model, tokenizer, source.documents, *options):
             first = window.known
@@ -259,7 +261,7 @@ class TokenRecycling(Drafter):
         if len(drafter) == 0:
             raise ValueError("documents has no text of two tokens or more: nothing is learned")
         drafter._about = _About(
-            _vocabulary(model),
+            text_config(model).vocab_size,
             public_name(model),
             tokenizer,
             {"corpus": corpus or source.name, "license": license or source.license},
@@ -320,9 +322,10 @@ class TokenRecycling(Drafter):
             OSError: If it cannot be written.
         """
         about = self._about.told(tokenizer, model)
-        if model is not None and about.vocab_size not in (None, _vocabulary(model)):
+        vocab_size = about.vocab_size if model is None else text_config(model).vocab_size
+        if about.vocab_size not in (None, vocab_size):
             raise ValueError(
-                f"model has a vocabulary of {_vocabulary(model)} tokens, but what is learned is "
+                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
                 f"from one with {about.vocab_size}; give the target model"
             )
         if len(self) == 0 or about.vocab_size is None or about.model is None:
@@ -411,8 +414,3 @@ def _pooling(sampling: Sampling | None) -> Pooling:
         return _GREEDY
     left = min(sampling.top_p, 1.0) ** 2
     return _GREEDY.flattened(1 / (1 + _UNSURE * sampling.temperature * left))
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    size: int = model.config.get_text_config(decoder=True).vocab_size
-    return size

@@ -10,6 +10,7 @@ from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.token_recycling import TokenRecycling
+from ..text_config import text_config
 from ..verification.facts import facts_about
 from .drafter_pool import DrafterPool
 
@@ -30,7 +31,7 @@ def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
     Args:
         model (`PreTrainedModel`): The target model.
     """
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = text_config(model).vocab_size
     facts = facts_about(model)
     key = "default drafters", vocab_size
     pool: DrafterPool | None = facts.get(key)

@@ -26,6 +26,7 @@ from ..drafting.datastore_drafts import with_drafts
 from ..drafting.drafter import Drafter
 from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
+from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
 from ..verification.probe import select_verifier
 from ..verification.ranks import Ranks
@@ -171,7 +172,7 @@ class _Call:
         rows = self._rows(of_rows)
         if verification == REPRODUCIBLE and len(rows) > 1 and self.generation_config.do_sample:
             self._give_generators(rows)
-        vocab_size = self.model.config.get_text_config(decoder=True).vocab_size
+        vocab_size = text_config(self.model).vocab_size
         sampling = Sampling.of(self.generation_config)
         with drafter.sessions(self._prompts(vocab_size), vocab_size, sampling) as drafters:
             verifier, found = select_verifier(

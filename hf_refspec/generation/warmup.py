@@ -46,7 +46,7 @@ def warmup(
     for name, value in (("max_length", max_length), ("rows", rows)):
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, but is {value}.")
-    kernels.warmup()
+    kernels.compile_kernels()
     if model is None:
         return
     # With CUDA graphs the third pass of each width is the first that is as fast as all later ones.

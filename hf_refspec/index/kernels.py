@@ -39,7 +39,7 @@ _compile_lock = threading.Lock()
 
 
 class Kernel:
-    """A function that numba compiles for its signatures, at its first call or by `warmup`."""
+    """A function that numba compiles for its signatures, at its first call or `compile_kernels`."""
 
     def __init__(self, function: Callable, signatures: tuple[str, ...], drafts: bool):
         self.__doc__ = function.__doc__
@@ -93,7 +93,7 @@ def kernel(*signatures: str, drafts: bool = True) -> Callable[[Callable], Kernel
     return lambda function: Kernel(function, signatures, drafts)
 
 
-def warmup() -> None:
+def compile_kernels() -> None:
     """Compiles all kernels that draft now (seconds, once: numba keeps them on disk), so that no
     call waits. Those of retrievers are compiled by their first search."""
     for name in _DRAFTING:

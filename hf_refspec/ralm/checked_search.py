@@ -25,9 +25,7 @@ class RetrievalError(RuntimeError):
         text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
     """
 
-    def __init__(self, message: str, text_ids: list[int] | None = None) -> None:
-        super().__init__(message)
-        self.text_ids = text_ids
+    text_ids: list[int] | None = None
 
 
 def call_with_retry(retriever: Retriever, method: str, *args: Any) -> Any:

@@ -21,15 +21,16 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..drafting.drafter import Drafter, check_count
+from ..check_count import check_count
+from ..drafting.drafter import Drafter
 from ..drafting.sampling import Sampling
 from ..drafting.tree import DraftTree
 from ..generation.entry_point import entry_point
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS, check_model, check_request
 from ..retrieval.retriever import Retriever
+from ..text_config import context_length, text_config
 from ..verification.cache import find_cache
-from ..verification.positions import embedded_positions
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
 from .iterative_text import IterativeText, PassageLoop, Passages
@@ -128,7 +129,7 @@ class _Call:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.get_text_config(decoder=True).vocab_size
+        return text_config(self.model).vocab_size
 
     @property
     def prompt(self) -> np.ndarray:
@@ -192,13 +193,13 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
     Raises:
         ValueError: If there is no room for one.
     """
-    context_length = embedded_positions(model.config.get_text_config(decoder=True))
-    if context_length is None or row.max_length is None:
+    longest = context_length(model)
+    if longest is None or row.max_length is None:
         return None
-    room = context_length - row.max_length
+    room = longest - row.max_length
     if room < 1:
         raise ValueError(
-            f"There is no room for a passage: {type(model).__name__} takes {context_length} "
+            f"There is no room for a passage: {type(model).__name__} takes {longest} "
             f"tokens, of which the prompt and its continuation may have {row.max_length} "
             f"(`max_length`; the prompt has {len(row)}). Lower `max_new_tokens`, or shorten the "
             "prompt."

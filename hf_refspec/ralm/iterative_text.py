@@ -15,6 +15,7 @@ from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
 from ..index.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
+from ..text_config import text_config
 from ..verification.reach import Reach
 from .checked_search import RetrievalError, call_with_retry
 from .passage_contexts import Context, ContextChange, PassageContexts
@@ -82,7 +83,7 @@ class PassageLoop:
     ) -> None:
         kind = contexts.kind
         self._drafter = Drafter() if drafter is None else drafter
-        self._vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        self._vocab_size = text_config(model).vocab_size
         self._budget = Budget(0)
         if drafter is not None and kind.continues:
             self._budget = make_budget("auto", drafter, model, kind.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
+from ..check_count import check_count
 
 # What the paper takes, and what it takes where the scheduler or prefetching is off.
 _PREFETCH, _NO_PREFETCH = 20, 1
@@ -61,9 +61,9 @@ class Speculation:
     timeout: float | None = DEFAULT_TIMEOUT
 
     def __post_init__(self) -> None:
-        _check_count("prefetch", self.prefetch)
+        check_count("prefetch", self.prefetch)
         if self.stride != "os3":
-            _check_count("stride", self.stride, ' or "os3"')
+            check_count("stride", self.stride, ' or "os3"')
         for name in ("asynchronous", "pq_index"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be a bool, but is {getattr(self, name)!r}")
@@ -72,8 +72,8 @@ class Speculation:
                 f"max_gamma must lie between 0 and 1, or be None, but is {self.max_gamma}"
             )
         if self.steps_ahead is not None:
-            _check_count("steps_ahead", self.steps_ahead, " or None")
-        _check_count("window", self.window)
+            check_count("steps_ahead", self.steps_ahead, " or None")
+        check_count("window", self.window)
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, or None, but is {self.timeout}")
 
@@ -116,10 +116,3 @@ def _switched(text: str) -> dict[str, Any]:
         "stride": "os3" if "s" in text else _FIXED_STRIDE,
         "asynchronous": "a" in text,
     }
-
-
-def _check_count(name: str, value: Any, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an int{otherwise}, but is {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, but is {value}")

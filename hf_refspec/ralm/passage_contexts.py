@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..generation.row import Row
+from ..text_config import text_config
 from ..verification.cache import find_cache, fresh_kwargs
 from ..verification.plain import PlainVerifier
 from ..verification.positions import length_dependent_rope
@@ -147,7 +148,7 @@ class PassageContexts:
         return Context(prefix, self._row, self.kind(self._model, self._generation_config, kwargs))
 
     def _verifier_kind(self) -> type[Verifier]:
-        config = self._model.config.get_text_config(decoder=True)
+        config = text_config(self._model)
         if find_cache(self._model_kwargs) is None or length_dependent_rope(config):
             return PlainVerifier
         verifier, _ = select_verifier(

@@ -13,7 +13,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..index.retrieved import Retrieved
-from ..store.build.tokenizing import load_tokenizer
+from ..store.fingerprint import check_fast
+from ..store.tokenizer_file import load_backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,7 @@ class LangChainRetriever:
     def __init__(self, retriever: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         self._retriever = retriever
         self._tokenizer = tokenizer
-        self._backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
+        self._backend = load_backend(tokenizer.backend_tokenizer.to_str())
         self._passages: dict[int, _Passage] = {}
         self._lock = threading.Lock()
 
@@ -145,9 +146,5 @@ def from_langchain(retriever: Any, tokenizer: PreTrainedTokenizerBase) -> LangCh
             "retriever must be a LangChain retriever, such as vector_store.as_retriever(), but is "
             f"{retriever!r}"
         )
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"tokenizer must be a fast one (AutoTokenizer gives it where there is one), but is a "
-            f"{type(tokenizer).__name__}"
-        )
+    check_fast(tokenizer)
     return LangChainRetriever(retriever, tokenizer)

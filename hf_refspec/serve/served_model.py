@@ -11,7 +11,8 @@ import torch
 from jinja2 import TemplateError
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
-from ..demo.prompts import check_chat_template, context_length
+from ..demo.prompts import check_chat_template
+from ..text_config import context_length, text_config
 from .errors import ApiError
 from .generation import GenerationRequest
 from .protocol import AnyRequest, ChatRequest, CompletionRequest, text_of
@@ -107,7 +108,7 @@ class ServedModel:
 
     def _check_ids(self, ids: list[int]) -> None:
         self._check_length(len(ids), "prompt")
-        vocab_size = self.config.get_text_config(decoder=True).vocab_size
+        vocab_size = text_config(self.config).vocab_size
         if not all(0 <= id < vocab_size for id in ids):
             raise ApiError(
                 400, f"the ids of the prompt must be from 0 to {vocab_size - 1}", "prompt"

@@ -8,7 +8,7 @@ import torch
 
 from ..demo.default_model import load_model, load_tokenizer
 from ..demo.prompts import check_chat_template
-from ..index.kernels import warmup
+from ..index.kernels import compile_kernels
 from ..store.datastore import Datastore
 from .conversation import Conversation, Host
 from .page import page, start
@@ -64,6 +64,6 @@ def load_host(
 
 def _warm_up(host: Host) -> None:
     """Whatever happens once in a process: kernels are loaded, the model is probed and timed."""
-    warmup()
+    compile_kernels()
     for _ in Conversation().ask(host, _WARMUP, "", max_new_tokens=12).run():
         pass

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store, merge_store
@@ -143,8 +144,8 @@ class Datastore(StoredFolder[StoreConfig]):
             DatastoreError: If it is damaged, or another process is writing it.
             OSError: If the merged shards cannot be written; the datastore is as it was.
         """
-        if num_proc is not None and num_proc < 1:
-            raise ValueError(f"num_proc must be at least 1, but is {num_proc}")
+        if num_proc is not None:
+            check_count("num_proc", num_proc, " or None")
         with self.naming_damage():
             merge_store(self.path, num_proc, progress)
         return Datastore(self.path)
@@ -299,27 +300,20 @@ class Datastore(StoredFolder[StoreConfig]):
         The one that it carries with it has neither a chat template nor special tokens by name.
 
         Args:
-            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own, or for
-                one of an older format the one that its config.json names.
+            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own.
 
         Raises:
             OSError: If it cannot be found or read.
             ValueError: If what was found is no tokenizer.
-            DatastoreError: If it is another one, or damaged.
+            DatastoreError: If it is another one, missing or damaged.
         """
         stored = self.config.tokenizer_file
-        if name is None and stored is not None:
+        if name is not None:
+            tokenizer = load_tokenizer(name)
+        elif stored is not None:
             about = self.config.tokenizer, self.config.vocab_size
             tokenizer = read_tokenizer(self.path, stored, *about)
-        elif name is not None:
-            tokenizer = load_tokenizer(name)
         else:
-            try:
-                tokenizer = load_tokenizer(self.config.tokenizer)
-            except (OSError, ValueError) as error:
-                raise OSError(
-                    f"the tokenizer that {self.path} names, {self.config.tokenizer!r}, cannot be "
-                    "loaded; give its folder or Hub id, or the tokenizer itself"
-                ) from error
+            raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")
         self.check_tokenizer(tokenizer)
         return tokenizer

@@ -73,12 +73,11 @@ class StoreConfig(FolderConfig):
         source (`dict`): How the store was built, for people and for the card.
         shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
         ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
-        tokenizer_file (`FileEntry`, *optional*): The tokenizer; `None` in a store of format 1.
+        tokenizer_file (`FileEntry`, *optional*): The tokenizer; `None` until it is written.
     """
 
     NOUN = "datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
-    OLDER: ClassVar[dict[str, tuple[Any, ...]]] = {"format_version": (1,)}
     FILES = (TOKENS, SUFFIXES, NGRAMS, TOKENIZER)
     TEMPLATE = "datastore.md"
 
@@ -87,11 +86,6 @@ class StoreConfig(FolderConfig):
     shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
     ngrams: NgramsEntry | None = None
     tokenizer_file: Annotated[FileEntry, TOKENIZER] | None = None
-
-    @classmethod
-    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        older = {"tokenizer_file": None} if content["format_version"] == 1 else {}
-        return older | super()._newest(content)
 
     def check(self) -> None:
         if not self.shards and self.ngrams is None:

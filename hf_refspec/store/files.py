@@ -208,21 +208,19 @@ def read_arrays(
     folder: Path,
     entry: FileEntry,
     expected: Mapping[str, tuple[np.dtype, int | None]],
-    follow_links: bool = True,
 ) -> dict[str, np.ndarray]:
     """Maps the one-dimensional arrays of a file into memory; their content is not read or checked.
 
     Args:
         folder, entry: The file.
         expected (`dict`): By name, each array's type and length; `None` is any length.
-        follow_links (`bool`, *optional*, defaults to `True`): As of [`open_file`].
 
     Raises:
         DatastoreError: If the file is missing or not what it should be.
     """
     path = folder / entry.name
     try:
-        with open_entry(folder, entry, follow_links) as file:
+        with open_entry(folder, entry) as file:
             header = int.from_bytes(file.read(8), "little")
             if header > _LARGEST_HEADER:
                 raise ValueError(f"its header should have {header} bytes")
@@ -290,21 +288,19 @@ def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
         _check(folder, entry, copy=copy)
 
 
-def check_file(folder: Path, entry: FileEntry, follow_links: bool = True) -> None:
+def check_file(folder: Path, entry: FileEntry) -> None:
     """Compares a whole file with its checksum.
 
     Raises:
         DatastoreError: If it differs, or as [`open_entry`].
     """
-    _check(folder, entry, follow_links)
+    _check(folder, entry)
 
 
-def _check(
-    folder: Path, entry: FileEntry, follow_links: bool = True, copy: BinaryIO | None = None
-) -> None:
+def _check(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> None:
     """Reads a whole file, and writes it into another one if there is one."""
     path, digest = folder / entry.name, hashlib.sha256()
-    with open_entry(folder, entry, follow_links) as file:
+    with open_entry(folder, entry) as file:
         for block in _blocks(file, path):
             digest.update(block)
             if copy is not None:

@@ -48,17 +48,22 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         ValueError: If it is not a fast tokenizer.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
-            f"but is a {type(tokenizer).__name__}"
-        )
+    check_fast(tokenizer)
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     # Older versions write a merge as one string.
     merges = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that is not of the library tokenizers, with a ValueError."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
+            f"but is a {type(tokenizer).__name__}"
+        )
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable, write_bytes
-from .lock import locked
+from .lock import locked, release
 from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class FolderConfig:
     Attributes:
         NOUN (`str`): What the folder is, for messages.
         HEADER (`dict`): The entries that distinguish it from other folders and formats.
-        OLDER (`dict`): Values of these that are read as well, see `_newest`.
         FILES (`tuple` of [`Named`]): The names that its files can have.
         REMEDY (`str`): What to do with a folder of another format.
         TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.
@@ -61,7 +60,6 @@ class FolderConfig:
 
     NOUN: ClassVar[str]
     HEADER: ClassVar[dict[str, Any]]
-    OLDER: ClassVar[dict[str, tuple[Any, ...]]] = {}
     FILES: ClassVar[tuple[Named, ...]]
     REMEDY: ClassVar[str] = "install the hf_refspec that it was made with, or build it again"
     TEMPLATE: ClassVar[str] = ""
@@ -112,18 +110,14 @@ class FolderConfig:
         return text
 
     @classmethod
-    def read(cls, folder: Path, follow_links: bool = True) -> Self:
+    def read(cls, folder: Path) -> Self:
         """Reads a folder's config.json and checks all that it says by itself.
-
-        Args:
-            folder (`Path`): The folder.
-            follow_links (`bool`, *optional*, defaults to `True`): As of [`open_file`].
 
         Raises:
             DatastoreError: If there is none, or it is not one that this version can read.
         """
         path = folder / CONFIG
-        content = read_json(path, cls.NOUN, follow_links)
+        content = read_json(path, cls.NOUN)
         cls._check_header(path, content)
         try:
             return cls._parsed(content)
@@ -157,17 +151,12 @@ class FolderConfig:
     @classmethod
     def _parsed(cls, content: dict[str, Any]) -> Self:
         """The config that a JSON object is; raises a KeyError or a ValueError if it is none."""
-        config = parse(cls, cls._newest(content))
+        config = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
         names = [file.name for file in config.files()]
         if len(set(names)) < len(names):
             raise ValueError("it names a file twice")
         config.check()
         return config
-
-    @classmethod
-    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """The entries of a config.json but the header, as this version would have written them."""
-        return {key: value for key, value in content.items() if key not in cls.HEADER}
 
     @classmethod
     def _check_header(cls, path: Path, content: dict[str, Any]) -> None:
@@ -180,11 +169,10 @@ class FolderConfig:
             if key not in content:
                 raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
             found = content[key]
-            readable = (*cls.OLDER.get(key, ()), expected)
-            if type(found) is not type(expected) or found not in readable:
+            if type(found) is not type(expected) or found != expected:
                 raise DatastoreError(
                     f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {' or '.join(map(repr, readable))}; {cls.REMEDY}"
+                    f"only {expected!r}; {cls.REMEDY}"
                 )
 
 
@@ -197,14 +185,14 @@ def _version(path: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def read_json(path: Path, noun: str, follow_links: bool = True) -> dict[str, Any]:
+def read_json(path: Path, noun: str) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
         DatastoreError: If there is no such file in the folder of a `noun`, or it is none.
     """
     try:
-        with open_file(path, follow_links) as file:
+        with open_file(path) as file:
             text = file.read(LARGEST_JSON + 1)
     except FileNotFoundError:
         if not os.path.exists(path.parent):
@@ -300,7 +288,7 @@ def _only_builder(path: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # what can be resumed is in it, or it was moved
             (place / _NEW).rmdir()
-        lock.release(delete=True)
+        release(lock)
         with suppress(OSError):  # it is not empty then, or another build has begun
             place.rmdir()
 
@@ -350,7 +338,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release(delete=True)
+        release(lock)
 
 
 def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:

@@ -24,10 +24,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..index.flat import FlatIndex
 from ..index.hnsw import HnswIndex
 from ..index.retrieved import Retrieved
 from ..index.vector_index import squared_lengths
+from ..text_config import text_config
 from .build.hidden_states import (
     Layer,
     checked_lengths,
@@ -56,8 +58,7 @@ _HELD_OUT_TOKENS = 8192
 # How far, in relation, the probe may be off: other number formats are, by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
-# Folders of earlier versions call it a sketch, in config.json too.
-PQ_INDEX = Named("a file of a PQ index", r"(pq_index|sketch)\.safetensors")
+PQ_INDEX = Named("a file of a PQ index", r"pq_index\.safetensors")
 _COUNT = Range(1, 2**31 - 1)
 KeyDtype = Literal["float32", "float16"]
 
@@ -97,15 +98,6 @@ class KnnConfig(FolderConfig):
             self.interpolation.check()
             if self.interpolation.k > self.entries:
                 raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
-
-    @classmethod
-    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        content = super()._newest(content)
-        content.setdefault("pq_index", content.pop("sketch", None))
-        content.setdefault("interpolation", None)
-        if "model" in content:
-            content.setdefault("tokenizer", content["model"])
-        return content
 
     def card_texts(self) -> dict[str, str]:
         chosen = self.interpolation
@@ -234,8 +226,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """
         if key_dtype not in get_args(KeyDtype):
             raise ValueError(f"key_dtype must be one of {get_args(KeyDtype)}, but is {key_dtype!r}")
-        if max_entries is not None and max_entries < 1:
-            raise ValueError(f"max_entries must be at least 1, but is {max_entries}")
+        if max_entries is not None:
+            check_count("max_entries", max_entries, " or None")
         with recorded(model, layer):  # a model without the layer is refused before work starts
             pass
         with new_folder(Path(path)) as folder:
@@ -349,7 +341,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if model in self._known:
             return
         name = type(model).__name__
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         if config.vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
@@ -444,7 +436,7 @@ def _write(
         tokenizer=public_name(tokenizer),
         model=public_name(model),
         layer=layer,
-        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        vocab_size=text_config(model).vocab_size,
         entries=len(keys),
         dimension=keys.shape[1],
         key_dtype="float16" if keys.dtype == np.float16 else "float32",

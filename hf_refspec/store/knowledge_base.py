@@ -2,7 +2,7 @@
 
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
                         bounds      int64, where each begins, and the end
-sources.safetensors     documents   int64, which document each passage is from (none in older ones)
+sources.safetensors     documents   int64, which document each passage is from
                         names       uint8, the names of the documents in UTF-8, each ended by a
                                     zero; empty where they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from huggingface_hub import CommitInfo
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..version import __version__
 from .build.source import Source, batches, open_source
 from .build.text_encoder import TextEncoder
-from .build.tokenizing import encode, load_tokenizer
+from .build.tokenizing import encode
 from .card import cell
 from .files import Blocks, DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
 from .folder import FolderConfig, new_folder, token_dtype
 from .schema import Named, Range
 from .stored_folder import StoredFolder
+from .tokenizer_file import load_backend
 
 # Texts that the encoder gets at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
@@ -56,7 +56,7 @@ class KnowledgeBaseConfig(FolderConfig):
         tokens (`int`): Of all passages together.
         dimension (`int`): Of the embeddings; 0 where there are none.
         passages_file (`FileEntry`): Where the tokens are.
-        sources_file (`FileEntry`, *optional*): Where it says which documents they are from.
+        sources_file (`FileEntry`): Where it says which documents they are from.
         embeddings_file (`FileEntry`, *optional*): Where the embeddings are.
         source (`dict`): How it was built, for people and for the card.
     """
@@ -72,17 +72,13 @@ class KnowledgeBaseConfig(FolderConfig):
     tokens: Annotated[int, Range(1, _LARGEST)]
     dimension: Annotated[int, Range(0, 2**31 - 1)]
     passages_file: Annotated[FileEntry, PASSAGES]
-    sources_file: Annotated[FileEntry, SOURCES] | None
+    sources_file: Annotated[FileEntry, SOURCES]
     embeddings_file: Annotated[FileEntry, EMBEDDINGS] | None
     source: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         if (self.dimension == 0) != (self.embeddings_file is None):
             raise ValueError(f"dimension is {self.dimension}, which its embeddings_file belies")
-
-    @classmethod
-    def _newest(cls, content: dict[str, Any]) -> dict[str, Any]:
-        return {"sources_file": None, **super()._newest(content)}
 
     @property
     def tokenizer_ids(self) -> int:
@@ -146,10 +142,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         )
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
         self._check_bounds()
-        self._documents: np.ndarray | None = None
-        self._names = np.empty(0, np.uint8)
-        if config.sources_file is not None:
-            self._documents, self._names = _read_sources(self.path, config, config.sources_file)
+        self._documents, self._names = _read_sources(self.path, config)
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
             shape = (config.passages, config.dimension)
@@ -250,7 +243,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         """
         return _decode(self.tokenizer, self.passage(passage_id))
 
-    def source(self, passage_id: int) -> str | None:
+    def source(self, passage_id: int) -> str:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, which is named as it was
         when the knowledge base was built, or from the folder on that was named by an absolute path;
         `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
@@ -258,38 +251,18 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         The line is left out where the tokenizer does not keep the ends of lines; to find it, the
         document is decoded up to the passage.
 
-        Returns:
-            `str`, *optional*: `None` for knowledge bases of versions before this was kept.
-
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
         passage = self.text(passage_id)
-        if self._documents is None:
-            return None
         document = int(self._documents[passage_id])
-        name = _name(self._names, document) if len(self._names) else f"document {document}"
+        name = _name(self._names, document) or f"document {document}"
         if not self._keeps_lines:
             return name
         first = int(np.searchsorted(self._documents, document))
         before = "".join(self.text(i) for i in range(first, passage_id))
         blank = passage[: len(passage) - len(passage.lstrip())]
         return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> CommitInfo:
-        """Publishes it, see [`~store.stored_folder.StoredFolder.push_to_hub`].
-
-        Raises:
-            DatastoreError: If a file is not as it was written; or if it is of an earlier version
-                and names its documents by absolute paths.
-            OSError: If the repo cannot be written; it is never left half changed.
-        """
-        if _has_absolute(self._names):
-            raise DatastoreError(
-                f"{self.path} names its documents by where they lay on this machine; build it "
-                "again before it is pushed"
-            )
-        return super().push_to_hub(repo_id, **options)
 
     @cached_property
     def _keeps_lines(self) -> bool:
@@ -314,22 +287,20 @@ def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
         yield int(steps.min()), int(steps.max())
 
 
-def _read_sources(
-    folder: Path, config: KnowledgeBaseConfig, entry: FileEntry
-) -> tuple[np.ndarray, np.ndarray]:
+def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray, np.ndarray]:
     """Which document each passage is from, ascending, and the names of all documents, if they have
     any, as they stand in the file."""
     expected: dict[str, tuple[np.dtype, int | None]] = {
         "documents": (np.dtype(np.int64), config.passages),
         "names": (np.dtype(np.uint8), None),
     }
-    arrays = read_arrays(folder, entry, expected)
+    arrays = read_arrays(folder, config.sources_file, expected)
     documents, names = arrays["documents"], arrays["names"]
     in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
     if not in_order or (len(names) and _name(names, int(documents[-1])) is None):
         raise DatastoreError(
-            f"{folder / entry.name} is damaged: its documents are not those that the passages were "
-            "cut from, in their order"
+            f"{folder / config.sources_file.name} is damaged: its documents are not those that the "
+            "passages were cut from, in their order"
         )
     return documents, names
 
@@ -345,12 +316,6 @@ def _name(names: np.ndarray, document: int) -> str | None:
             return before[before.rfind(b"\0") + 1 :].decode("utf-8", errors="replace")
         document -= count
     return None
-
-
-def _has_absolute(names: np.ndarray) -> bool:
-    """Whether a name, of those that stand in a file, is an absolute path."""
-    begins, slash = np.append(True, names[:-1] == 0), ord("/")
-    return bool(len(names)) and bool((begins & (names == slash)).any())
 
 
 def _write(
@@ -403,7 +368,7 @@ def _passages(
     """Tokenises documents and cuts them: all tokens in a row, where each passage begins, and which
     document it is from."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
-    backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
+    backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
     passages_of: list[int] = []  # each document

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 
-def printable(text: object, keep: str = "") -> str:
+def printable(text: object) -> str:
     """A text in which control characters are written as Python writes them, `\\x1b` for one.
 
     A terminal takes some of them for commands: what a folder's config.json, a file's name or a
     document says must not colour, overwrite or rename what is on the screen.
-
-    Args:
-        text: Is turned into a `str`.
-        keep (`str`, *optional*): Control characters that stay, such as the ends of lines.
     """
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
-        for each in str(text)
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text)
     )
 
 

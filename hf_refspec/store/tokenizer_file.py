@@ -30,6 +30,14 @@ def is_of_tokenizer(error: BaseException) -> bool:
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
+def load_backend(content: str) -> Tokenizer:
+    """Loads the tokenizer of a tokenizer.json, which never truncates and never pads."""
+    backend = Tokenizer.from_str(content)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEntry:
     """Writes what the documents are tokenised with into a folder."""
     text: str = tokenizer.backend_tokenizer.to_str()
@@ -56,14 +64,12 @@ def read_tokenizer(
 
 
 def _tokenizer(path: Path, content: bytes, name: str, vocab_size: int) -> PreTrainedTokenizerBase:
-    backend = Tokenizer.from_buffer(content)
+    backend = load_backend(content.decode())
     # To copy it, the library goes through all numbers up to the largest id, used or not: more than
     # the file has bytes are no vocabulary.
     largest = max(backend.get_vocab().values(), default=0)
     if largest >= min(vocab_size, len(content)):
         raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
-    backend.no_truncation()
-    backend.no_padding()
     # One that panics over any text is found now, and not by who uses it.
     with suppress(Exception):  # of one that does not know these words
         backend.decode(backend.encode("a text to read").ids)

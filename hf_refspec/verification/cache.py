@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin
 
+from ..text_config import text_config
 from .static_cache import new_static_cache
 
 # The names under which transformers' models take their cache.
@@ -26,7 +27,7 @@ def find_cache(values: Mapping[str, Any]) -> Cache | None:
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
     """The empty cache that `generate` makes for a model."""
-    return DynamicCache(config=model.config.get_text_config(decoder=True))
+    return DynamicCache(config=text_config(model))
 
 
 def fresh_kwargs(

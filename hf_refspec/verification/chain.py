@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..text_config import text_config
 from .cache import caches_images, crop_layers, find_cache, holds_running_state
 from .static_cache import has_static_layers
 from .verifier import TokenSequence, Verifier
@@ -80,7 +81,7 @@ class ChainVerifier(SequentialVerifier):
             and not has_static_layers(cache)
             and not holds_running_state(cache)
             and not model._is_stateful
-            and not caches_images(model.config.get_text_config(decoder=True))
+            and not caches_images(text_config(model))
         )
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:

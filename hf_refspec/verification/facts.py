@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
+from ..text_config import text_config
+
 _ATTRIBUTE = "_hf_refspec_facts"
 # States whose facts are kept: adapters that are switched on and off need not be probed each time.
 _MOST_STATES = 8
@@ -128,7 +130,7 @@ def _settings(model: nn.Module) -> list[Any]:
     for device in ("cpu", "cuda"):
         settings += [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     config = getattr(model, "config", None)
-    for each in () if config is None else (config, config.get_text_config(decoder=True)):
+    for each in () if config is None else (config, text_config(config)):
         attributes = vars(each).values()
         settings += [repr(value) for value in attributes if type(value) in (list, dict)]
         settings += [value for value in attributes if type(value) in _SIMPLE]

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
 
+from ..text_config import context_length
+
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 _COUNTS = re.compile(r"layers|moe|router|expert")  # of something else: max_window_layers, moe_topk
 # Every probe's text is longer than this.
@@ -93,7 +95,7 @@ class PositionLimits:
     @classmethod
     def of(cls, config: PreTrainedConfig) -> PositionLimits:
         """Those that the configuration of a decoder names."""
-        table, rope = embedded_positions(config), length_dependent_rope(config)
+        table, rope = context_length(config), length_dependent_rope(config)
         unscaled = None
         if rope:
             unscaled = (
@@ -121,11 +123,6 @@ class PositionLimits:
         elif self.dynamic:
             limits.append(last_position)
         return min(limits, default=None)
-
-
-def embedded_positions(config: PreTrainedConfig) -> int | None:
-    """The length of the table of position embeddings, where the configuration names one."""
-    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:

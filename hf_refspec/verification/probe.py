@@ -22,6 +22,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import ROOT, DraftTree
+from ..text_config import text_config
 from .cache import fresh_kwargs
 from .chain import ChainVerifier
 from .facts import facts_about_state
@@ -208,7 +209,7 @@ def _is_padded(model_kwargs: dict[str, Any]) -> bool:
 def _routes_by_token(model: PreTrainedModel) -> bool:
     """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
     texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
-    config = model.config.get_text_config(decoder=True)
+    config = text_config(model)
     counts = (value for name, value in vars(config).items() if "expert" in name)
     mixture = any(isinstance(value, int) and value > 1 for value in counts)
     return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"
@@ -254,7 +255,7 @@ def _found(
 def _modules_kept(model: PreTrainedModel) -> Iterator[None]:
     """Around a probe: restores what the model's own modules hold of the last text, with which plain
     decoding goes on: rotary frequencies of the longest text, a running state (RecurrentGemma)."""
-    length_dependent = length_dependent_rope(model.config.get_text_config(decoder=True))
+    length_dependent = length_dependent_rope(text_config(model))
     held = [
         (module, dict(vars(module)), dict(module._buffers))
         for module in model.modules()
@@ -366,7 +367,7 @@ class _Probe:
 
     def _within_rounding(self, error: float, rounding: float, leak: float | None) -> bool:
         eps = torch.finfo(self.dtype).eps
-        layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1)
+        layers = getattr(text_config(self.model), "num_hidden_layers", 1)
         usual = eps * layers**0.5
         if self.dtype == torch.float32:
             # Beyond it the model does not agree with itself: its step over one token is another
@@ -492,7 +493,7 @@ class _Probe:
 def _ordinary_ids(model: PreTrainedModel) -> np.ndarray:
     """Ids that are likely to be text: not the lowest, and none that the configuration names
     (padding, images)."""
-    config = model.config.get_text_config(decoder=True)
+    config = text_config(model)
     if config.vocab_size < _LEAST_VOCABULARY:
         raise ValueError(f"a vocabulary of {config.vocab_size} is too small to probe")
     named = [

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..text_config import text_config
 from .positions import PositionLimits, boundaries
 from .probe import probe
 from .verifier import Verifier
@@ -32,7 +33,7 @@ class Reach:
         rows: int,
         model_kwargs: dict[str, Any],
     ) -> None:
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         self._probed = (kind, model, rows, model_kwargs)
         self._positions = PositionLimits.of(config)
         self._boundaries = boundaries(config)

@@ -23,6 +23,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, StaticCache
 
 from ..drafting.tree import DraftTree
+from ..text_config import text_config
 from .cache import caches_images, find_cache, move_entries
 from .facts import facts_about
 from .positions import attention_windows, length_dependent_rope
@@ -80,7 +81,7 @@ class StaticVerifier(TreeVerifier):
         # cached before.
         self._moves: _Moves = []
         self._cached_in_place: list[int] = []
-        self._windows = attention_windows(model.config.get_text_config(decoder=True)) or {}
+        self._windows = attention_windows(text_config(model)) or {}
         self._run_before: set[int] = set()  # the widths of compiled passes
         self._prepares = False  # whether the last pass was compiled or captured, which takes longer
 
@@ -89,7 +90,7 @@ class StaticVerifier(TreeVerifier):
         """Needs position ids, a masked attention kernel, and a cache that keeps the whole text or
         has not begun."""
         cache, mask = find_cache(model_kwargs), model_kwargs.get("attention_mask")
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         return (
             is_static(cache)
             and model_kwargs.get("position_ids") is not None

@@ -15,6 +15,8 @@ import torch
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
+from ..text_config import text_config
+
 
 class Slots:
     """Where the tokens of the next pass go, shared by all layers.
@@ -126,4 +128,4 @@ def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer
 
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
     """An empty static cache for so many tokens."""
-    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    return StaticCache(config=text_config(model), max_cache_len=length)

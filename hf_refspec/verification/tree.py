@@ -24,6 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..text_config import text_config
 from .cache import (
     CACHE_NAMES,
     caches_images,
@@ -63,7 +64,7 @@ class TreeVerifier(Verifier):
         the length of the text, some models count the nodes of a tree as that (Phi-3).
         """
         cache, mask = find_cache(model_kwargs), model_kwargs.get("attention_mask")
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         return (
             cache is not None
             and model_kwargs.get("position_ids") is not None

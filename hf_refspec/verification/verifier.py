@@ -27,6 +27,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..text_config import text_config
 from .cache import CACHE_NAMES, find_cache, keeps_every_position, restore, snapshot
 from .prompt_states import last_token, records_prompt
 
@@ -129,7 +130,7 @@ class Verifier:
         model_kwargs: dict[str, Any],
     ) -> None:
         self.model = model
-        self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
+        self.vocab_size: int = text_config(model).vocab_size
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.cache: Any = find_cache(model_kwargs)

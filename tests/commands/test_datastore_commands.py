@@ -10,7 +10,6 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import pytest
-from stored import as_format_1
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -196,19 +195,6 @@ def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
     assert "corpus      a.py, c.txt" in capsys.readouterr().out
     assert Datastore(other).documents == 2
     assert Datastore(other).config.tokenizer == "words"
-
-
-def test_an_older_store_is_retokenized_with_its_tokenizer_named(
-    tmp_path, store, tokenizer_folder, other_tokenizer, capsys
-):
-    old, other = tmp_path / "old", tmp_path / "other"
-    Datastore(store).save_pretrained(old)
-    as_format_1(old)
-    arguments = ["retokenize", old, "--tokenizer", other_tokenizer, "--out", other]
-    assert run(*arguments) == 2
-    assert "the tokenizer that" in capsys.readouterr().err
-    assert run(*arguments, "--old-tokenizer", tokenizer_folder) == 0
-    assert Datastore(other).documents == len(TEXTS)
 
 
 def test_compacts_into_the_store_itself(tmp_path, corpus, tokenizer_folder, capsys):

@@ -10,7 +10,6 @@ from hf_refspec.demo.prompts import (
     assistant,
     chat_inputs,
     check_chat_template,
-    context_length,
     text_inputs,
     tokens_left,
     user,
@@ -45,7 +44,6 @@ def test_a_prompt_without_room_for_an_answer_is_refused_with_both_lengths(tokeni
 
 
 def test_a_model_without_positions_reads_any_length(tokenizer):
-    assert context_length(MambaConfig()) is None
     inputs = text_inputs(tokenizer, "x" * 1234)
     assert tokens_left(inputs, MambaConfig(), "the prompt", "shorten it", 7) == 7
 

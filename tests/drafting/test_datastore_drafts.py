@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.suffix_array import build_suffix_array
 from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 50
 

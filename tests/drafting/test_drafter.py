@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from drafters import Prophet
 
 import hf_refspec as rs
 from hf_refspec.drafting.drafter import Drafter
@@ -104,77 +103,6 @@ def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
             pass
     assert drafter.stats.tokens == 3
     assert twin.calls == [("begin", [1, 2, 3]), ("begin", [1, 2, 3]), ("end",)]
-
-
-@pytest.mark.parametrize("takes_logits", [True, False])
-def test_an_observe_of_before_works_and_warns_where_it_is_defined(llama, takes_logits):
-    with pytest.warns(
-        FutureWarning, match=r"Old.observe takes .*\(tokens, verified, logits\)"
-    ) as warned:
-        if takes_logits:
-
-            class Old(Prophet):
-                def observe(self, tokens, logits=None):
-                    self.told.append((tokens.tolist(), None if logits is None else logits.shape))
-                    Prophet.observe(self, tokens, None, logits)
-        else:
-
-            class Old(Prophet):
-                def observe(self, tokens):
-                    self.told.append((tokens.tolist(), None))
-                    Prophet.observe(self, tokens, None, None)
-
-    assert warned[0].filename == __file__
-    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
-    ids = torch.from_numpy(PROMPT)[None]
-    plain = llama.generate(ids, **options)
-    for blended in (False, True):
-        drafter = Old(plain, accuracy=0.9)
-        drafter.told = []
-        drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
-        if blended:
-            drafting["candidate_generator"] = drafter | rs.ReferenceCopy()
-        assert llama.generate(ids, **drafting, **options).tolist() == plain.tolist()
-        assert drafting["candidate_generator"].stats.mat > 1.5
-        assert [token for tokens, _ in drafter.told for token in tokens] == plain[0, 3:].tolist()
-        if takes_logits:
-            shapes = [shape for _, shape in drafter.told]
-            assert shapes[0] == (1, 97) and max(shape[0] for shape in shapes) > 2
-        else:
-            assert len(drafter.told) < 20
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_observes_of_before_call_those_that_they_override(llama):
-    told = []
-
-    class Old(rs.ReferenceCopy):
-        def observe(self, tokens, logits=None):
-            told.extend(tokens.tolist())
-            super().observe(tokens, logits)
-
-    class Older(Old):
-        def observe(self, tokens, logits=None):
-            super().observe(tokens)
-
-    ids = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    plain = llama.generate(ids, **options)
-    for kind in (Old, Older):
-        told.clear()
-        assert llama.generate(ids, candidate_generator=kind(), **options).tolist() == plain.tolist()
-        assert told == plain[0, 9:].tolist()
-
-
-def test_an_observe_of_now_does_not_warn(recwarn):
-    class New(Recorder):
-        def observe(self, tokens, verified, logits):
-            pass
-
-    class Inheriting(Recorder):
-        pass
-
-    assert not recwarn.list
 
 
 def test_draft_chain_is_the_best_path_of_the_tree():

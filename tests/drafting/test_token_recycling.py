@@ -15,10 +15,10 @@ import hf_refspec as rs
 from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.top_tokens import top_tokens
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40

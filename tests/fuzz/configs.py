@@ -24,7 +24,7 @@ PARTS: list[dict[str, Any]] = [
     {"normalizer": {"type": "Replace", "pattern": {"Regex": "^(([a-z])+.)+[A-Z]"}, "content": ""}},
 ]
 # Some of them mean something somewhere.
-NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired", "sketch"]
+NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired"]
 NAMES += ["mat", "license", "corpus", "documents", "shard_tokens", "deduplicated", "encoder"]
 
 

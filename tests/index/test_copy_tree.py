@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.index.copy_tree import ANCHOR_LENGTH, NEAR, NEAR_FACTOR, SKIP_LENGTH, copy_tree
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.token_buffer import TokenBuffer
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 4), max_size=40)
 contexts = st.lists(st.integers(0, 4), min_size=1, max_size=16)

@@ -22,7 +22,7 @@ def test_a_kernel_compiles_its_own_versions_only():
 def test_warmup_leaves_the_kernels_of_retrievers_to_their_first_search(monkeypatch):
     compiled = []
     monkeypatch.setattr(kernels.Kernel, "compile", lambda kernel: compiled.append(kernel) or False)
-    kernels.warmup()
+    kernels.compile_kernels()
     assert compiled
     assert set(compiled) == {each for each in kernels._kernels if each.drafts}
 
@@ -30,7 +30,7 @@ def test_warmup_leaves_the_kernels_of_retrievers_to_their_first_search(monkeypat
 def test_warmup_compiles_what_is_not_imported_yet():
     program = (
         "from hf_refspec.index import kernels\n"
-        "kernels.warmup()\n"
+        "kernels.compile_kernels()\n"
         "names = {each.python.__name__ for each in kernels._kernels if each._compiled}\n"
         "print(names >= {'copy_tree', 'llma_span', 'grow_trie', 'look_up', 'merge_trees'})"
     )
@@ -62,7 +62,7 @@ def test_the_call_that_waits_for_the_compiler_says_so_once(caplog, uncompiled):
 
 def test_after_warmup_no_call_waits(caplog, uncompiled):
     with caplog.at_level(logging.INFO, logger="hf_refspec"):
-        kernels.warmup()
+        kernels.compile_kernels()
         assert uncompiled(2, 3) == 5
     assert not caplog.records
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.next_tokens import Entries, NextTokens
 from hf_refspec.index.recycling import COMMONEST, KEY
 from hf_refspec.index.recycling_tree import LEAST_CHILD, LEAST_PROB, RUNNERS_UP, Pooling
 from hf_refspec.index.static_tree import CHILDREN
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 6
 TOP_K = 2

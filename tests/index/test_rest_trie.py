@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index import mixed_trie, rest_trie
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
 from hf_refspec.index.rest_trie import all_matches, grow_trie
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 3
 ALL = 1_000_000  # continuations, more than there are

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.token_buffer import TokenBuffer
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
 

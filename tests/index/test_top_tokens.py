@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.top_tokens import (
     BLOCK,
     _on_device,
@@ -18,7 +18,7 @@ from hf_refspec.index.top_tokens import (
     top_tokens,
 )
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 finite = st.floats(-60, 60, width=32) | st.sampled_from([0.0, -0.0, 1.0, -np.inf])
 some_logits = arrays(

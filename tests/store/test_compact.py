@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
-from hf_refspec.index.kernels import warmup
+from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import mixed_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import (
@@ -26,7 +26,7 @@ from hf_refspec.store.compact import (
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import write_arrays
 
-warmup()  # here, where it is in no test's time
+compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 4
 MAX_NGRAM = 3

@@ -22,6 +22,7 @@ from hf_refspec.store.files import (
     check_file,
     copy_file,
     create_file,
+    open_entry,
     open_file,
     read_arrays,
     sha256,
@@ -360,13 +361,9 @@ def test_a_link_is_followed_only_where_it_may_be(tmp_path):
     path.symlink_to(tmp_path / entry.name)
     open_file(path).close()
     assert list(read_arrays(path.parent, entry, UINT16)["tokens"]) == [0, 1, 2, 3]
-    for read in (
-        lambda: open_file(path, follow_links=False),
-        lambda: read_arrays(path.parent, entry, UINT16, follow_links=False),
-        lambda: check_file(path.parent, entry, follow_links=False),
-    ):
+    for read in (open_file, lambda path, **how: open_entry(path.parent, entry, **how)):
         with pytest.raises(DatastoreError, match=f"{path} is a link, which is not followed"):
-            read()
+            read(path, follow_links=False)
 
 
 def test_a_damaged_file_is_not_copied(tmp_path):

@@ -109,19 +109,6 @@ def test_a_passage_is_told_by_a_relative_name(tmp_path, tokenizer, monkeypatch, 
     assert base.source(0) == ("a.txt" if name.endswith("a.txt") else "docs/a.txt") + ", line 1"
 
 
-def test_older_ones_with_absolute_names_are_not_pushed(tmp_path, tokenizer, hub):
-    base = build(tmp_path / "base", tokenizer, ["one", "two"], encoder=None)
-    sources = {
-        "documents": np.arange(2, dtype=np.int64),
-        "names": np.frombuffer(b"a.txt\0/home/me/b.txt\0", np.uint8),
-    }
-    entry = write_arrays(base.path / "sources.safetensors", sources)
-    replace(base.config, sources_file=entry).write(base.path)
-    with pytest.raises(DatastoreError, match=f"{base.path} names its documents by where they lay"):
-        KnowledgeBase(base.path, tokenizer).push_to_hub(REPO, token=TOKEN)
-    assert REPO not in hub.repos
-
-
 def test_a_passage_of_a_dataset_knows_its_row(tmp_path, tokenizer):
     rows = Dataset.from_dict({"text": ["one", "", "three\nfour"]})
     base = build(tmp_path / "base", tokenizer, rows, encoder=None, chunk_length=6)

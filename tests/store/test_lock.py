@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -10,9 +11,8 @@ from textwrap import dedent
 
 import pytest
 
-from hf_refspec.store import lock as module
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.lock import locked
+from hf_refspec.store.lock import locked, release
 
 
 def test_who_comes_second_is_refused(tmp_path):
@@ -20,20 +20,17 @@ def test_who_comes_second_is_refused(tmp_path):
     lock = locked(path, "wait for it")
     with pytest.raises(DatastoreError, match="wait for it"):
         locked(path, "wait for it")
-    lock.release()
-    assert path.exists()
-    lock = locked(path, "")
-    lock.release(delete=True)
+    release(lock)
     assert not path.exists()
-    locked(path, "").release()
+    release(locked(path, ""))
 
 
 def test_who_forgets_it_lets_go_of_it(tmp_path):
     lock = locked(tmp_path / ".lock", "")
     del lock
     lock = locked(tmp_path / ".lock", "it is held")
-    lock.release()
-    lock.release()  # once more does nothing
+    release(lock)
+    release(lock)  # once more does nothing
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
@@ -42,24 +39,23 @@ def test_a_file_that_was_deleted_is_no_lock(tmp_path, monkeypatch, held):
     path = tmp_path / ".lock"
     first, others = locked(path, ""), []
 
-    def opened(path, original=module._opened):
-        monkeypatch.setattr(module, "_opened", original)
-        descriptor = original(path)
-        first.release(delete=True)
+    def flock(descriptor, operation, original=fcntl.flock):
+        monkeypatch.setattr(fcntl, "flock", original)
+        release(first)
         if held:
             others.append(locked(path, ""))
-        return descriptor
+        original(descriptor, operation)
 
-    monkeypatch.setattr(module, "_opened", opened)
+    monkeypatch.setattr(fcntl, "flock", flock)
     if held:
         with pytest.raises(DatastoreError, match="it is held"):
             locked(path, "it is held")
-        others[0].release()
+        release(others[0])
     else:
         second = locked(path, "")
         with pytest.raises(DatastoreError, match="it is held"):
             locked(path, "it is held")
-        second.release()
+        release(second)
 
 
 def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
@@ -72,27 +68,38 @@ def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
         os.read(receiver, 1)  # until the other end is closed
         os._exit(0)
     os.close(receiver)
-    lock.release()
-    locked(path, "it is held").release()
+    release(lock)
+    release(locked(path, "it is held"))
     os.close(sender)
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_is_no_file_is_refused(tmp_path, kind):
-    path, victim = tmp_path / ".lock", tmp_path / "victim"
-    victim.write_text("mine")
-    path.symlink_to(victim) if kind == "link" else os.mkfifo(path)
-    with pytest.raises(DatastoreError, match=r"\.lock is (a link|not a file)"):
-        locked(path, "")
-    assert victim.read_text() == "mine"
+def test_a_folder_that_is_missing_is_not_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        locked(tmp_path / "gone" / ".lock", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    path = tmp_path / ".lock"
+    code = (
+        "import sys; from pathlib import Path; from hf_refspec.store.lock import locked\n"
+        "lock = locked(Path(sys.argv[1]), ''); print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        process.kill()
+    release(locked(path, "it is held"))
 
 
 HOLDS = dedent("""
     import os, sys
     from pathlib import Path
     from hf_refspec.store.files import DatastoreError
-    from hf_refspec.store.lock import locked
+    from hf_refspec.store.lock import locked, release
 
     path, inside, held = Path(sys.argv[1]), sys.argv[2], 0
     sys.stdin.readline()
@@ -106,7 +113,7 @@ HOLDS = dedent("""
         os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another one is inside
         held += 1
         os.remove(inside)
-        lock.release(delete=True)
+        release(lock)
     print(held)
 """)
 
@@ -115,13 +122,13 @@ HOLDS = dedent("""
 def test_a_fork_does_not_let_go_of_it(tmp_path):
     lock = locked(tmp_path / ".lock", "")
     if (child := os.fork()) == 0:
-        lock.release(delete=True)
+        release(lock)
         os._exit(0)
     os.waitpid(child, 0)
     with pytest.raises(DatastoreError, match="busy"):
         locked(tmp_path / ".lock", "busy")
-    lock.release(delete=True)
-    locked(tmp_path / ".lock", "busy").release(delete=True)
+    release(lock)
+    release(locked(tmp_path / ".lock", "busy"))
 
 
 def test_processes_hold_it_one_at_a_time(tmp_path):
@@ -143,7 +150,12 @@ def bind(path) -> None:
         made.bind(path.name)
 
 
-@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, bind])
+def link(path) -> None:
+    path.with_name("victim").write_text("mine")
+    path.symlink_to(path.with_name("victim"))
+
+
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, bind, link])
 def test_what_is_no_file_is_no_lock(tmp_path, monkeypatch, put):
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     path = tmp_path / ".lock"

@@ -20,7 +20,6 @@ RED = "\x1b[31mred\x9b0m\u202e"
 
 def test_control_characters_are_written_as_python_writes_them():
     assert printable(f"é 日 {RED}\n") == r"é 日 \x1b[31mred\x9b0m\u202e\n"
-    assert printable("a\nb\x00", keep="\n") == "a\nb\\x00"
     assert printable(None) == "None"
     assert one_line(ValueError("a\n  b\x1b")) == r"a b\x1b"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from stored import as_format_1
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -42,20 +41,6 @@ def test_the_documents_are_the_same_text(store, tokenizer, bpe, tmp_path):
 
 def test_the_old_tokenizer_is_the_one_that_the_datastore_carries(store, bpe, tmp_path):
     other = store.retokenize(bpe, tmp_path / "other", num_proc=1, progress=False)
-    assert [bpe.decode(ids) for ids in other.iter_documents()] == TEXTS
-
-
-def test_of_an_older_datastore_the_old_tokenizer_is_loaded_by_its_name(
-    store, bpe, tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    name = str(tmp_path / "tokenizer")
-    as_format_1(store.path, tokenizer=name)
-    with pytest.raises(OSError, match="tokenizer', cannot be loaded; give its folder"):
-        Datastore(store.path).retokenize(bpe, tmp_path / "other", num_proc=1, progress=False)
-    assert not (tmp_path / "other").exists()
-    tokenizer.save_pretrained(name)
-    other = Datastore(store.path).retokenize(bpe, tmp_path / "other", num_proc=1, progress=False)
     assert [bpe.decode(ids) for ids in other.iter_documents()] == TEXTS
 
 

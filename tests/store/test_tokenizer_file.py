@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from datasets import Dataset
 from hub_server import TOKEN
-from stored import as_format_1
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -101,14 +100,10 @@ def test_what_is_no_tokenizer_is_refused_even_with_its_checksum(store):
         Datastore(store.path).load_tokenizer()
 
 
-def test_a_store_of_format_1_opens_and_is_extended_with_its_tokenizer(store, tokenizer):
-    as_format_1(store.path)
-    old = Datastore(store.path, tokenizer=tokenizer)
-    assert old.config.tokenizer_file is None
-    more = old.extend(["more"], tokenizer, **OPTIONS)
-    assert [tokenizer.decode(ids) for ids in more.iter_documents()] == [*TEXTS, "more"]
-    assert json.loads((store.path / "config.json").read_text())["format_version"] == 2
-    assert StoreConfig.read(store.path).tokenizer_file is None
+def test_a_store_that_names_no_tokenizer_asks_for_one(store):
+    replace(store.config, tokenizer_file=None).write(store.path)
+    with pytest.raises(DatastoreError, match="names no file of its tokenizer; give the tokenizer"):
+        Datastore(store.path).load_tokenizer()
 
 
 def test_chats_need_the_tokenizer_of_a_chat_model(store, tokenizer):

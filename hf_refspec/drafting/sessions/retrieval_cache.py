@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ...check_count import check_count
 from ...index.copy_tree import LONGEST_MATCH, copy_tree
 from ...index.draft_tree import TreeArrays
 from ...index.mixed_trie import mixed_tree
@@ -17,7 +18,7 @@ from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..blend import merged
-from ..drafter import Drafter, check_count
+from ..drafter import Drafter
 from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
 from .memory import Memory

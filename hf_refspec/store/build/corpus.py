@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError, FileEntry
@@ -75,8 +76,8 @@ class BuildOptions:
         count = self.shard_tokens
         if not isinstance(count, int) or not 1 <= count <= LARGEST_SHARD:
             raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {count!r}")
-        if self.num_proc is not None and self.num_proc < 1:
-            raise ValueError(f"num_proc must be at least 1, but is {self.num_proc}")
+        if self.num_proc is not None:
+            check_count("num_proc", self.num_proc, " or None")
 
 
 def build_store(

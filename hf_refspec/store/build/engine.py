@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
+from ..tokenizer_file import load_backend
 from .read_ahead import in_order
 from .source import Source, after, batches
-from .tokenizing import Document, TokenBatch, encode, load_tokenizer
+from .tokenizing import Document, TokenBatch, encode
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine
@@ -61,7 +62,7 @@ class LocalEngine:
 
     def _encode(self, batch: list[Document]) -> TokenBatch:
         if not hasattr(self._local, "tokenizer"):
-            self._local.tokenizer = load_tokenizer(self._content)
+            self._local.tokenizer = load_backend(self._content)
         return encode(
             self._local.tokenizer, batch, self._config.token_dtype, self._config.separator
         )

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...index.vector_index import squared_lengths
+from ...text_config import text_config
 from .windows import read_windows
 
 Layer: TypeAlias = Literal["last_mlp", "last_hidden"]
@@ -81,7 +82,7 @@ def last_mlp(model: PreTrainedModel) -> nn.Module:
     Raises:
         ValueError: If none is found by its name.
     """
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    count = text_config(model).num_hidden_layers
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             mlp = getattr(module[-1], "mlp", None)
@@ -193,7 +194,7 @@ def checked_lengths(keys: np.ndarray) -> np.ndarray:
 def probe(model: PreTrainedModel, layer: Layer) -> np.ndarray:
     """A model's hidden state after a fixed text, float32 of shape `(dimension,)`: tells whose keys
     they are."""
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = text_config(model).vocab_size
     ids = torch.arange(1, _PROBE_LENGTH + 1, device=model.device)[None] % vocab_size
     with recorded(model, layer) as hidden:
         model.base_model(ids, use_cache=False)

@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...index.top_tokens import top_tokens
+from ...text_config import context_length, text_config
 from .windows import Window, windows
 
 _LONGEST = 1024
@@ -40,9 +41,8 @@ def read_next_tokens(
         A window, and the best next tokens after each token of it with their probabilities, int32
         and float32 of shape `(len(window.ids), top_k)`.
     """
-    config = model.config.get_text_config(decoder=True)
-    most = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
-    length = max(min(most, _LOGITS // config.vocab_size), 2)
+    most = min(context_length(model) or _LONGEST, _LONGEST)
+    length = max(min(most, _LOGITS // text_config(model).vocab_size), 2)
     read = 0
     with tqdm(
         total=max_tokens, unit=" tokens", unit_scale=True, disable=not progress or None

@@ -12,9 +12,10 @@ import numpy as np
 
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
+from ..tokenizer_file import load_backend
 from .read_ahead import in_order
 from .source import DatasetDocuments, Source, after, batches, checked
-from .tokenizing import Document, TokenBatch, encode, load_tokenizer
+from .tokenizing import Document, TokenBatch, encode
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,7 +103,7 @@ def _fetched(reference: Any) -> tuple[Tokenizer, StoreConfig]:
     import ray
 
     content, config = ray.get(reference)
-    return load_tokenizer(content), config
+    return load_backend(content), config
 
 
 def _skipped(token_batches: Iterator[TokenBatch], skip: int) -> Iterator[TokenBatch]:

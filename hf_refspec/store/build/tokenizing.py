@@ -18,14 +18,6 @@ TokenBatch = tuple[np.ndarray, np.ndarray]
 LONGEST_PIECE = 1 << 20
 
 
-def load_tokenizer(content: str) -> Tokenizer:
-    """Loads the tokenizer of a tokenizer.json, which never truncates and never pads."""
-    tokenizer = Tokenizer.from_str(content)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
@@ -35,7 +27,7 @@ def encode(
     much memory and time for it: where two of them meet the tokens can be others.
 
     Args:
-        tokenizer (`tokenizers.Tokenizer`): From [`load_tokenizer`].
+        tokenizer (`tokenizers.Tokenizer`): From [`load_backend`].
         documents (`list[str | np.ndarray]`): Texts, or ids already.
         dtype (`np.dtype`): The type of the tokens.
         separator (`int`): Is set after each document that is not empty.

@@ -11,6 +11,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...text_config import context_length
+
 _LONGEST = 1024
 _BATCH_TOKENS = 8192
 
@@ -51,8 +53,7 @@ def read_windows(
     Raises:
         TypeError: If a text is not a string.
     """
-    config = model.config.get_text_config(decoder=True)
-    length = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
+    length = min(context_length(model) or _LONGEST, _LONGEST)
     pieces = windows(_tokenized(texts, tokenizer), length)
     while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
         rows = [torch.from_numpy(window.ids) for window in batch]

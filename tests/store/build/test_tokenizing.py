@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hf_refspec.store.build.tokenizing import LONGEST_PIECE, encode, load_tokenizer, pieces
+from hf_refspec.store.build.tokenizing import LONGEST_PIECE, encode, pieces
+from hf_refspec.store.tokenizer_file import load_backend
 
 
 def test_a_long_text_is_cut_at_line_ends(tokenizer):
@@ -14,7 +15,7 @@ def test_a_long_text_is_cut_at_line_ends(tokenizer):
     assert parts[0] == "one\ntwo\n"
     text *= LONGEST_PIECE // len(text) + 1
     assert len(list(pieces(text))) == 2
-    backend = load_tokenizer(tokenizer.backend_tokenizer.to_str())
+    backend = load_backend(tokenizer.backend_tokenizer.to_str())
     lengths, tokens = encode(backend, ["", text], np.dtype(np.uint16), 65535)
     assert lengths.tolist() == [0, len(text) + 1]
     assert tokenizer.decode(tokens[:-1]) == text and tokens[-1] == 65535
@@ -25,7 +26,7 @@ def test_the_tokenizers_own_truncation_and_special_tokens_do_not_count(tokenizer
     content.enable_truncation(4)
     content.enable_padding(length=9)
     try:
-        backend = load_tokenizer(content.to_str())
+        backend = load_backend(content.to_str())
     finally:
         content.no_truncation()
         content.no_padding()
