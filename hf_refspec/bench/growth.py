@@ -31,7 +31,7 @@ from ..index.merge import merge_runs
 from ..index.ngram_counts import count_runs
 from ..index.suffix_array import build_suffix_array
 from ..store.build import tokenizing
-from ..store.build.source import open_source
+from ..store.build.source import files_of
 from ..store.datastore import Datastore
 from ..store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..store.files import CONFIG, FileEntry
@@ -312,8 +312,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.simulate is not None:
             simulate(options.simulate, Path(folder))
             return 0
-        opened = open_source(options.files, load_tokenizer(options.tokenizer), 2**31 - 1)
-        grow(opened.files or [], options.tokenizer, options.num_proc, Path(folder))
+        files = [file for path in options.files for file in files_of(path, "*")]
+        grow(files, options.tokenizer, options.num_proc, Path(folder))
     return 0
 
 

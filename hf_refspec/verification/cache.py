@@ -15,6 +15,8 @@ from .static_cache import new_static_cache
 
 # The names under which transformers' models take their cache.
 CACHE_NAMES = ("past_key_values", "cache_params")
+# Images, and which tokens attend to them.
+_IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
 _ROOM = 8
 
@@ -68,9 +70,13 @@ def keeps_every_position(cache: Cache) -> bool:
     )
 
 
-def caches_images(config: PreTrainedConfig) -> bool:
-    """Whether some layers will keep images, not the text, and must not be cropped (Mllama)."""
-    return bool(getattr(config, "cross_attention_layers", None))
+def caches_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether some layers keep images, not the text, and must not be cropped (Mllama): in a call
+    that has images, or goes on from a cache that may have."""
+    if not getattr(config, "cross_attention_layers", None):
+        return False
+    has_images = any(model_kwargs.get(name) is not None for name in _IMAGES)
+    return has_images or getattr(find_cache(model_kwargs), "_is_user_defined", False)
 
 
 def holds_running_state(cache: Cache) -> bool:

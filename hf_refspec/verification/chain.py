@@ -81,7 +81,7 @@ class ChainVerifier(SequentialVerifier):
             and not has_static_layers(cache)
             and not holds_running_state(cache)
             and not model._is_stateful
-            and not caches_images(text_config(model))
+            and not caches_images(text_config(model), model_kwargs)
         )
 
     def _take_up(self, outputs: Mapping[str, Any]) -> None:

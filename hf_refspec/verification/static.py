@@ -99,7 +99,7 @@ class StaticVerifier(TreeVerifier):
             and not getattr(cache, "offloading", False)
             and (keeps_all(cache) or (not has_begun(cache) and _length_is_known(cache, config)))
             and attention_windows(config) is not None
-            and not caches_images(config)
+            and not caches_images(config, model_kwargs)
             and not length_dependent_rope(config)
         )
 

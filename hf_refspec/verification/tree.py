@@ -73,7 +73,7 @@ class TreeVerifier(Verifier):
             and not cache.offloading
             and keeps_every_position(cache)
             and keeps_every_position(new_cache(model))
-            and not caches_images(config)
+            and not caches_images(config, model_kwargs)
             and not attends_locally(config)
             and not length_dependent_rope(config)
         )

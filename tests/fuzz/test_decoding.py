@@ -22,7 +22,7 @@ def test_what_a_caller_sees_is_what_plain_decoding_shows(chunk):
     assert [f"{number}: {outcome.name}: {outcome.detail}" for number, outcome in bad] == []
     # What is always refused, or never accepted, would test nothing.
     assert Counter(outcome.name for outcome in outcomes)[EQUAL] > len(cases) / 4
-    assert sum(case.accepted for case in cases) > len(cases) / 2
+    assert sum(case.accepted for case in cases) > len(cases) / 4
 
 
 def test_a_case_is_always_the_same():
