@@ -314,9 +314,8 @@ def test_warmup_names_what_is_wrong(llama, wrong):
         rs.warmup(llama, **wrong)
 
 
-def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(own, caplog, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)  # outlines sets it
-
+@torch._dynamo.config.patch(suppress_errors=False)  # which outlines sets when it is imported
+def test_a_model_that_cannot_be_compiled_runs_as_it_is_with_one_warning(own, caplog):
     def fails(graph, inputs):
         raise RuntimeError("no such instruction")
 
