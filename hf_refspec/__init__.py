@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from .drafting.tree import DraftTree as DraftTree
     from .generation.speculate import speculate as speculate
     from .generation.warmup import warmup as warmup
-    from .index.retrieved import Retrieved as Retrieved
     from .ralm.checked_search import RetrievalError as RetrievalError
     from .ralm.iterative import iterative_ralm as iterative_ralm
+    from .ralm.knn_datastore import KnnDatastore as KnnDatastore
     from .ralm.knn_lm import knn_lm as knn_lm
     from .ralm.options import Speculation as Speculation
     from .ralm.perplexity import perplexity as perplexity
     from .ralm.stats import RetrievalStats as RetrievalStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
+    from .retrieval.knowledge_base import KnowledgeBase as KnowledgeBase
     from .retrieval.langchain import from_langchain as from_langchain
     from .retrieval.milvus import MilvusRetriever as MilvusRetriever
+    from .retrieval.retrieved import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
-    from .store.knn_datastore import KnnDatastore as KnnDatastore
-    from .store.knowledge_base import KnowledgeBase as KnowledgeBase
 
 # Where each public name is.
 _MODULES = {
@@ -56,7 +56,7 @@ _MODULES = {
     "drafting.tree": ["DraftTree"],
     "generation.speculate": ["speculate"],
     "generation.warmup": ["warmup"],
-    "index.retrieved": ["Retrieved"],
+    "retrieval.retrieved": ["Retrieved"],
     "ralm.checked_search": ["RetrievalError"],
     "ralm.options": ["Speculation"],
     "ralm.iterative": ["iterative_ralm"],
@@ -70,8 +70,8 @@ _MODULES = {
     "retrieval.retriever": ["Retriever"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],
-    "store.knn_datastore": ["KnnDatastore"],
-    "store.knowledge_base": ["KnowledgeBase"],
+    "ralm.knn_datastore": ["KnnDatastore"],
+    "retrieval.knowledge_base": ["KnowledgeBase"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

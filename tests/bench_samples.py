@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_refspec.bench.measure import RETRIEVAL_STATS
-from hf_refspec.bench.results import FORMAT
+from hf_refspec.apps.bench.measure import RETRIEVAL_STATS
+from hf_refspec.apps.bench.results import FORMAT
 from hf_refspec.ralm.stats import RetrievalStats
 
 

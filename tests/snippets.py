@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hf_refspec.cli import COMMANDS, main
+from hf_refspec.apps.cli.main import COMMANDS, main
 
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.M | re.S)
 OUTPUT, EXAMPLE = 'text title="Output"', 'text title="Output, for example"'
@@ -120,7 +120,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     name, *rest = arguments
     module, _, add_arguments = COMMANDS[name][1].partition(".")
     parser = argparse.ArgumentParser(name)
-    getattr(import_module(f"hf_refspec.commands.{module}"), add_arguments)(parser)
+    getattr(import_module(f"hf_refspec.apps.cli.{module}"), add_arguments)(parser)
     return parser.parse_args(rest)
 
 

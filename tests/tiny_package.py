@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from hf_refspec.demo import default_model as module
+from hf_refspec.apps.shared import default_model as module
 
 default_model = module.default_model.__wrapped__  # which asks again at each call
 GGUF_FILE = "tiny.Q4_1.gguf"

@@ -18,12 +18,12 @@ from ..check_count import check_count
 from ..index.next_tokens import NextTokens
 from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
-from ..store.build.next_tokens import read_next_tokens
 from ..store.build.source import open_source
 from ..store.files import DatastoreError
 from ..store.fingerprint import public_name, vocabulary_size
 from ..store.recycling_table import RecyclingTable
 from ..text_config import text_config
+from .corpus_tokens import read_next_tokens
 from .drafter import _ANY_VOCABULARY, Drafter
 from .sampling import Sampling
 from .stats import SpeculationStats

@@ -25,8 +25,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
-from ..index.top_tokens import top_tokens
 from .row import Row, choose_tokens
 
 _BLIND_TO_IDS = (

@@ -16,8 +16,8 @@ import torch
 
 from ..drafting.drafter import Drafter, checked_draft
 from ..drafting.stats import SpeculationStats
+from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
-from ..index.top_tokens import TopTokens, top_tokens
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.verifier import StandingTokens, Verifier

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..index.top_tokens import TopTokens, top_tokens
+from ..drafting.top_tokens import TopTokens, top_tokens
 
 # Tokens whose logits are there at once: 64 of a vocabulary of 150,000 take 38 MB in float32.
 _PIECE = 64

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
+from ..drafting import top_tokens as top_tokens  # its kernels too are to be compiled
 from ..drafting.drafter import Drafter
 from ..drafting.tree import ROOT, DraftTree
 from ..index import kernels

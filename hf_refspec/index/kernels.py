@@ -32,7 +32,6 @@ _DRAFTING = (
     "static_tree",
     "suffix_array",
     "token_buffer",
-    "top_tokens",
 )
 _kernels: list[Kernel] = []
 _compile_lock = threading.Lock()

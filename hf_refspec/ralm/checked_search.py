@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..index.retrieved import Retrieved
+from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 
 _TRIES = 2

@@ -13,7 +13,7 @@ from ..drafting.drafter import Drafter
 from ..generation.budget import Budget, make_budget
 from ..generation.loop import Loop
 from ..generation.row import Row, RowMark
-from ..index.retrieved import Retrieved
+from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..text_config import text_config
 from ..verification.reach import Reach

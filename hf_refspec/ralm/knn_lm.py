@@ -28,15 +28,15 @@ from ..generation.acceptance import accept
 from ..generation.entry_point import entry_point
 from ..generation.row import Row, RowMark
 from ..generation.validation import check_model, check_request, check_steps
-from ..index.retrieved import Retrieved
+from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
-from ..store.build.hidden_states import HiddenStates, recorded
-from ..store.knn_datastore import KnnDatastore
 from ..verification.cache import find_cache
 from ..verification.plain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
+from .hidden_states import HiddenStates, recorded
+from .knn_datastore import KnnDatastore
 from .mixture import Mixture
 from .options import Speculation
 from .stats import RetrievalStats, check_stats

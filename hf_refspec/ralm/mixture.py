@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..index.retrieved import Retrieved
-from ..store.build.hidden_states import Predictions
-from ..store.knn_datastore import DEFAULT_K, KnnDatastore
+from ..retrieval.retrieved import Retrieved
+from .hidden_states import Predictions
+from .knn_datastore import DEFAULT_K, KnnDatastore
 
 DEFAULT_LAMBDA = 0.25
 DEFAULT_TEMPERATURE = 1.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..store.build.hidden_states import Layer, read_predictions
-from ..store.knn_datastore import KnnDatastore
+from .hidden_states import Layer, read_predictions
+from .knn_datastore import KnnDatastore
 from .mixture import Mixture
 
 # Below this fraction of the query's squared length, a squared distance is taken for zero: a text

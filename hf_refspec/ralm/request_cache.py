@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..index.retrieved import Retrieved
+from ..retrieval.retrieved import Retrieved
 from .checked_search import CheckedRetriever
 
 # From this many times k on, the k best are parted from the rest before they are sorted.

@@ -14,9 +14,9 @@ import numpy as np
 from numba import njit
 
 from ..index.kernels import kernel
-from ..index.retrieved import Retrieved
-from ..index.simd import add_scaled_row, side_by_side
-from ..store.knowledge_base import KnowledgeBase
+from .knowledge_base import KnowledgeBase
+from .retrieved import Retrieved
+from .simd import add_scaled_row, side_by_side
 
 # Passages that are scored together: their scores stay in the fastest memory.
 _PASSAGES_AT_ONCE = 512

@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ..index.faiss_flat import FaissFlatIndex, finds_gpus
-from ..index.flat import FlatIndex
-from ..index.hnsw import HnswIndex
-from ..index.retrieved import Retrieved
-from ..index.vector_index import VectorIndex, squared_lengths
-from ..store.build.text_encoder import TextEncoder
 from ..store.folder import DatastoreError
-from ..store.knowledge_base import KnowledgeBase
+from .faiss_flat import FaissFlatIndex, finds_gpus
+from .flat import FlatIndex
+from .hnsw import HnswIndex
+from .knowledge_base import KnowledgeBase
+from .retrieved import Retrieved
+from .text_encoder import TextEncoder
+from .vector_index import VectorIndex, squared_lengths
 
 Index: TypeAlias = Literal["flat", "hnsw"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..index.retrieved import Retrieved
 from ..store.fingerprint import check_fast
 from ..store.tokenizer_file import load_backend
+from .retrieved import Retrieved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..index.vector_index import VectorIndex
-from ..store.knowledge_base import KnowledgeBase
 from .dense import EmbeddingRetriever, Index
+from .knowledge_base import KnowledgeBase
+from .vector_index import VectorIndex
 
 # What a server takes at once, and what it returns.
 _ROWS_AT_ONCE = 2000

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..index.retrieved import Retrieved
+from .retrieved import Retrieved
 
 
 @runtime_checkable

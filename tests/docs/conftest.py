@@ -7,7 +7,7 @@ from hub_server import TOKEN, running_hub
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_refspec.demo import default_model
+from hf_refspec.apps.shared import default_model
 
 
 @pytest.fixture

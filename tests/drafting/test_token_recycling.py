@@ -14,9 +14,9 @@ from calls import Call
 import hf_refspec as rs
 from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
+from hf_refspec.drafting.top_tokens import top_tokens
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.kernels import compile_kernels
-from hf_refspec.index.top_tokens import top_tokens
 
 compile_kernels()  # here, where it is in no test's time
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from hf_refspec.drafting.sessions import memory
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
+from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.knn_datastore import KnnDatastore
 from hf_refspec.store.sessions import DATABASE
 
 from . import stores

@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.knowledge_base import KnowledgeBase
 
 from .children import Result, Say, in_children
 from .mutations import Place

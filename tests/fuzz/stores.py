@@ -22,13 +22,13 @@ from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.sessions import memory
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.drafting.token_recycling import TokenRecycling
+from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.knn_datastore import KnnDatastore
-from hf_refspec.store.knowledge_base import KnowledgeBase
 from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder

@@ -30,7 +30,7 @@ def test_calls_of_different_rows_return_what_each_returns_alone(models_by_type, 
 
 
 def test_hidden_states_of_another_threads_passes_are_not_recorded(llama):
-    from hf_refspec.store.build.hidden_states import recorded
+    from hf_refspec.ralm.hidden_states import recorded
 
     inputs = padded_prompts(rows=2)["input_ids"]
     with torch.no_grad(), ThreadPoolExecutor(1) as pool, recorded(llama, "last_mlp") as hidden:

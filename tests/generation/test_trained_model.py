@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, DynamicCache
 
 import hf_refspec as rs
-from hf_refspec.demo.default_model import load
+from hf_refspec.apps.shared.default_model import load
 
 NEW_TOKENS = 24
 DOCUMENT = """\

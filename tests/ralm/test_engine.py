@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.engine import generate_speculatively
 from hf_refspec.ralm.gamma import GammaByLag
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.os3 import SearchSeconds
+from hf_refspec.retrieval.retrieved import Retrieved
 
 ENTRIES = 40
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.ralm.checked_search import RetrievalError
+from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.mixture import Mixture
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.perplexity import perplexity
 from hf_refspec.ralm.stats import RetrievalStats
+from hf_refspec.retrieval.retrieved import Retrieved
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.knn_datastore import KnnDatastore
 
 CORPUS = [
     "for i in range(10):\n    print(i)\nfor j in range(20):\n    print(j)\n",

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.retrieved import Retrieved
 from hf_refspec.ralm.checked_search import CheckedRetriever
 from hf_refspec.ralm.request_cache import RequestCache, best_of
+from hf_refspec.retrieval.retrieved import Retrieved
 
 SCORES = np.random.default_rng(0).integers(0, 5, 60).astype(np.float32)  # many are the same
 

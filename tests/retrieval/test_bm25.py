@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from texts import some_texts
 
 from hf_refspec.retrieval.bm25 import SparseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.store.knowledge_base import KnowledgeBase
 
 # More than are scored at a time.
 TEXTS = [*some_texts(1000, words=9), *some_texts(30, words=2), "tree"]

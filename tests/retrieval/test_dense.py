@@ -15,9 +15,9 @@ from texts import DIMENSION, bag_of_words, some_texts
 from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.knowledge_base import KnowledgeBase
 
 TEXTS = some_texts(400)
 INDEXES = ["flat", "hnsw"]

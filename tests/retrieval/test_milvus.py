@@ -14,9 +14,9 @@ import pytest
 from texts import bag_of_words, some_texts
 
 from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.milvus import MilvusRetriever
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.store.knowledge_base import KnowledgeBase
 
 pymilvus = pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hf_refspec.cli import main
+from hf_refspec.apps.cli.main import main
 from hf_refspec.store.build.corpus import build_store
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore

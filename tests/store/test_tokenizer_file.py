@@ -13,7 +13,7 @@ from hub_server import TOKEN
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.commands.search import add_search
+from hf_refspec.apps.cli.search import add_search
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, FileEntry

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_refspec.cli import main
+from hf_refspec.apps.cli.main import main
 from hf_refspec.store.build import presets
 from hf_refspec.store.build.presets import PRESETS, python_stdlib
 

@@ -1,0 +1,271 @@
+"""Checks that MAT has not dropped and drafting has not become slower, on machines of any speed.
+
+MAT is measured by replays, which depend only on texts and code; the cost of drafting as a multiple
+of a fixed calibration loop that runs beside it. benchmarks/guard.json has the baseline, and
+benchmarks/guard.jsonl the text: edits and completions of this package's own code.
+
+    python -m hf_refspec.apps.bench.guard [--data DIR]            # checks
+    python -m hf_refspec.apps.bench.guard [--data DIR] --write    # writes a new baseline
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.drafter import Drafter
+from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.sessions.retrieval_cache import RetrievalCache
+from ...drafting.tree import DraftTree
+from ...generation.warmup import warmup
+from ...store.datastore import Datastore
+from ..shared.default_model import load_tokenizer
+from .records import read_records
+from .replay import replay, stand_in_model
+from .suites import (
+    Question,
+    RecordedAnswer,
+    answered,
+    chat_prompt,
+    humaneval,
+    llma_rag,
+    random_texts,
+    recorded,
+    spec_bench,
+)
+
+LEAST_MAT = 0.99  # of the baseline
+MOST_COST = 1.5
+ROUNDS = 15
+SECOND_LOOKS = 4
+STEPS = 48  # timed in each round
+ANSWERS = 10  # of each data file
+AGAIN = "Once more: "
+
+
+@dataclass(frozen=True)
+class Case:
+    """Recorded answers, and the drafter that they are replayed with."""
+
+    vocab_size: int
+    answers: list[RecordedAnswer]
+    drafter: Drafter
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a case.
+
+    Attributes:
+        mat (`float`), forward_passes (`int`): Of the replay.
+        relative_cost (`float`): The time of a drafting step, in runs of the calibration loop.
+    """
+
+    mat: float
+    forward_passes: int
+    relative_cost: float
+
+
+def shipped_cases(text: Path, folder: Path) -> dict[str, Case]:
+    """The cases on the text in `benchmarks/`.
+
+    Args:
+        text (`Path`): `guard.jsonl`.
+        folder (`Path`): An empty folder, for datastores.
+    """
+    tokenizer = load_tokenizer()
+    edits, completions = _answers(text, "edit", tokenizer), _answers(text, "completion", tokenizer)
+    again = _answers(text, "edit", tokenizer, AGAIN)
+    # The datastore has text that is similar to the completions, but does not contain them.
+    documents = [np.array(answer.prompt_ids) for answer in edits]
+    store = Datastore.build(documents, tokenizer, folder / "full", progress=False, num_proc=1)
+    compact = store.compact(folder / "compact", max_bytes=20_000, progress=False)
+    case = partial(Case, len(tokenizer))
+    return {
+        "edits, LLMA": case(edits, ReferenceCopy(mode="llma", copy_length=18), 18),
+        "edits, ReferenceCopy, 16": case(edits, ReferenceCopy(), 16),
+        "edits, ReferenceCopy, 64": case(edits, ReferenceCopy(), 64),
+        "asked again, blend with RetrievalCache, 16": case(
+            edits[:2] + again[:2], ReferenceCopy() | RetrievalCache(), 16
+        ),
+        "completions, ReferenceCopy, 64": case(completions, ReferenceCopy(), 64),
+        "completions, REST, 64": case(completions, DatastoreDrafts(store, mode="rest"), 64),
+        "completions, DatastoreDrafts, 64": case(completions, DatastoreDrafts(store), 64),
+        "completions, compact, 64": case(completions, DatastoreDrafts(compact), 64),
+        "completions, blend with DatastoreDrafts, 64": case(
+            completions, ReferenceCopy() | DatastoreDrafts(store), 64
+        ),
+        "no-overlap, ReferenceCopy, 16": case(random_texts(tokenizer)[:1], ReferenceCopy(), 16),
+    }
+
+
+def data_cases(data: Path) -> dict[str, Case]:
+    """The cases on published data files, see benchmarks/README.md."""
+    tokenizer = load_tokenizer(str(data / "llama2-tokenizer"))
+    rag = llma_rag(data / "llma_rag.jsonl", tokenizer)[:ANSWERS]
+    problems = humaneval(data / "HumanEval.jsonl.gz", tokenizer)[:ANSWERS]
+    questions = spec_bench(data / "spec_bench_questions.jsonl")
+    with_answers = [question for question in questions if question.answers]
+    first_turns = [next(_turns(each, tokenizer)) for each in with_answers[::ANSWERS]]
+    multi_turn = [each for each in with_answers if len(each.turns) > 1][:ANSWERS]
+    conversations = [turn for each in multi_turn for turn in _turns(each, tokenizer)]
+    case = partial(Case, len(tokenizer))
+    return {
+        "rag, ReferenceCopy, 64": case(rag, ReferenceCopy(), 64),
+        "humaneval, ReferenceCopy, 64": case(problems, ReferenceCopy(), 64),
+        "spec-bench, ReferenceCopy, 64": case(first_turns, ReferenceCopy(), 64),
+        "multi-turn, blend with RetrievalCache, 64": case(
+            conversations, ReferenceCopy() | RetrievalCache(), 64
+        ),
+    }
+
+
+def _turns(question: Question, tokenizer: PreTrainedTokenizerBase) -> Iterator[RecordedAnswer]:
+    """Each turn, after the earlier ones and their recorded answers."""
+    assert question.answers is not None
+    messages: list[str] = []
+    for turn, (text, answer) in enumerate(zip(question.turns, question.answers, strict=True)):
+        messages.append(text)
+        yield RecordedAnswer(chat_prompt(messages, tokenizer), answered(question, turn, tokenizer))
+        messages.append(answer)
+
+
+def _answers(
+    path: Path, kind: str, tokenizer: PreTrainedTokenizerBase, prefix: str = ""
+) -> list[RecordedAnswer]:
+    return [
+        recorded(prefix + record.text("prompt"), record.text("answer"), tokenizer)
+        for record in read_records(path)
+        if record.text("kind") == kind
+    ]
+
+
+def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
+    """Replays a case, and times its drafter beside the calibration loop.
+
+    Args:
+        case ([`Case`]): What to measure.
+        before (`dict`, *optional*): Its baseline. A cost that is too high is measured again, as
+            other processes slow drafting down for a while, but worse code does so each time.
+    """
+    stats = replay(case.answers, case.drafter, stand_in_model(case.vocab_size), case.nodes)
+    cost = _relative_cost(case)
+    for _ in range(SECOND_LOOKS):
+        if before is None or cost <= MOST_COST * before["relative_cost"]:
+            break
+        cost = min(cost, _relative_cost(case))
+    return Figures(round(stats.mat, 4), stats.forward_passes, round(cost, 3))
+
+
+def _relative_cost(case: Case) -> float:
+    """The time of a drafting step, in runs of the calibration loop.
+
+    The fastest of several rounds counts, as other processes have disturbed it least.
+    """
+    steps, loops = [], []
+    for _ in range(ROUNDS):
+        steps.append(_step_seconds(case))
+        loops.append([_calibration_seconds() for _ in range(STEPS)])
+    return float(np.min(steps, axis=0).mean() / np.min(loops))
+
+
+def _step_seconds(case: Case) -> list[float]:
+    """The time of each step on the first answer: `observe` one token and `draft`."""
+    answer = case.answers[0]
+    prompt_ids, answer_ids = map(np.array, (answer.prompt_ids, answer.answer_ids[:STEPS]))
+    case.drafter.begin(prompt_ids, case.vocab_size)
+    seconds = []
+    for i in range(len(answer_ids)):
+        began = perf_counter()
+        case.drafter.observe(answer_ids[i : i + 1], DraftTree.empty(), None)
+        case.drafter.draft(case.nodes)
+        seconds.append(perf_counter() - began)
+    return seconds
+
+
+def _calibration_seconds() -> float:
+    """The time of a loop that resembles drafting: small arrays, sorted and joined."""
+    began = perf_counter()
+    numbers = np.arange(256, dtype=np.int64) * 7919 % 257
+    for _ in range(10):
+        order = np.argsort(numbers, kind="stable")
+        numbers = np.concatenate((numbers[order][128:], numbers[:128]))
+        sum(numbers.tolist())
+    return perf_counter() - began
+
+
+def failures(measured: dict[str, Figures], baseline: dict[str, Any]) -> list[str]:
+    """What has become worse, one line each.
+
+    Args:
+        measured (`dict[str, Figures]`): By case.
+        baseline (`dict`): By case, see [`Figures`].
+    """
+    lines = []
+    for name, figures in measured.items():
+        if name not in baseline:
+            lines.append(f"{name}: not in the baseline; add it with --write")
+            continue
+        before = Figures(**baseline[name])
+        if figures.mat < LEAST_MAT * before.mat:
+            lines.append(f"{name}: MAT was {before.mat}, is {figures.mat}")
+        if figures.forward_passes * LEAST_MAT > before.forward_passes:
+            passes = f"were {before.forward_passes}, are {figures.forward_passes}"
+            lines.append(f"{name}: forward passes {passes}")
+        if figures.relative_cost > MOST_COST * before.relative_cost:
+            cost = f"cost {before.relative_cost} calibration loops, costs {figures.relative_cost}"
+            lines.append(f"{name}: drafting {cost}")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Checks the figures, or writes a baseline; returns 1 if they have become worse."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--data", type=Path, help="the folder of the data files; they are optional")
+    parser.add_argument("--write", action="store_true", help="write a new baseline")
+    options = parser.parse_args(arguments)
+    if not (options.benchmarks / "guard.jsonl").is_file():
+        parser.error(
+            f"--benchmarks {options.benchmarks} has no guard.jsonl; run this in a checkout, or "
+            "name the folder `benchmarks` of one"
+        )
+
+    if options.data and not options.data.is_dir():
+        parser.error(f"--data {options.data} is no folder; benchmarks/README.md says what is in it")
+    path = options.benchmarks / "guard.json"
+    baseline = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    torch.set_num_threads(1)  # the model is too small for more
+    warmup()
+    with TemporaryDirectory() as folder:
+        cases = shipped_cases(options.benchmarks / "guard.jsonl", Path(folder))
+        cases |= data_cases(options.data) if options.data else {}
+        measured = {}
+        for name, case in cases.items():
+            measured[name] = measure(case, None if options.write else baseline.get(name))
+            print(f"{name:45} {measured[name]}", flush=True)
+    if options.write:
+        figures = baseline | {name: asdict(each) for name, each in measured.items()}
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        return 0
+    worse = failures(measured, baseline)
+    print("\n".join(worse) or "nothing has become worse")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

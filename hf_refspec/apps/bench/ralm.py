@@ -1,0 +1,140 @@
+"""The retrievers of the suite `ralm`: iterative RaLM over a knowledge base."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...drafting.reference_copy import ReferenceCopy
+from ...ralm.iterative import iterative_ralm
+from ...retrieval.bm25 import SparseRetriever
+from ...retrieval.dense import DenseRetriever
+from ...retrieval.knowledge_base import KnowledgeBase
+from ...retrieval.milvus import MilvusRetriever
+from ...retrieval.retriever import Retriever
+from ...retrieval.text_encoder import TextEncoder, load_encoder
+from .methods import BASELINE, OURS, Method, retrieving_methods, speculations
+from .retrieval import Setting
+
+GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper (arXiv 2401.14021), section 5.1
+WITH_DRAFTS = " + ReferenceCopy"
+
+
+class PaddedKnowledgeBase(KnowledgeBase):
+    """A knowledge base enlarged by random embeddings, so that exact searches take longer.
+
+    In hundreds of dimensions random directions are nearly orthogonal to every query: they are
+    compared with it, but hardly ever found.
+
+    Args:
+        path (`str` or `Path`): The folder of a knowledge base with embeddings.
+        tokenizer (`PreTrainedTokenizerBase`): The language model's.
+        distractors (`int`): How many embeddings to add.
+    """
+
+    def __init__(self, path: Any, tokenizer: PreTrainedTokenizerBase, distractors: int) -> None:
+        super().__init__(path, tokenizer)
+        assert self.embeddings is not None
+        count, dimension = self.embeddings.shape
+        padded = np.empty((count + distractors, dimension), dtype=np.float32)
+        padded[:count] = self.embeddings
+        np.random.default_rng(0).standard_normal(dtype=np.float32, out=padded[count:])
+        squares = np.einsum("ij,ij->i", padded[count:], padded[count:])  # without a copy of all
+        padded[count:] /= np.sqrt(squares)[:, None]
+        self.embeddings = padded
+
+    def __len__(self) -> int:
+        assert self.embeddings is not None
+        return len(self.embeddings)
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens of a passage; of a distractor, the first tokens of passage 0."""
+        if self.config.passages <= passage_id < len(self):
+            return super().passage(0)[:4]
+        return super().passage(passage_id)
+
+
+def ralm_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
+    """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base.
+
+    Args:
+        args (`Namespace`): The options of `hf-refspec bench`.
+        tokenizer (`PreTrainedTokenizerBase`): The language model's.
+
+    Raises:
+        OSError, ValueError: If a part cannot be opened, or the parts do not fit together.
+        ImportError: If a library is missing.
+    """
+    base, encoder = _open(args, tokenizer)
+
+    def setting(name: str, size: int, retriever: Any) -> Setting:
+        return Setting(
+            name, size, lambda: _methods(retriever(), args, tokenizer), base.config.chunk_length
+        )
+
+    def flat() -> Retriever:
+        if not args.distractors:
+            return DenseRetriever(base, encoder)
+        return DenseRetriever(PaddedKnowledgeBase(base.path, tokenizer, args.distractors), encoder)
+
+    settings = [setting("bm25", len(base), lambda: SparseRetriever(base, progress=False))]
+    if encoder is not None:
+        dense = [
+            setting("flat", len(base) + args.distractors, flat),
+            setting("hnsw", len(base), lambda: DenseRetriever(base, encoder, "hnsw")),
+        ]
+        if args.milvus is not None:
+            milvus = MilvusRetriever(base, encoder, args.milvus, "hnsw")
+            dense.append(setting("milvus", len(base), lambda: milvus))
+        settings = [*dense, *settings]
+    return settings
+
+
+def _methods(
+    retriever: Retriever, args: Namespace, tokenizer: PreTrainedTokenizerBase
+) -> list[Method]:
+    """All settings of speculation, and two of them with token drafts as well."""
+    options = {
+        "custom_generate": iterative_ralm,
+        "retriever": retriever,
+        "tokenizer": tokenizer,
+        "generation_stride": GENERATION_STRIDE,
+        "query_length": QUERY_LENGTH,
+    }
+    settings = speculations(args.ablate)
+    with_drafts = {f"{name}{WITH_DRAFTS}": settings[name] for name in (BASELINE, OURS)}
+    return [
+        *retrieving_methods(settings, **options),
+        *retrieving_methods(with_drafts, **options, drafter=ReferenceCopy()),
+    ]
+
+
+def _open(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[KnowledgeBase, Any]:
+    """The knowledge base, and the encoder if one is named, checked against each other."""
+    folder, name = args.knowledge_base, args.encoder
+    if folder is None:
+        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
+    try:
+        base = KnowledgeBase.from_pretrained(folder, tokenizer)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--knowledge-base {folder} cannot be opened: {error}") from error
+    for library, needed in (("bm25s", True), ("faiss", name is not None)):
+        if needed and find_spec(library) is None:
+            raise ImportError(f'ralm needs {library}: pip install "hf_refspec[retrieval]"')
+    if name is None:
+        for option, value in (("--distractors", args.distractors), ("--milvus", args.milvus)):
+            if value:
+                raise ValueError(f"{option} {value} needs --encoder, for the embeddings")
+        return base, None
+    if base.embeddings is None:
+        raise ValueError(f"--encoder {name} is of no use: {base.path} was built without embeddings")
+    try:
+        encoder = load_encoder(name)
+        TextEncoder(encoder).query("x", base.config.dimension)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"--encoder {name} does not fit: {error}") from error
+    return base, encoder

@@ -1,0 +1,162 @@
+"""`hf-refspec evaluate`: whether a datastore pays for a model and a kind of text."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...store.datastore import Datastore
+from ...store.fingerprint import public_name
+from ..bench.measure import IdsDifferError
+from ..bench.methods import DEFAULT, PLAIN
+from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from ..shared.prompts import chat_inputs, user
+from .answering import quieten_transformers, read_text
+from .arguments import DTYPES, positive
+from .evaluation import FEWEST_PROMPTS, WITH_STORE, Evaluation, evaluate
+from .text_files import text_files
+
+_BEGINNING = 64  # tokens of a text that are a prompt
+_LEAST = 8
+_STEP = 100  # at most so many documents of a datastore are passed over for each that is taken
+_LABELS = {PLAIN: "plain generate", DEFAULT: "default drafter", WITH_STORE: "with the datastore"}
+
+
+def add_evaluate(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec evaluate`."""
+    parser.set_defaults(run=_evaluate)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id")
+    add(
+        "texts",
+        nargs="*",
+        type=Path,
+        help="files and folders of texts that are not in the datastore; the model goes on from "
+        f"their first {_BEGINNING} tokens",
+    )
+    add("--prompts", type=Path, metavar="FILE", help="a prompt on each line, in place of texts")
+    add("--pattern", default="*", help='which files of a folder, for example "*.md"')
+    add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
+    add("--dtype", choices=DTYPES, help="of the model; in float32 all ids must be equal")
+    add("--form", choices=("full", "compact"), help="by default the full one, if it is there")
+    add("--limit", type=positive, default=12, metavar="N", help="so many prompts; 12 by default")
+    add("--max-new-tokens", type=positive, default=96, metavar="N")
+
+
+def _evaluate(args: Namespace) -> int:
+    """Returns 1 if ids differed."""
+    quieten_transformers()
+    if args.texts and args.prompts is not None:
+        raise ValueError(f"give texts or --prompts {args.prompts}, not both")
+    texts = _texts(args)
+    load_config(args.model)  # refuses what is no language model
+    tokenizer = load_tokenizer(args.model)
+    store = Datastore.from_pretrained(args.store, args.form, tokenizer)
+    prompts, origin = _prompts(args, texts, store, tokenizer)
+    special = set(tokenizer.all_special_ids)
+    held = sum(_is_held([i for i in ids if i not in special], store) for ids in prompts.values())
+    model = load_model(args.model, dtype=getattr(torch, args.dtype) if args.dtype else None)
+    print(
+        f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}, the {store.form} form "
+        f"of {args.store}, {len(prompts)} prompts: {origin}",
+        flush=True,
+    )
+    if len(prompts) < FEWEST_PROMPTS:
+        print(f"note: {FEWEST_PROMPTS} prompts are needed to say whether it pays", flush=True)
+    try:
+        evaluation = evaluate(model, tokenizer, store, prompts, args.max_new_tokens)
+    except IdsDifferError as error:
+        print(f"IDS DIFFER: {error}")
+        return 1
+    _print(evaluation, model)
+    if held:
+        print(
+            f"{held} of the prompts are beginnings of texts in the datastore itself: on other text "
+            "it is worth less"
+        )
+    print(evaluation.gain)
+    return 0
+
+
+def _texts(args: Namespace) -> dict[str, str]:
+    """The prompts or texts that were given, by name; before anything is loaded."""
+    if args.prompts is not None:
+        lines = read_text(args.prompts, "--prompts").splitlines()
+        numbered = ((f"line {i}", line) for i, line in enumerate(lines, 1) if line.strip())
+        return dict(islice(numbered, args.limit))
+    if not args.texts:
+        return {}
+    files = text_files(args.texts, args.pattern)
+    chosen = files[:: max(len(files) // args.limit, 1)][: args.limit]
+    return {str(file): file.read_text(encoding="utf-8", errors="replace") for file in chosen}
+
+
+def _prompts(
+    args: Namespace, texts: dict[str, str], store: Datastore, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, list[int]], str]:
+    """The ids of the prompts by name, and where they are from."""
+    if args.prompts is not None:
+        return {name: _asked(text, tokenizer) for name, text in texts.items()}, str(args.prompts)
+    if texts:
+        ids = {name: _plain_ids(text[: 1 << 12], tokenizer) for name, text in texts.items()}
+        origin = "beginnings of texts"
+    else:
+        ids = _held_documents(store, args.limit)
+        origin = "beginnings of the datastore's own documents"
+    prompts = {name: each[:_BEGINNING] for name, each in ids.items() if len(each) >= _LEAST}
+    if not prompts:
+        raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
+    return prompts, origin
+
+
+def _asked(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """A prompt as `hf-refspec generate` has it: in the chat template, if there is one."""
+    if tokenizer.chat_template is None:
+        return _plain_ids(prompt, tokenizer)
+    return chat_inputs(tokenizer, [user(prompt)])["input_ids"][0].tolist()
+
+
+def _plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer(text)["input_ids"]
+
+
+def _held_documents(store: Datastore, limit: int) -> dict[str, list[int]]:
+    if store.form != "full":
+        raise ValueError(
+            "the compact form has no documents to take prompts from; give texts or --prompts FILE"
+        )
+    step = min(max(store.documents // limit, 1), _STEP)
+    chosen = islice(store.iter_documents(), 0, step * limit, step)
+    return {f"document {i * step}": ids.tolist() for i, ids in enumerate(chosen)}
+
+
+def _is_held(ids: list[int], store: Datastore) -> bool:
+    """Whether a prompt stands in the datastore, as far as its full form tells."""
+    run = np.array(ids, dtype=np.int32)
+    return any(shard.holds(run) for shard in store.shards)
+
+
+def _print(evaluation: Evaluation, model: PreTrainedModel) -> None:
+    for reason in evaluation.skipped:
+        print(f"left out: {reason}", file=sys.stderr)
+    print(f"{'':20}{'MAT':>6}{'tokens/s':>10}{'speed-up':>10}   decoding, by prompt [quartiles]")
+    for name, label in _LABELS.items():
+        each = evaluation.summaries[name]
+        rate = each.tokens / each.seconds
+        line = f"{label:20}{each.mat:6.2f}{rate:10.1f}{each.speed_up:9.2f}x"
+        print(line if name == PLAIN else f"{line}   {each.decoding_speed_up:.2f}")
+    for name, stats in evaluation.stats.items():
+        counts = ", ".join(
+            f"{source.name} {source.accepted:,} ({source.first:,} first)"
+            for source in stats.sources
+        )
+        print(f"accepted tokens, {_LABELS[name]}: {counts}")
+    if model.dtype != torch.float32:
+        equal = min(each.equal or 0 for each in evaluation.summaries.values())
+        print(f"ids equal in at least {equal} of {evaluation.gain.prompts} prompts")

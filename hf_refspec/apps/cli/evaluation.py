@@ -1,0 +1,161 @@
+"""Whether a datastore pays for a model: the same prompts with it and without, in turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.reference_copy import ReferenceCopy
+from ...drafting.stats import SpeculationStats
+from ...drafting.token_recycling import TokenRecycling
+from ...generation.warmup import warmup
+from ...hook import install
+from ...store.datastore import Datastore
+from ..bench.measure import Bench, ContextTooShortError
+from ..bench.methods import DEFAULT, PLAIN, Method
+from ..bench.summary import Entry, Sample, Summary, summaries
+
+WITH_STORE = f"{DEFAULT} | DatastoreDrafts"
+FEWEST_PROMPTS = 5  # with fewer of them their spread is not known
+LEAST_GAIN = 1.02  # that a datastore is worth its disk for
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The tokens per second with a datastore over those of the default drafter.
+
+    Attributes:
+        prompts (`int`): Over so many.
+        ratio (`float`): Of all prompts together.
+        low, high (`float`): 90 % of what comes out with prompts drawn from these again.
+    """
+
+    prompts: int
+    ratio: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, entries: list[Entry]) -> Gain:
+        """Of at least one prompt."""
+        figures = np.array([_figures(entry) for entry in entries])  # (prompts, 2 methods, 2)
+        draws = np.random.default_rng(0).integers(len(figures), size=(2000, len(figures)))
+        low, high = np.percentile([_ratio(figures[draw]) for draw in draws], (5, 95))
+        return cls(len(figures), _ratio(figures), float(low), float(high))
+
+    def __str__(self) -> str:
+        """The verdict."""
+        figures = f"{self.ratio:.2f}x over the default drafter"
+        spread = f"{self.low:.2f}x to {self.high:.2f}x"
+        if self.prompts < FEWEST_PROMPTS:
+            return (
+                f"too few prompts to say: {figures}, of {self.prompts}; give at least "
+                f"{FEWEST_PROMPTS}"
+            )
+        if self.low > 1 and self.ratio >= LEAST_GAIN:
+            return f"pays: {figures} ({spread})"
+        if self.high < LEAST_GAIN:
+            return f"does not pay here: {figures} ({spread})"
+        return (
+            f"too few prompts to say: {figures}, but it can be {spread} (the spread is larger than "
+            "the difference)"
+        )
+
+
+def _figures(entry: Entry) -> list[tuple[int, float]]:
+    """Tokens and seconds of a prompt, by the default drafter and with the datastore."""
+    samples: dict[str, Sample] = {sample["method"]: sample for sample in entry["samples"]}
+    return [
+        (each["tokens"], each["prefill_seconds"] + each["decoding_seconds"])
+        for each in (samples[DEFAULT], samples[WITH_STORE])
+    ]
+
+
+def _ratio(figures: np.ndarray) -> float:
+    (tokens, seconds), (tokens_with, seconds_with) = figures.sum(axis=0)
+    return float(tokens_with / seconds_with / (tokens / seconds))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        summaries (`dict[str, Summary]`): By the method's name: plain decoding, the default drafter,
+            and this with the datastore.
+        stats (`dict[str, SpeculationStats]`): Of the two that draft.
+        gain ([`Gain`]): Of the last over the second.
+        skipped (`list[str]`): Why prompts were left out.
+    """
+
+    summaries: dict[str, Summary]
+    stats: dict[str, SpeculationStats]
+    gain: Gain
+    skipped: list[str]
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    store: Datastore,
+    prompts: Mapping[str, list[int]],
+    max_new_tokens: int,
+) -> Evaluation:
+    """Lets a model go on from prompts plainly, with the default drafter, and with the store too.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        store ([`Datastore`]): The datastore.
+        prompts (`dict[str, list[int]]`): The ids of the prompts, by name.
+        max_new_tokens (`int`): The most new tokens of each.
+
+    Raises:
+        IdsDifferError: If ids differ in float32.
+        ValueError: If no prompt fits into the model's context.
+    """
+
+    def new_methods() -> list[Method]:
+        default = ReferenceCopy() | TokenRecycling()
+        with_store = ReferenceCopy() | TokenRecycling() | DatastoreDrafts(store)
+        return [
+            Method(PLAIN),
+            Method(DEFAULT, "auto", default),
+            Method(WITH_STORE, "auto", with_store),
+        ]
+
+    install()
+    warmup()
+    bench = Bench(model, tokenizer, new_methods, replay=False, max_new_tokens=max_new_tokens)
+    bench.warm_up()
+    bench.begin()
+    entries, skipped = [], []
+    stats = {method.name: SpeculationStats() for method in bench.methods if method.drafter}
+    for name, ids in track(
+        prompts.items(),
+        "measuring",
+        len(prompts),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ):
+        try:
+            entry, _ = bench.measure(name, [ids])
+        except ContextTooShortError as error:
+            skipped.append(str(error))
+            continue
+        entries.append(entry)
+        for method in bench.methods:
+            if method.drafter is not None:
+                stats[method.name] += method.drafter.stats
+    if not entries:
+        raise ValueError(f"no prompt fits into the model's context: {skipped[0]}")
+    by_name = {name: summary for (name, _), summary in summaries(entries).items()}
+    return Evaluation(by_name, stats, Gain.of(entries), skipped)

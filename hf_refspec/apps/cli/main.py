@@ -1,0 +1,87 @@
+"""`hf-refspec`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from importlib import import_module
+
+from ...store.printable import one_line
+from ...version import __version__
+
+# The help of each command, and its module with the function that adds its arguments. Only the
+# module of the chosen command is imported: torch takes seconds to load, and --help should not.
+COMMANDS = {
+    "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
+    "chat": ("talk to a model in the terminal", "chat.add_chat"),
+    "generate": ("generate text, drafting from references", "generate.add_generate"),
+    "serve": ("serve a model by the OpenAI API", "serve.add_serve"),
+    "space": ("open a page in the browser: plain and drafted side by side", "space.add_space"),
+    "build": ("build a datastore from a corpus", "datastore.add_build"),
+    "extend": ("add documents to a datastore", "datastore.add_extend"),
+    "merge": ("merge the shards of a datastore", "datastore.add_merge"),
+    "retokenize": ("build a datastore for another model from one", "datastore.add_retokenize"),
+    "compact": ("build the compact form of a datastore", "datastore.add_compact"),
+    "info": ("describe a datastore", "datastore.add_info"),
+    "recycle": ("learn what a model expects next in texts", "recycle.add_recycle"),
+    "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
+    "evaluate": ("measure whether a datastore pays for a model", "evaluate.add_evaluate"),
+    "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
+    "knn": ("build and measure kNN datastores", "knn.add_knn"),
+    "publish-generate": (
+        'write the Hub repository for generate(custom_generate="user/name")',
+        "publish_generate.add_publish_generate",
+    ),
+    "bench": ("measure suites, or compare two results", "bench.add_bench"),
+    "ablate": ("MAT against the size of a datastore, both forms", "bench.add_ablate"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after
+    ctrl-C, which may come while libraries are still being loaded."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str] | None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="hf-refspec", description="Lossless speculative decoding by look-up."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    chosen = next((name for name in arguments if not name.startswith("-")), None)
+    for name, (help, place) in COMMANDS.items():
+        command = parsers.add_parser(name, help=help, description=help)
+        if name == chosen:
+            module, _, add_arguments = place.partition(".")
+            commands = import_module(f".{module}", __package__)
+            getattr(commands, add_arguments)(command)  # and sets `run`
+    args = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack what a model writes
+            stream.reconfigure(errors="replace")
+    try:
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _forget_output()
+        return 128 + 13  # as a command that the signal SIGPIPE ends
+    except (ImportError, OSError, ValueError) as error:
+        print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _forget_output() -> None:
+    """Python writes what is left in its buffers when it exits, and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`hf-refspec search`: what a datastore has for a text."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.tree import ROOT, DraftTree
+from ...index.rest_trie import all_matches
+from ...store.datastore import Datastore
+from ...store.files import DatastoreError
+from ...store.printable import printable
+from .arguments import positive
+
+EXAMPLES = 3
+EXAMPLE_TOKENS = 12
+
+
+def add_search(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec search`."""
+    parser.set_defaults(run=_search)
+    add = parser.add_argument
+    add("store", help="a folder or a Hub id")
+    add("text", help="the text that the drafts continue")
+    add("--tokenizer", help="default: the one that the datastore carries or names")
+    add("--form", choices=("full", "compact"))
+    add("--nodes", type=positive, default=24, metavar="N")
+
+
+def _search(args: Namespace) -> int:
+    """Prints the longest match with some places where it occurs, and the draft tree."""
+    store = Datastore.from_pretrained(args.store, args.form)
+    tokenizer = store.load_tokenizer(args.tokenizer)
+    with store.naming_damage():
+        ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    if len(ids) == 0:
+        raise ValueError("text has no tokens; give at least a word")
+    with store.naming_damage():
+        _print_drafts(store, ids, tokenizer, args.nodes)
+    return 0
+
+
+def _print_drafts(
+    store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase, nodes: int
+) -> None:
+    if store.form == "full":
+        _print_matches(store, ids, tokenizer)
+    drafts = DatastoreDrafts(store)
+    drafts.begin(ids, store.config.vocab_size)
+    tree = drafts.draft(nodes)
+    print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+    _print_tree(tree, tokenizer)
+
+
+def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prints the longest match, its number of occurrences, and some of them in context."""
+    matches = all_matches(store.shards, ids.astype(np.int32), 1)
+    if not matches:
+        print("not even the last token occurs")
+        return
+    match = matches[0]
+    words = tokenizer.decode(ids[-match.length :])
+    print(f"the last {match.length} tokens, {words!r}, occur {match.count:,} times, such as:")
+    examples = [
+        (shard, index)
+        for shard, (low, high) in zip(store.shards, match.ranges, strict=True)
+        for index in range(low, min(high, low + EXAMPLES))
+    ]
+    for shard, index in examples[:EXAMPLES]:
+        position = int(shard.suffixes[index])
+        if position < 0:
+            raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
+        end = position + match.length
+        before = _in_document(
+            shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position][::-1], shard
+        )
+        after = _in_document(shard.tokens[end : end + EXAMPLE_TOKENS], shard)
+        texts = (tokenizer.decode(part) for part in (before[::-1], ids[-match.length :], after))
+        print("  …{}⟦{}⟧{}…".format(*(printable(text.replace("\n", "↵")) for text in texts)))
+
+
+def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
+    """The tokens up to the end of the document."""
+    ends = np.flatnonzero(tokens == shard.separator)
+    return tokens[: ends[0]] if len(ends) else tokens
+
+
+def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prints one line per node, children indented below their parent, most probable first."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    waiting = [(node, 1) for node in reversed(children.get(ROOT, []))]
+    while waiting:
+        node, depth = waiting.pop()
+        token = tokenizer.convert_ids_to_tokens(int(tree.tokens[node]))
+        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{printable(token)}")
+        waiting += [(child, depth + 1) for child in reversed(children.get(node, []))]

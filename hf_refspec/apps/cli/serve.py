@@ -1,0 +1,149 @@
+"""`hf-refspec serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...generation.warmup import warmup
+from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from .answering import Texts, add_sources, quieten_transformers, read_text, sources
+from .arguments import DTYPES, positive
+
+if TYPE_CHECKING:
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
+
+logger = logging.getLogger("hf_refspec")
+
+_PASS_SECONDS = 5  # how long a second ctrl-C waits for the forward pass that is under way
+
+
+def add_serve(parser: ArgumentParser) -> None:
+    """Adds the arguments of `hf-refspec serve`."""
+    parser.set_defaults(run=_serve)
+    add = parser.add_argument
+    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
+    add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
+    add("--port", type=_port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
+    add_sources(parser.add_argument_group("texts"))
+    add(
+        "--isolate",
+        action="store_true",
+        help="draft from nothing that an earlier request has taught: slower, and no client can "
+        "tell by the speed what others asked",
+    )
+    limits = parser.add_argument_group("limits")
+    add = limits.add_argument
+    add(
+        "--max-new-tokens",
+        type=positive,
+        default=2048,
+        metavar="N",
+        help="of an answer; as many where a request does not say it (2048)",
+    )
+    add(
+        "--max-seconds",
+        type=positive,
+        default=600,
+        metavar="N",
+        help="for which one request is decoded (600)",
+    )
+    add(
+        "--max-body-bytes",
+        type=positive,
+        default=4 << 20,
+        metavar="N",
+        help="of a request (4 MiB)",
+    )
+    add(
+        "--max-waiting",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="requests in the queue; one is decoded at a time (64)",
+    )
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number < 1 << 16:
+        raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
+    return number
+
+
+def _serve(args: Namespace) -> int:
+    """Serves until ctrl-C."""
+    _check_extra()
+    from ..serve.app import make_app
+    from ..serve.server import Server, is_local, listen, url
+
+    if args.isolate and args.cache is not None:
+        raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
+    quieten_transformers()
+    _log_to_stderr()
+    references = [read_text(path, "--reference") for path in args.reference or ()]
+    with listen(args.host, args.port) as listening:
+        served, engine = _load(args, references)
+        hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
+        server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
+        logger.info("%s is served at %s; ctrl-C ends it", served.name, url(listening))
+        if hosts is None:
+            logger.warning("everyone who can reach %s can use it", url(listening))
+        with suppress(KeyboardInterrupt):  # which uvicorn repeats when it has ended
+            server.run([listening])
+        engine.close(_PASS_SECONDS)
+    return 130 if server.force_exit else 0
+
+
+def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
+    """The model that the arguments name, and what decodes with it.
+
+    Raises:
+        OSError: If a source of drafts cannot be read.
+        ValueError: If the model cannot be loaded or drafted for, or a source is not its own.
+    """
+    from ..serve.engine import Engine
+    from ..serve.served_model import ServedModel
+
+    load_config(args.model)  # which refuses what is no language model, before anything large
+    tokenizer = load_tokenizer(args.model)
+    drafters = sources(args, Texts(None, references), tokenizer)
+    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    warmup()
+    limits = args.max_seconds, args.max_waiting
+    engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
+    engine.start()
+    # Of a folder not its path, which is nobody else's business.
+    is_folder = args.model is not None and Path(args.model).exists()
+    name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
+    return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine
+
+
+def _check_extra() -> None:
+    """Looks for what only this command needs.
+
+    Raises:
+        ImportError: With the line that installs it.
+    """
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise ImportError(f'serve needs {name}: pip install "hf_refspec[serve]"') from None
+
+
+def _log_to_stderr() -> None:
+    """A line for each request."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,1 @@
+"""The demo: a small model answers plainly and drafted."""

@@ -1,0 +1,60 @@
+"""The files of the repository, written into a folder or pushed to the Hub.
+
+transformers' documentation says what they are: `custom_generate/generate.py`, what it requires, and
+a card with the tag `custom_generate`.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from huggingface_hub import CommitInfo, ModelCardData
+
+from ...store.card import TAGS
+from ...store.folder import new_folder
+from ...store.hub_repo import push_files
+from ...version import __version__
+
+
+def repository(repo_id: str) -> dict[str, bytes]:
+    """The paths of the repository's files, and what is in them.
+
+    Args:
+        repo_id (`str`): Where it will be found on the Hub, for the card.
+    """
+    package = files(__package__)
+    card = Template((package / "card.md").read_text(encoding="utf-8"))
+    data = ModelCardData(
+        library_name="transformers",
+        license="apache-2.0",
+        pipeline_tag="text-generation",
+        tags=["custom_generate", *TAGS],
+    )
+    texts = {
+        "README.md": card.substitute(
+            metadata=data.to_yaml(), title=repo_id.split("/")[-1], repo=json.dumps(repo_id)
+        ),
+        "custom_generate/generate.py": (package / "generate.py").read_text(encoding="utf-8"),
+        "custom_generate/requirements.txt": f"hf_refspec>={__version__}\n",
+    }
+    return {path: text.encode() for path, text in texts.items()}
+
+
+def save(repo_id: str, folder: Path) -> None:
+    """Writes the repository into a new folder.
+
+    Raises:
+        FileExistsError: If the folder is there.
+    """
+    with new_folder(folder) as new:
+        for path, content in repository(repo_id).items():
+            (new / path).parent.mkdir(exist_ok=True)
+            (new / path).write_bytes(content)
+
+
+def push(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
+    """Puts the repository on the Hub, see [`~store.hub_repo.push_files`]."""
+    return push_files(repo_id, "model", repository(repo_id), private, token)

@@ -1,0 +1,1 @@
+"""What several applications need: the default model, prompts, text streams, live drafts."""

@@ -1,0 +1,82 @@
+"""Chats and plain texts as a model's input ids, and whether they fit into its context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from transformers import (
+    BatchEncoding,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from ...text_config import context_length
+from .default_model import HUB_ID
+
+Message: TypeAlias = dict[str, str]
+
+
+def system(content: str) -> Message:
+    """What a model is told before a chat begins."""
+    return {"role": "system", "content": content}
+
+
+def user(content: str) -> Message:
+    """What the user of a chat writes."""
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    """What the model answers."""
+    return {"role": "assistant", "content": content}
+
+
+def with_document(document: str, question: str) -> str:
+    """A message that shows a text and then asks about it."""
+    return f"{document.strip()}\n\n{question}"
+
+
+def tokens_left(
+    prompt: BatchEncoding, config: PretrainedConfig, noun: str, way_out: str, wanted: int
+) -> int:
+    """How many of the `wanted` new tokens fit into a model's context behind a prompt.
+
+    Raises:
+        ValueError: If there is no room for any: names both lengths and what to do, `way_out`.
+    """
+    length, longest = prompt["input_ids"].shape[1], context_length(config)
+    if longest is None:
+        return wanted
+    if length >= longest:
+        raise ValueError(
+            f"{noun} has {length:,} tokens, and the model's context holds {longest:,} with the "
+            f"answer; {way_out}"
+        )
+    return min(wanted, longest - length)
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, way_out: str) -> None:
+    """Refuses a tokenizer that has none.
+
+    Raises:
+        ValueError: With what to do instead, `way_out`.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError(f"the tokenizer of {name or HUB_ID} has no chat template; {way_out}")
+
+
+def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:
+    """A chat in the model's template, up to where its answer begins: ids and mask, `(1, n)`."""
+    return tokenizer.apply_chat_template(
+        list(messages),
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+        tokenizer_kwargs={"return_token_type_ids": False},
+    )
+
+
+def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
+    """A text as it is, for the model to go on from: ids and mask, `(1, n)`."""
+    return tokenizer(text, return_tensors="pt", return_token_type_ids=False)

@@ -1,0 +1,240 @@
+"""The page: its parts, and what happens when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from html import escape
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import gradio as gr
+import torch
+
+from ..shared.default_model import HUB_ID
+from .conversation import Conversation, Host
+from .presets import PRESETS, Preset, following
+from .race_view import conversation_html
+from .style import css
+from .tree_view import step_html
+
+_SECONDS_BETWEEN_PICTURES = 0.15
+_NEW_TOKENS = 160
+_MOST_NEW_TOKENS = 512
+_AS_IT_IS: Any = gr.skip()
+_INTRO = """\
+<div class="rs"><h1>hf_refspec</h1>
+<p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
+verifies a whole tree of them in one forward pass. {promise} Coloured words were drafted.</p>
+<p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
+{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next
+turn is that of the call whose clock is behind.</p></div>"""
+
+
+def page(host: Host) -> gr.Blocks:
+    """The page.
+
+    Args:
+        host ([`Host`]): What answers.
+    """
+    with gr.Blocks(title="hf_refspec", analytics_enabled=False) as blocks:
+        gr.HTML(_intro(host))
+        state = gr.State(None, time_to_live=3600)
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                with gr.Row(elem_id="rs-presets"):
+                    presets = [gr.Button(p.label, size="sm", min_width=60) for p in PRESETS]
+                document = gr.Textbox(
+                    label="Document",
+                    info="Stands before the first message.",
+                    lines=6,
+                    max_lines=16,
+                    elem_id="rs-document",
+                )
+                with gr.Accordion("Settings", open=False):
+                    datastore = gr.Textbox(
+                        host.datastore or "",
+                        label="Datastore",
+                        info="Optional: a dataset repo on the Hub, for this model's tokenizer.",
+                        placeholder="organisation/name",
+                        elem_id="rs-datastore",
+                    )
+                    new_tokens = gr.Slider(
+                        16,
+                        _MOST_NEW_TOKENS,
+                        _NEW_TOKENS,
+                        step=16,
+                        label="New tokens at most",
+                        elem_id="rs-new-tokens",
+                        buttons=[],
+                    )
+            with gr.Column(scale=5, min_width=300):
+                chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
+                message = gr.Textbox(label="Message", lines=1, max_lines=6, elem_id="rs-message")
+                with gr.Row():
+                    send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
+                    stop = gr.Button("Stop", elem_id="rs-stop", min_width=80)
+                    new = gr.Button("New chat", elem_id="rs-new", min_width=80)
+        with gr.Column(visible=False, elem_id="rs-steps") as looking:
+            number = gr.Slider(
+                1, 2, 1, step=1, label="Look into a forward pass", elem_id="rs-number", buttons=[]
+            )
+            tree = gr.HTML(elem_id="rs-tree")
+
+        private: dict[str, Any] = {"api_visibility": "private"}
+        shown = [chat, document, message, looking, number, tree]
+        gr.on(
+            [send.click, message.submit],
+            partial(_race, host),
+            [state, document, message, datastore, new_tokens],
+            [state, *shown],
+            concurrency_limit=1,  # two races at once would be none
+            show_progress="full",  # which tells a visitor who waits for another one so
+            show_progress_on=chat,
+            trigger_mode="once",
+            **private,
+        )
+        stop.click(_stop, state, None, queue=False, **private)
+        number.change(
+            partial(_look, host), [state, number], tree, show_progress="hidden", **private
+        )
+        new.click(_begin_anew, state, [state, *shown], **private)
+        for button, preset in zip(presets, PRESETS, strict=True):
+            fill = partial(_fill, preset)
+            button.click(fill, state, [state, *shown], **private)
+    return blocks
+
+
+def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
+    """Serves a page until it is closed, without waiting for that.
+
+    Args:
+        blocks (`gr.Blocks`): The page.
+        options: For `gradio.Blocks.launch`.
+
+    Returns:
+        The app, its address, and nothing.
+    """
+    system = ["system-ui", "sans-serif"]
+    theme = gr.themes.Default(
+        primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]
+    )
+    return blocks.launch(
+        theme=theme,
+        css=css(),
+        footer_links=[],
+        ssr_mode=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        **options,
+    )
+
+
+def _intro(host: Host) -> str:
+    model = host.model
+    name = Path(model.config.name_or_path).name or HUB_ID
+    dtype = str(model.dtype).removeprefix("torch.")
+    promise = "The words are those of plain decoding."
+    if model.dtype != torch.float32:
+        promise += f" Where two are within the rounding of {dtype}, either of them may come out."
+    return _INTRO.format(
+        model=escape(name),
+        promise=promise,
+        dtype=dtype,
+        device="the CPU" if model.device.type == "cpu" else "a GPU",
+    )
+
+
+def _race(
+    host: Host,
+    conversation: Conversation | None,
+    document: str,
+    message: str,
+    datastore: str,
+    new_tokens: int,
+) -> Iterator[tuple[Any, ...]]:
+    """Shows the race, and at its end the tree of its best step."""
+    conversation = conversation or Conversation()
+    with conversation.busy:
+        try:
+            yield from _answer(host, conversation, document, message, datastore, int(new_tokens))
+        except (OSError, RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
+            yield _shown(conversation, chat=conversation_html(conversation, str(error)))
+
+
+def _answer(
+    host: Host,
+    conversation: Conversation,
+    document: str,
+    message: str,
+    datastore: str,
+    new_tokens: int,
+) -> Iterator[tuple[Any, ...]]:
+    if not conversation.turns:
+        conversation.document = document
+    race = conversation.ask(host, message, datastore, new_tokens)
+    fixed = gr.Textbox(interactive=False)
+    yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
+    drawn = perf_counter()
+    for _ in race.run():
+        if race.stopped or conversation.left:  # what is shown last says so
+            continue
+        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
+            yield _shown(conversation)
+            drawn = perf_counter()
+    if conversation.left:
+        return
+    best = 1 + max(range(len(race.steps)), key=lambda i: len(race.steps[i].tokens), default=0)
+    yield _shown(
+        conversation,
+        message=following(message),
+        looking=gr.Column(visible=bool(race.steps)),
+        number=gr.Slider(maximum=max(2, len(race.steps)), value=best),
+        tree=_look(host, conversation, best),
+    )
+
+
+def _shown(
+    conversation: Conversation,
+    chat: str | None = None,
+    document: Any = _AS_IT_IS,
+    message: Any = _AS_IT_IS,
+    looking: Any = _AS_IT_IS,
+    number: Any = _AS_IT_IS,
+    tree: Any = _AS_IT_IS,
+) -> tuple[Any, ...]:
+    """The state and what is shown of it; whatever is not named stays as it is."""
+    chat = conversation_html(conversation) if chat is None else chat
+    return conversation, chat, document, message, looking, number, tree
+
+
+def _look(host: Host, conversation: Conversation | None, number: int) -> str:
+    """The tree of a forward pass of the last answer."""
+    if conversation is None or not conversation.turns:
+        return ""
+    race = conversation.turns[-1][1]
+    if not 1 <= number <= len(race.steps):
+        return ""
+    return step_html(int(number), race.steps, race.sources, host.tokenizer)
+
+
+def _stop(conversation: Conversation | None) -> None:
+    if conversation is not None:
+        conversation.stop()
+
+
+def _begin_anew(
+    conversation: Conversation | None, document: str | None = None, message: str = ""
+) -> tuple[Any, ...]:
+    if conversation is not None:
+        conversation.leave()
+    text = (
+        gr.Textbox(interactive=True) if document is None else gr.Textbox(document, interactive=True)
+    )
+    return _shown(Conversation(), document=text, message=message, looking=gr.Column(visible=False))
+
+
+def _fill(preset: Preset, conversation: Conversation | None) -> tuple[Any, ...]:
+    """A new conversation, with the preset's texts to be sent."""
+    return _begin_anew(conversation, preset.document, preset.messages[0])

@@ -1,0 +1,228 @@
+"""A race: one answer, decoded plainly and with drafts at once.
+
+Both are real calls of `generate`, each in a thread of its own. They take turns, a forward pass at a
+time, and each has a clock that runs only while it computes. The next turn is that of the call whose
+clock is behind, so that both are seen at equal computing time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Semaphore, Thread
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from ...generation.speculate import speculate
+from ..shared.live_drafts import Listener
+from ..shared.text_stream import TextStream
+from .steps import RecordedDrafts, Step
+
+
+class Race:
+    """Two calls of `generate`, greedily, with the same prompt.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        inputs (`BatchEncoding`): The prompt, ids and mask `(1, n)`.
+        max_new_tokens (`int`): The most tokens of an answer.
+        drafter ([`RecordedDrafts`]): Drafts in the second call.
+
+    Attributes:
+        plain, drafted ([`Lane`]): The two calls.
+        steps (`list[Step]`): The forward passes of the drafted one.
+        sources (`list[str]`): The names of the drafter's sources.
+        stopped (`bool`): Set it, and both end after the pass that is under way.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        inputs: BatchEncoding,
+        max_new_tokens: int,
+        drafter: RecordedDrafts,
+    ) -> None:
+        self.max_new_tokens = max_new_tokens
+        self.steps: list[Step] = []
+        self.sources = [type(source).__name__ for source in drafter.drafters]
+        self.stopped = False
+        self._drafter = drafter
+        inputs = inputs.to(model.device)
+
+        def decode(**options: Any) -> None:
+            model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **options)
+
+        def decode_plainly() -> None:
+            decode(streamer=_NewTokens(self.plain.put))
+
+        def decode_drafted() -> None:
+            drafter.listener = self._record
+            decode(custom_generate=speculate, candidate_generator=drafter)
+
+        self.plain = Lane(tokenizer, decode_plainly)
+        self.drafted = Lane(tokenizer, decode_drafted)
+
+    def run(self) -> Iterator[None]:
+        """Yields after every forward pass, when neither of the two computes.
+
+        Raises:
+            Exception: What one of the calls raises; the other is ended.
+        """
+        lanes = [self.plain, self.drafted]
+        try:
+            while not self.stopped and (going := [lane for lane in lanes if not lane.finished]):
+                min(going, key=lambda lane: lane.seconds).advance()
+                yield
+        finally:
+            for lane in lanes:
+                lane.stop()
+            self._drafter.listener = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether both have come to their ends."""
+        return self.plain.completed and self.drafted.completed
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as many tokens a second the drafted call yields."""
+        if not (self.plain.rate and self.drafted.rate):
+            return None
+        return self.drafted.rate / self.plain.rate
+
+    def first_difference(self) -> int | None:
+        """The first position at which the ids differ; `None` where they are equal, as far as both
+        have come."""
+        pairs = enumerate(zip(self.plain.ids, self.drafted.ids, strict=False))
+        differing = next((i for i, (one, other) in pairs if one != other), None)
+        lengths = len(self.plain.ids), len(self.drafted.ids)
+        if differing is None and self.finished and lengths[0] != lengths[1]:
+            return min(lengths)
+        return differing
+
+    def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+        self.steps.append(Step(list(tokens), self._drafter.verified, self._drafter.drafts))
+        self.drafted.put(tokens, owners)
+
+
+class Lane:
+    """One of the two calls, which computes only when it is told to.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): Decodes its tokens.
+        decode (callable): Makes the call, and hands its new tokens to `put`.
+
+    Attributes:
+        ids (`list[int]`): The new tokens.
+        pieces (`list[tuple[str, int | None]]`): Their texts, each with the index of the source that
+            drafted it; `None` for the target's own.
+        passes (`int`): Forward passes of the target model.
+        seconds (`float`): How long it has computed.
+        finished (`bool`): Whether it computes no more.
+        completed (`bool`): Whether it has come to its end, and was not stopped.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
+        self.ids: list[int] = []
+        self.pieces: list[tuple[str, int | None]] = []
+        self.passes = 0
+        self.seconds = 0.0
+        self.finished = self.completed = False
+        self._decode = decode
+        self._text = TextStream(tokenizer)
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._turn, self._turn_over = Semaphore(0), Semaphore(0)
+        self._thread = Thread(target=self._run, name="Lane", daemon=True)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(text for text, _ in self.pieces)
+
+    @property
+    def mat(self) -> float:
+        """Tokens per forward pass."""
+        return len(self.ids) / self.passes if self.passes else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of its own computing time."""
+        return len(self.ids) / self.seconds if self.seconds else 0.0
+
+    def advance(self) -> None:
+        """Computes up to its next forward pass's tokens, or to its end.
+
+        Raises:
+            Exception: What the call raises.
+        """
+        if self._thread.ident is None:
+            self._thread.start()
+        self._turn.release()
+        self._turn_over.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ends the call where it is."""
+        self._stopped = True
+        if not self.finished and self._thread.ident is not None:
+            self._turn.release()
+            self._thread.join()
+        self.finished = True
+
+    def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
+        """Takes the tokens of a forward pass, and waits for the next turn."""
+        self._end_turn()
+        self.passes += 1
+        for token, owner in zip(tokens, owners, strict=True):
+            self.ids.append(token)
+            self.pieces.append((self._text.put(token), owner))
+        self._turn_over.release()
+        self._wait()
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+            self._decode()
+            self.completed = True
+        except _Stopped:
+            pass
+        except BaseException as error:  # raised again where the race runs
+            self._error = error
+        self._end_turn()
+        self.pieces.append((self._text.end(), None))
+        self.finished = True
+        self._turn_over.release()
+
+    def _wait(self) -> None:
+        self._turn.acquire()
+        self._began = perf_counter()
+        if self._stopped:
+            raise _Stopped
+
+    def _end_turn(self) -> None:
+        self.seconds += perf_counter() - self._began
+
+
+class _Stopped(BaseException):
+    """Ends a call of `generate` from inside; nobody's `except Exception` is to catch it."""
+
+
+class _NewTokens(BaseStreamer):
+    """Tells a listener of each token of plain decoding."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def put(self, value: torch.Tensor) -> None:
+        if value.ndim == 1:  # the prompt comes first, as a row
+            self._listener(value.tolist(), [None] * len(value))
+
+    def end(self) -> None:
+        pass

@@ -1,1 +1,0 @@
-"""The Hub repository that `generate(custom_generate="user/name")` loads."""

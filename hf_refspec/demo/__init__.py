@@ -1,1 +1,0 @@
-"""The default model, and the demo that runs on it."""

@@ -1,0 +1,86 @@
+"""`hf-refspec bench knn`: both indexes, both k, greedy and sampled; bad input named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_refspec.apps.bench import knn
+from hf_refspec.apps.bench.knn import WITHOUT_PQ_INDEX
+from hf_refspec.apps.bench.methods import speculations, transformers_methods
+from hf_refspec.apps.bench.results import read_results
+from hf_refspec.apps.cli.main import main
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.store.build.presets import python_stdlib
+
+MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
+ALL = {*MAIN, *speculations(ablate=True)}
+
+SHORT = ["--max-new-tokens", "8"]
+
+
+@pytest.fixture
+def given(tmp_path, byte_llama, tokenizer, monkeypatch) -> list[str]:
+    """The arguments of a run with a model of bytes, without a datastore."""
+    monkeypatch.chdir(tmp_path)
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    return ["bench", "knn", "--model", "model", "--device", "cpu", "--out", "out", *SHORT]
+
+
+def build(model, tokenizer, tokens: int, path: str) -> None:
+    texts = (file.read_text(encoding="utf-8") for file in python_stdlib()[1:10])
+    KnnDatastore.build(model, tokenizer, texts, path, max_entries=tokens, progress=False)
+
+
+def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
+    build(byte_llama, tokenizer, 1500, "store")
+    KnnDatastore("store").add_pq_index()
+    assert main([*given, "--knn-datastore", "store", "--limit", "2", "--ablate"]) == 0
+    entries = read_results(Path("out"))["suites"]["knn, float32"]["entries"]
+    settings = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
+    settings = [f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")]
+    assert [entry["setting"] for entry in entries] == [name for name in settings for _ in range(2)]
+    for entry in entries:
+        expected = ALL if entry["setting"].endswith("greedy") else MAIN
+        if entry["setting"].startswith("flat"):
+            expected = {*expected, WITHOUT_PQ_INDEX}
+        assert {sample["method"] for sample in entry["samples"]} == expected
+        assert {sample["tokens"] for sample in entry["samples"]} <= set(range(1, 9))
+    report = capsys.readouterr().out
+    assert report.count("### ") == 8 and "### hnsw, k=1024, greedy, 1,500 to search" in report
+
+
+def test_prompts_have_names_of_their_own(tokenizer):
+    prompts = knn.knn_prompts(tokenizer)
+    assert len({name for name, _ in prompts}) == len(prompts) == knn.PROMPTS
+    assert {len(ids) for _, ids in prompts} == {knn.PROMPT_TOKENS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "with --knn-datastore"),
+        (["--knn-datastore", "no/store"], "--knn-datastore no/store cannot be used"),
+        (["--knn-datastore", "small"], "has 100 entries, fewer than the 1024 neighbours"),
+        (["--knn-datastore", "small", "--replay"], "run it without --replay"),
+    ],
+)
+def test_bad_input_is_named_before_work_starts(
+    given, byte_llama, tokenizer, capsys, arguments, message
+):
+    build(byte_llama, tokenizer, 100, "small")
+    assert main([*given, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("hf-refspec: ")
+    assert not Path("out").exists()
+
+
+def test_the_datastore_of_another_tokenizer_is_refused(
+    given, byte_llama, tokenizer, tmp_path, capsys
+):
+    build(byte_llama, tokenizer, 1100, "store")
+    given = ["bench", "knn", "--device", "cpu", "--out", "out", "--knn-datastore", "store"]
+    assert main(given) == 2  # of the default model
+    assert "was made for another tokenizer" in capsys.readouterr().err

@@ -1,0 +1,324 @@
+"""A prompt is decoded by all methods in turn, timed, counted and compared."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from bench_samples import results
+from transformers import MambaConfig, MambaForCausalLM
+
+import hf_refspec as rs
+from hf_refspec.apps.bench.measure import Bench, ContextTooShortError, IdsDifferError
+from hf_refspec.apps.bench.methods import (
+    LOOK_UP,
+    OURS,
+    Method,
+    decoding_methods,
+    retrieving_methods,
+    speculations,
+    transformers_methods,
+)
+from hf_refspec.apps.bench.models import random_model
+from hf_refspec.apps.bench.report import report
+from hf_refspec.apps.bench.suites import chat_prompt
+from hf_refspec.apps.shared.default_model import load
+
+PROMPT, ANSWER = [5, 6, 7, 8] * 3, [5, 6, 7, 8, 5, 6, 9, 10, 2]
+
+
+def begun(model, tokenizer, methods=decoding_methods, new_tokens=None) -> Bench:
+    bench = Bench(model, tokenizer, methods, new_tokens is None, new_tokens)
+    bench.begin()
+    return bench
+
+
+def test_every_method_returns_the_recorded_answer(tokenizer):
+    bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
+    entry, ids = bench.measure("a prompt", [PROMPT], ANSWER)
+    assert ids == ANSWER
+    assert (entry["name"], entry["prompt_tokens"]) == ("a prompt", 12)
+    assert [(s["method"], s["nodes"]) for s in entry["samples"]] == [
+        (method.name, method.nodes) for method in bench.methods
+    ]
+    for sample in entry["samples"]:
+        assert sample["other_tokens"] == 0
+        assert sample["tokens"] == 9
+        assert sample["prefill_seconds"] > 0 and sample["decoding_seconds"] > 0
+    passes = {(s["method"], s["nodes"]): s["forward_passes"] for s in entry["samples"]}
+    assert passes["plain generate", 0] == 9
+    assert passes["prompt look-up of transformers", 10] < 9
+    assert passes["ReferenceCopy", 64] == 4  # 5 | 6 7 8 5 6, 9 | 10 | 2, some in one pass
+
+
+def test_a_free_answer_is_that_of_plain_decoding(tokenizer, byte_llama):
+    bench = begun(byte_llama, tokenizer, new_tokens=12)
+    entry, ids = bench.measure("a prompt", [PROMPT])
+    assert all(sample["other_tokens"] == 0 for sample in entry["samples"])
+    expected = byte_llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False)
+    assert ids == expected[0, len(PROMPT) :].tolist() == bench.answer("a prompt", PROMPT)
+
+
+def test_rows_of_a_batch_are_counted_and_compared_one_by_one(tokenizer, byte_llama):
+    """One of them ends early: what stands behind its end is padding."""
+    prompts = [PROMPT, PROMPT[:4], PROMPT[2:]]
+    rows = [begun(byte_llama, tokenizer, new_tokens=8).measure("x", [each])[1] for each in prompts]
+    model = copy.deepcopy(byte_llama)
+    model.generation_config.eos_token_id = rows[1][3]
+    model.generation_config.pad_token_id = 0
+    lengths = [row.index(rows[1][3]) + 1 if rows[1][3] in row else 8 for row in rows]
+    methods = [Method("plain"), Method("ours", 8, rs.ReferenceCopy() | rs.TokenRecycling())]
+    bench = Bench(model, tokenizer, lambda: methods, False, 8)
+    bench.begin()
+    entry, _ = bench.measure("three", prompts)
+    for sample in entry["samples"]:
+        assert (sample["tokens"], sample["other_tokens"]) == (sum(lengths), 0)
+    assert entry["samples"][0]["forward_passes"] == sum(lengths)
+    assert entry["samples"][1]["forward_passes"] <= sum(lengths)
+
+
+def test_methods_take_turns_in_another_order_for_each_prompt(tokenizer, monkeypatch):
+    bench = begun(random_model("tiny", len(tokenizer)), tokenizer)
+    asked, generate = [], bench.model.generate
+
+    def noted(*args, **kwargs):
+        asked.append(kwargs)
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(bench.model, "generate", noted)
+    for name in ("a prompt", "another"):
+        bench.measure(name, [PROMPT], ANSWER)
+    names = ("candidate_generator", "max_draft_tokens", "prompt_lookup_num_tokens")
+    given, *turns = (
+        [tuple(str(kwargs.get(name)) for name in names) for kwargs in calls]
+        for calls in (
+            [method.kwargs for method in bench.methods],
+            asked[: len(bench.methods)],
+            asked[len(bench.methods) :],
+        )
+    )
+    assert all(turn != given and sorted(turn) == sorted(given) for turn in turns)
+    assert turns[0] != turns[1]
+
+
+def test_a_token_that_the_model_has_not_is_named(tokenizer):
+    bench = begun(random_model("tiny", 20), tokenizer)
+    with pytest.raises(ValueError, match="a prompt has the token 20, but the model a vocabulary"):
+        bench.measure("a prompt", [[5, 20]], [3])
+
+
+def test_a_loop_that_computes_something_else_is_found_out_in_a_replay(tokenizer):
+    """Though the text is forced, and so the same."""
+    model = random_model("tiny", len(tokenizer))
+    methods = [decoding_methods()[0], Method("ReferenceCopy", 8, rs.ReferenceCopy())]
+    bench = begun(model, tokenizer, lambda: methods)
+    bench.measure("a prompt", [PROMPT], ANSWER)  # the probe has passed
+
+    def spoil(model, arguments, output):
+        if output.logits.shape[1] > 1:
+            output.logits = torch.randn_like(output.logits)
+        return output
+
+    spoil.only_reads = True  # a lie, so that the model is not probed anew
+    model.register_forward_hook(spoil)
+    with pytest.raises(IdsDifferError, match=r"ReferenceCopy \(8 nodes\) returns other ids"):
+        bench.measure("a prompt", [PROMPT], ANSWER)
+
+
+def other_methods() -> list[Method]:
+    return [Method("plain generate"), Method("another", options={"min_new_tokens": 12})]
+
+
+def test_other_ids_stop_it_in_float32_and_are_counted_in_bfloat16(tokenizer):
+    model = random_model("tiny", len(tokenizer))
+    ids = begun(model, tokenizer, other_methods, new_tokens=12).answer("a prompt", PROMPT)
+    model.generation_config.eos_token_id = ids[3]
+    stops_at = ids.index(ids[3])
+    with pytest.raises(IdsDifferError, match=rf"a prompt: another .* new token {stops_at} on"):
+        begun(model, tokenizer, other_methods, new_tokens=12).measure("a prompt", [PROMPT])
+    model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
+    ids = begun(model, tokenizer, other_methods, new_tokens=12).answer("a prompt", PROMPT)
+    model.generation_config.eos_token_id = ids[3]
+    bench = begun(model, tokenizer, other_methods, new_tokens=12)
+    entry, _ = bench.measure("a prompt", [PROMPT])
+    assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
+    assert entry["samples"][0]["first_difference"] is None
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_difference_that_is_no_near_tie_is_reported_with_its_margin(tokenizer, replay):
+    model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
+    methods = [Method("plain generate"), Method("ReferenceCopy", 8, rs.ReferenceCopy())]
+    bench = begun(model, tokenizer, lambda: methods, None if replay else 12)
+    answer = ANSWER if replay else None
+    bench.measure("a prompt", [PROMPT], answer)  # the probe has passed
+
+    def spoil(model, arguments, output):
+        if output.logits.shape[1] > 1:  # of passes over drafts alone
+            output.logits = -output.logits
+        return output
+
+    spoil.only_reads = True  # a lie, so that the model is not probed anew
+    model.register_forward_hook(spoil)
+    entry, _ = bench.measure("a prompt", [PROMPT], answer)
+    plain, drafted = entry["samples"]
+    assert plain["first_difference"] is None
+    assert drafted["first_difference"]["steps"] > 50
+    assert f"| {drafted['first_difference']['steps']:g} |" in report(results("bfloat16", x=[entry]))
+
+
+def test_a_tie_is_counted_and_stops_nothing(tokenizer):
+    """Both tokens have the same logit to the last bit, and one method may not say the first."""
+    model = random_model("tiny", len(tokenizer))
+    [first, *_] = begun(model, tokenizer, other_methods, new_tokens=4).answer("a prompt", PROMPT)
+    twin = first - 1
+    with torch.no_grad():
+        model.get_output_embeddings().weight[twin] = model.get_output_embeddings().weight[first]
+
+    def suppressing(token: int):
+        options = {"suppress_tokens": [token]}
+        return lambda: [Method("plain generate"), Method("another", options=options)]
+
+    [tied, *_] = begun(model, tokenizer, other_methods, new_tokens=4).answer("a prompt", PROMPT)
+    assert tied in (first, twin)
+    bench = begun(model, tokenizer, suppressing(tied), new_tokens=4)
+    entry, _ = bench.measure("a prompt", [PROMPT])
+    assert [sample["other_tokens"] > 0 for sample in entry["samples"]] == [False, True]
+    with torch.no_grad():
+        model.get_output_embeddings().weight[twin] *= 0.99
+    with pytest.raises(IdsDifferError):
+        begun(model, tokenizer, suppressing(first), new_tokens=4).measure("a prompt", [PROMPT])
+
+
+PROMPTS_WITH_NEAR_TIES = [
+    "Repeat this list twice: apples, pears, plums, apples, pears, cherries, apples, plums.",
+    "Write the numbers from one to twenty in words, each followed by its square.",
+    "Write a Python function that returns the names of all files in a folder, and one that returns "
+    "the sizes of all files in a folder.",
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS_WITH_NEAR_TIES)
+def test_with_a_trained_model_in_bfloat16_only_near_ties_flip(prompt):
+    """In float32 none does: another difference would raise [`IdsDifferError`]."""
+    model, tokenizer = load(device="cpu", dtype=torch.bfloat16)
+
+    def methods():
+        drafters = (rs.ReferenceCopy(), rs.ReferenceCopy() | rs.RetrievalCache())
+        return [*transformers_methods(), *(Method("drafts", 8, each) for each in drafters)]
+
+    bench = begun(model, tokenizer, methods, new_tokens=24)
+    entry, _ = bench.measure("a prompt", [chat_prompt([prompt], tokenizer)])
+    for sample in entry["samples"]:
+        assert (sample["first_difference"] is None) == (sample["other_tokens"] == 0)
+        if sample["first_difference"] is not None:
+            assert sample["first_difference"]["steps"] <= 8
+
+
+def test_a_prompt_that_the_context_does_not_hold_is_refused(tokenizer):
+    model = random_model("tiny", len(tokenizer))
+    model.config.max_position_embeddings = 20
+    bench = begun(model, tokenizer)
+    with pytest.raises(ContextTooShortError, match=r"12 tokens and up to 9 new ones.* 20"):
+        bench.measure("a prompt", [PROMPT], ANSWER)
+    with pytest.raises(ContextTooShortError, match="up to 256 new ones"):
+        bench.answer("a prompt", PROMPT)
+
+
+def test_first_calls_leave_nothing_behind(tokenizer):
+    bench = Bench(random_model("tiny", len(tokenizer)), tokenizer, decoding_methods, replay=True)
+    bench.warm_up()
+    bench.begin()
+    assert [len(method.cache) for method in bench.methods if method.cache is not None] == [0] * 5
+    bench.remember(PROMPT, ANSWER)
+    assert [len(method.cache) for method in bench.methods if method.cache is not None] == [1] * 5
+    bench.begin()
+    assert [len(method.cache) for method in bench.methods if method.cache is not None] == [0] * 5
+
+
+def test_prompt_look_up_is_left_out_where_transformers_refuses_it(tokenizer):
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1)
+    bench = begun(MambaForCausalLM(config).eval(), tokenizer)
+    assert LOOK_UP not in [method.name for method in bench.methods]
+    bench.warm_up()
+    entry, _ = bench.measure("a prompt", [PROMPT], ANSWER)
+    assert [sample["method"] for sample in entry["samples"]] == [
+        method.name for method in bench.methods
+    ]
+
+
+def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
+    store = rs.Datastore.build(["def f(): pass"] * 3, tokenizer, tmp_path / "s", progress=False)
+    names = [method.name for method in decoding_methods(store)]
+    assert [
+        name for name in names if name not in {method.name for method in decoding_methods()}
+    ] == [
+        "REST's algorithm",
+        "DatastoreDrafts",
+    ]
+    compact = store.compact(tmp_path / "c", max_bytes=5000, progress=False)
+    assert "REST's algorithm" not in [method.name for method in decoding_methods(compact)]
+
+
+# --- methods that retrieve
+
+
+def scripted(answers: dict[str, list[list[int]]], passages: dict[str, list[int]] | None = None):
+    """Methods whose `generate` returns what is prescribed for each of them, call by call."""
+    called = []
+
+    def method(name: str, speculation):
+        left = iter(answers.get(name, answers["else"]))
+
+        def generate(model, input_ids, speculation=None, retrieval_stats=None, **kwargs):
+            called.append(name)
+            model(input_ids)
+            retrieval_stats.strides += [2, 3]
+            retrieval_stats.best_ids += (passages or {}).get(name, [3, 5])
+            return torch.cat([input_ids, torch.tensor([next(left)])], dim=1)
+
+        [method] = retrieving_methods({name: speculation}, custom_generate=generate)
+        return method
+
+    return [method(*each) for each in speculations(ablate=False).items()], called
+
+
+@pytest.fixture
+def exact(byte_llama, tokenizer) -> Bench:
+    return Bench(byte_llama, tokenizer, decoding_methods, False, 3)
+
+
+def test_samples_have_what_was_retrieved(exact):
+    methods, called = scripted({"else": [[1, 2, 3]]})
+    entry, ids = exact.measure("a", [PROMPT], None, methods)
+    assert ids == [1, 2, 3]
+    names = list(speculations(ablate=False))
+    assert [each["method"] for each in entry["samples"]] == names
+    assert sorted(called) == sorted(names)
+    assert all(each["tokens"] == 3 and each["other_tokens"] == 0 for each in entry["samples"])
+    assert entry["samples"][0]["retrieval"]["strides"] == [2, 3]
+
+
+def test_other_ids_of_a_method_that_retrieves_are_an_error_in_float32_alone(exact, tokenizer):
+    answers = {OURS: [[1]], "else": [[2]]}
+    with pytest.raises(IdsDifferError, match="ours, psa returns other ids than baseline"):
+        exact.measure("question a", [PROMPT], None, scripted(answers)[0])
+    model = random_model("tiny", len(tokenizer), dtype=torch.bfloat16)
+    entry, _ = Bench(model, tokenizer, decoding_methods, False).measure(
+        "question a", [PROMPT], None, scripted(answers)[0]
+    )
+    assert [each["other_tokens"] for each in entry["samples"]] == [0, 0, 1]
+
+
+def test_a_model_that_retrieves_nothing_may_return_other_ids(exact):
+    methods = [*scripted({"else": [[1, 2]]})[0], *transformers_methods()]
+    entry, _ = exact.measure("question a", [PROMPT], None, methods)
+    assert [each["tokens"] for each in entry["samples"]] == [2, 2, 2, 3, 3]
+    assert [each["other_tokens"] for each in entry["samples"]] == [0, 0, 0, None, None]
+
+
+def test_other_passages_are_an_error_in_float32(exact):
+    methods, _ = scripted({"else": [[1]]}, {OURS: [3, 4]})
+    with pytest.raises(IdsDifferError, match=r"ours, psa retrieved other passages"):
+        exact.measure("question a", [PROMPT], None, methods)

@@ -1,0 +1,160 @@
+"""`hf-refspec bench ralm`: all retrievers, all methods, the same ids; bad input named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from encoders import letters, load_letters
+
+from hf_refspec.apps.bench.methods import (
+    BASELINE,
+    LOOK_UP,
+    OURS,
+    speculations,
+    transformers_methods,
+)
+from hf_refspec.apps.bench.ralm import WITH_DRAFTS, PaddedKnowledgeBase
+from hf_refspec.apps.bench.results import read_results
+from hf_refspec.apps.cli.main import main
+from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+
+TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in ("small", "big")]
+ENCODER = "letters-64"
+MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
+MAIN |= {f"{name}{WITH_DRAFTS}" for name in (BASELINE, OURS)}
+ALL = {*MAIN, *speculations(ablate=True)}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """What is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, tokenizer) -> str:
+    folder = tmp_path_factory.mktemp("base") / "base"
+    KnowledgeBase.build(TEXTS, tokenizer, letters(64), folder, progress=False)
+    return str(folder)
+
+
+@pytest.fixture
+def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
+    """The arguments of a replay, without a knowledge base."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hf_refspec.apps.bench.ralm.load_encoder", load_letters)
+    model = ["--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu", "--replay"]
+    return ["bench", "ralm", *model, "--data", "data", "--out", "out"]
+
+
+def measured() -> list[dict]:
+    return read_results(Path("out"))["suites"]["ralm, float32"]["entries"]
+
+
+def test_measures_all_retrievers_by_all_methods(given, base, capsys):
+    options = ["--encoder", ENCODER, "--distractors", "50", "--limit", "2"]
+    assert main([*given, "--knowledge-base", base, *options]) == 0
+    entries = measured()
+    assert [(entry["setting"], entry["size"], entry["name"]) for entry in entries] == [
+        (*retriever, name)
+        for retriever in (("flat", 56), ("hnsw", 6), ("bm25", 6))
+        for name in "12"
+    ]
+    for entry in entries:
+        assert entry["samples"][0]["method"] == BASELINE
+        assert {sample["method"] for sample in entry["samples"]} == MAIN
+        assert len({sample["tokens"] for sample in entry["samples"]}) == 1
+    assert entries[0]["samples"][0]["tokens"] == 14  # the answer and its end
+    assert entries[0]["samples"][0]["retrieval"]["searches"] == 4
+    assert read_results(Path("out"))["settings"]["distractors"] == 50
+
+    report = Path("out/report.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in report
+    for heading in ("### flat, 56 to search", "### hnsw, 6 to search", "### bm25, 6 to search"):
+        assert heading in report
+    assert report.count(f"| {LOOK_UP} |") == 3
+
+
+def test_every_setting_of_speculation_is_measured_if_asked(given, base):
+    assert main([*given, "--knowledge-base", base, "--limit", "1", "--ablate"]) == 0
+    [entry] = measured()
+    assert {sample["method"] for sample in entry["samples"]} == ALL
+
+
+def test_a_milvus_is_searched_as_well(given, base):
+    pytest.importorskip("milvus_lite")
+    options = ["--encoder", ENCODER, "--milvus", "passages.db", "--limit", "1"]
+    assert main([*given, "--knowledge-base", base, *options]) == 0
+    assert [entry["setting"] for entry in measured()] == ["flat", "hnsw", "milvus", "bm25"]
+    assert read_results(Path("out"))["settings"]["milvus"] is True
+
+
+def test_bm25_needs_no_encoder_and_a_model_that_writes_freely_gets_spec_bench(
+    given, data, base, byte_llama, tokenizer
+):
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    arguments += ["--max-new-tokens", "9"]
+    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
+    [entry] = measured()
+    assert (entry["name"], entry["setting"]) == ("writing/81", "bm25")
+    assert {sample["tokens"] for sample in entry["samples"]} == {9}
+
+
+def test_a_question_that_the_context_does_not_hold_is_skipped(
+    given, data, base, byte_llama, tokenizer, monkeypatch, capsys
+):
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    monkeypatch.setattr("hf_refspec.apps.bench.measure.context_length", lambda model: 20)
+    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of them skipped" in printed and "Nothing was measured" in printed
+
+
+def test_distractors_are_looked_at_but_not_found(base, tokenizer):
+    padded = PaddedKnowledgeBase(base, tokenizer, 2000)
+    assert len(padded) == 2006 and padded.embeddings.shape == (2006, 64)
+    lengths = np.linalg.norm(padded.embeddings[6:], axis=1)
+    assert lengths == pytest.approx(np.ones(2000), abs=1e-5)
+    query = padded.embeddings[1]
+    plain = KnowledgeBase(base, tokenizer)
+    retrievers = [DenseRetriever(each, lambda texts: None) for each in (plain, padded)]
+    found = [retriever.search([query], 1)[0].ids.tolist() for retriever in retrievers]
+    assert found[0] == found[1]
+    assert 1 <= len(padded.passage(2005)) <= 4
+    with pytest.raises(IndexError):
+        padded.passage(2006)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a knowledge base with --knowledge-base"),
+        (["--knowledge-base", "no/base"], "--knowledge-base no/base cannot be opened"),
+        (["--knowledge-base", "BASE", "--distractors", "5"], "needs --encoder"),
+        (["--knowledge-base", "BASE", "--milvus", "x.db"], "--milvus x.db needs --encoder"),
+        (
+            ["--knowledge-base", "BASE", "--encoder", "ENCODER", "--milvus", "no/folder/x.db"],
+            "Milvus at uri='no/folder/x.db' cannot be used",
+        ),
+        (["--knowledge-base", "BASE", "--encoder", "no/model"], "--encoder no/model does not fit"),
+        (["--knowledge-base", "SPARSE", "--encoder", "ENCODER"], "built without embeddings"),
+    ],
+)
+def test_bad_input_is_named_before_work_starts(
+    given, tmp_path, base, tokenizer, capsys, arguments, message
+):
+    KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "sparse", progress=False)
+    places = {"BASE": base, "ENCODER": ENCODER, "SPARSE": "sparse"}
+    assert main([*given, *(places.get(each, each) for each in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("hf-refspec: ")
+    assert not Path("out").exists()

@@ -1,0 +1,19 @@
+"""A replay says the recorded answers and counts what a drafter saves."""
+
+from __future__ import annotations
+
+from drafters import Noise, Prophet
+
+from hf_refspec.apps.bench.replay import replay, stand_in_model
+from hf_refspec.apps.bench.suites import RecordedAnswer
+
+ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer([3], [7, 2])]
+
+
+def test_counts_every_token_and_pass():
+    model = stand_in_model(64)
+    stats = replay(ANSWERS, Noise(), model, max_draft_tokens=0)
+    assert (stats.tokens, stats.forward_passes, stats.mat) == (9, 9, 1.0)
+    perfect = Prophet([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 2], accuracy=1.0, branches=0)
+    stats = replay(ANSWERS[:1], perfect, model, max_draft_tokens=3)
+    assert (stats.tokens, stats.forward_passes) == (7, 3)  # the prefill, 3 + 1, 1 + 1

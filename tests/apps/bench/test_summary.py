@@ -1,0 +1,77 @@
+"""Samples are summarized, speed-ups prompt by prompt."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from bench_samples import entry, retrieval_sample, sample
+
+from hf_refspec.apps.bench.summary import Spread, summaries
+
+DIFFERENCE = {"place": 19, "steps": 0.0}
+ENTRIES = [
+    entry(
+        "a",
+        [
+            sample("plain", 11, 11, 1.0, 10.0),
+            sample("ours", 11, 4, 1.0, 2.0, drafting_seconds=0.5),
+        ],
+    ),
+    entry(
+        "b",
+        [
+            sample("plain", 21, 21, 1.0, 20.0),
+            sample("ours", 21, 6, 1.0, 10.0, other_tokens=2, first_difference=DIFFERENCE),
+        ],
+    ),
+    entry("c", [sample("plain", 1, 1, 2.0, 0.0), sample("ours", 1, 1, 1.0, 0.0)]),
+]
+
+
+def test_summarizes_each_method():
+    plain, ours = summaries(ENTRIES).values()
+    assert (plain.samples, plain.tokens, plain.mat) == (3, 33, 1.0)
+    assert ours.mat == 3.0
+    assert (plain.equal, plain.margins) == (3, [])
+    assert (ours.equal, ours.margins) == (2, [0.0])
+    assert ours.drafting_microseconds == pytest.approx(1e6 * 0.5 / 11)
+    assert (plain.seconds, ours.seconds) == (34.0, 15.0)
+    assert ours.speed_up == pytest.approx(34 / 15)  # as many tokens
+    assert ours.retrieval is None
+
+
+def test_an_answer_of_one_token_has_no_decoding_speed():
+    plain, ours = summaries(ENTRIES).values()
+    assert plain.decoding_speed_up == Spread(1.0, 1.0, 1.0)
+    assert ours.decoding_speed_up == Spread(3.5, 2.75, 4.25)  # of 2 and 5
+    [alone] = summaries([{"samples": ENTRIES[2]["samples"][:1]}]).values()
+    assert math.isnan(alone.decoding_speed_up.median)
+
+
+def test_a_text_of_fewer_tokens_is_no_gain():
+    samples = [sample("plain", 20, 20, 1.0, 9.0), sample("ours", 10, 5, 1.0, 4.0)]
+    _, ours = summaries([entry("a", samples)]).values()
+    assert ours.speed_up == pytest.approx(1.0)
+
+
+def test_texts_that_cannot_be_equal_are_not_counted():
+    samples = [sample("plain", 4, 4, 1.0, 3.0, other_tokens=None)]
+    [plain] = summaries([entry("a", samples)]).values()
+    assert plain.equal is None
+
+
+def test_a_spread_is_printed_with_its_quartiles():
+    assert f"{Spread.of([1.0, 2.0, 3.0]):.1f}" == "2.0 [1.5, 2.5]"
+
+
+def test_retrieval_is_summarized():
+    stats = {"strides": [1, 5], "verified": 5, "mismatched": 1, "searches": 3}
+    samples = [retrieval_sample("ours", 4.0, waiting_seconds=3.0, **stats)]
+    [ours] = summaries([entry(name, samples) for name in "ab"]).values()
+    assert ours.retrieval == {
+        "gamma": pytest.approx(5 / 6),
+        "stride": 3.0,
+        "searches": 3,
+        "waiting": 0.75,
+    }

@@ -1,0 +1,178 @@
+"""`hf-refspec chat`: a conversation that goes on whatever happens to one of its answers."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+
+import pytest
+from hf_refspec.apps.chat.chat import Chat, Interrupt
+
+from hf_refspec import ReferenceCopy
+from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
+    path = tmp_path_factory.mktemp("model")
+    byte_llama.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def talk(byte_llama, tokenizer, monkeypatch):
+    """Says these lines to a chat; returns it and what it printed."""
+
+    def talked(*lines, document=None, max_new_tokens=8, **terminal):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        printed = io.StringIO()
+        console = Terminal(file=printed, **terminal)
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        drafter = LiveDrafts([ReferenceCopy()])
+        chat = Chat(byte_llama, tokenizer, drafter, console, options, document)
+        chat.converse()
+        return chat, printed.getvalue()
+
+    return talked
+
+
+def contents(chat) -> list[str]:
+    return [message["content"] for message in chat.messages]
+
+
+def test_each_line_is_a_message_and_the_history_goes_on(talk):
+    chat, printed = talk("one", "", "two")
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
+    assert contents(chat)[::2] == ["one", "two"]
+    alone, _ = talk("two")
+    assert contents(alone)[1] != contents(chat)[3]  # it was answered with the history
+    assert printed.count("(stopped after 8 tokens)") == 2
+
+
+def test_an_answer_that_the_limit_cuts_off_says_so(talk):
+    _, printed = talk("one")
+    assert "(stopped after 8 tokens)" in printed
+
+
+def test_a_context_stands_before_the_first_message_only(talk):
+    chat, _ = talk("one", "two", "/reset", "three", document="a text\n")
+    assert contents(chat)[::2] == ["a text\n\nthree"]
+    chat, _ = talk("one", "two", document="a text\n")
+    assert contents(chat)[::2] == ["a text\n\none", "two"]
+
+
+def test_commands(talk):
+    chat, printed = talk("/help", "/stats", "one", "/stats", "/nonsense x", "/exit", "two")
+    assert contents(chat)[::2] == ["one"]
+    assert printed.index("/reset") < printed.index("There is no answer yet.")
+    assert "8 tokens in " in printed and "ReferenceCopy" in printed
+    assert "There is no /nonsense." in printed
+
+
+def test_a_conversation_longer_than_the_context_is_refused_and_reset_helps(talk):
+    chat, printed = talk("one", "x" * 3000, "/reset", "two")
+    assert "this conversation has 3,0" in printed and "2,048" in printed and "/reset" in printed
+    assert contents(chat)[::2] == ["two"]
+    chat, _ = talk("one", "x" * 3000, "two")
+    assert contents(chat)[::2] == ["one", "two"]
+
+
+def test_a_terminal_gets_a_legend_in_colour_and_a_pipe_only_answers(talk):
+    options = {"force_terminal": True, "color_system": "standard", "width": 60}
+    _, printed = talk("one", max_new_tokens=30, **options)
+    assert "the model itself" in printed and "\x1b[32m" in printed
+    _, printed = talk("one", max_new_tokens=30)
+    assert "the model itself" not in printed and "\x1b" not in printed
+
+
+def test_interrupts_stop_first_after_a_pass_and_then_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.came
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_answer_broken_off_is_forgotten_with_its_question(talk, byte_llama, monkeypatch):
+    generate = type(byte_llama).generate
+
+    def interrupted(self, *args, **kwargs):
+        if (kwargs["input_ids"] == ord("!")).any():
+            raise KeyboardInterrupt
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(byte_llama), "generate", interrupted)
+    chat, _ = talk("one", "two")
+    assert contents(chat)[::2] == ["one", "two"]
+
+
+def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monkeypatch):
+    put, begun = AnswerStream.put, []
+
+    def interrupting(self, tokens, owners):
+        put(self, tokens, owners)
+        if self not in begun:  # at the first token of each answer
+            begun.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(AnswerStream, "put", interrupting)
+    chat, printed = talk("one", "two", max_new_tokens=500)
+    assert printed.count("(stopped)") == 2
+    assert contents(chat)[::2] == ["one", "two"]
+    assert all(len(answer) < 100 for answer in contents(chat)[1::2])
+
+
+def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
+    command = [sys.executable, "-u", "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
+    child = subprocess.Popen(
+        [*command, "--max-new-tokens", "1900"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write("one\n")
+    child.stdin.flush()
+    child.stdout.read(1)  # the answer has begun
+    child.send_signal(signal.SIGINT)
+    output, error = child.communicate("/reset\ntwo\n/stats\n", timeout=120)
+    assert child.returncode == 0 and error == ""
+    assert output.count("(stopped)") == 1
+    _, alone = talk("two", max_new_tokens=1900)
+    assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
+
+
+def test_a_line_that_is_not_utf_8_ends_no_conversation(folder):
+    command = [sys.executable, "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
+    lines = b"\xff\xfe bad\n/stats\n"
+    done = subprocess.run([*command, "--max-new-tokens", "4"], input=lines, capture_output=True)
+    assert done.returncode == 0 and b"4 tokens in" in done.stdout
+
+
+def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_loaded(
+    tmp_path, byte_llama, tokenizer, capsys
+):
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    byte_llama.config.save_pretrained(tmp_path)  # and no weights
+    assert main(["chat", "--model", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert str(tmp_path) in message and "hf-refspec generate" in message
+
+
+def test_a_context_longer_than_the_models_is_refused(tmp_path, folder, capsys):
+    file = tmp_path / "long.txt"
+    file.write_text("x" * 3000, encoding="utf-8")
+    assert main(["chat", "--model", folder, "--context", str(file)]) == 2
+    message = capsys.readouterr().err
+    assert f"--context {file}" in message and "2,048" in message

@@ -1,0 +1,218 @@
+"""`hf-refspec generate`: where the prompt comes from, what is drafted from, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+
+import huggingface_hub
+import pytest
+from texts import some_texts
+
+from hf_refspec import Datastore
+from hf_refspec.apps.cli.main import main
+
+SHORT = ["--max-new-tokens", "12", "--max-draft-tokens", "8"]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """What is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
+    path = tmp_path_factory.mktemp("model")
+    byte_llama.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def templateless(tmp_path_factory, byte_llama, tokenizer) -> str:
+    path = tmp_path_factory.mktemp("templateless")
+    byte_llama.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "chat_template.jinja").unlink()
+    return str(path)
+
+
+@pytest.fixture
+def generate(folder, capsys):
+    """Runs the command, which must succeed; returns what it prints to stdout and stderr."""
+
+    def run(*arguments, model=folder) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main(["generate", "--model", model, *SHORT, *map(str, arguments)]) == 0
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(folder, capsys):
+    """Runs the command, which must refuse; returns its message."""
+
+    def run(*arguments, model=folder) -> str:
+        capsys.readouterr()
+        assert main(["generate", "--model", model, *SHORT, *map(str, arguments)]) == 2
+        output, error = capsys.readouterr()
+        assert output == "" and error.startswith("hf-refspec: ") and error.count("\n") == 1
+        return error
+
+    return run
+
+
+def test_only_the_text_goes_to_stdout_and_the_statistics_to_stderr(generate, tmp_path):
+    plain, _ = generate("the cat sat on", "--max-draft-tokens", "0")
+    reference = tmp_path / "reference.txt"
+    reference.write_text(plain, encoding="utf-8")
+    drafted, statistics = generate("the cat sat on", "--reference", reference)
+    assert drafted == plain
+    assert re.fullmatch(r"12 tokens in \d+ passes, MAT \d.*\n", statistics)
+    assert int(re.search(r"(\d+) accepted", statistics)[1]) > 0
+
+
+def test_the_prompt_is_an_argument_a_file_or_stdin(generate, tmp_path, monkeypatch):
+    file = tmp_path / "prompt.txt"
+    file.write_text("the cat sat on", encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat sat on"))
+    outputs = [generate("the cat sat on"), generate("--prompt-file", file), generate()]
+    assert len({output for output, _ in outputs}) == 1
+
+
+def test_plain_text_is_put_into_the_chat_template_where_there_is_one(generate, templateless):
+    chat, _ = generate("the cat")
+    assert generate("user: the cat\nassistant: ", "--no-chat")[0] == chat
+    assert generate("the cat", "--chat")[0] == chat
+    as_it_is, _ = generate("the cat", "--no-chat")
+    assert as_it_is != chat
+    assert generate("the cat", model=templateless)[0] == as_it_is
+    templated = "<s>user: the cat\nassistant: "  # has a special token: it is in a template already
+    assert generate(templated)[0] == generate(templated, "--no-chat")[0]
+
+
+def test_context_is_read_by_the_model_and_a_reference_is_not(generate, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a dog\n", encoding="utf-8")
+    assert generate("the cat", "--context", text)[0] == generate("a dog\n\nthe cat")[0]
+    assert generate("the cat", "--reference", text)[0] == generate("the cat")[0]
+
+
+def test_sampling_depends_on_the_seed_alone(generate):
+    sampling = ["--do-sample", "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95"]
+    texts = [generate("the cat", *sampling, "--seed", seed)[0] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    plain = generate("the cat", *sampling, "--seed", 1, "--max-draft-tokens", "0")
+    assert plain[0] == texts[0]
+
+
+def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, tokenizer):
+    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
+    options = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
+    first, _ = generate("the cat", *options)
+    second, statistics = generate("the cat", *options)
+    assert first == second == generate("the cat")[0]
+    assert int(re.search(r"(\d+) accepted", statistics)[1]) >= 8  # all of it is in the cache
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["--prompt-file", "missing.txt"], ["--prompt-file missing.txt"]),
+        (
+            ["x", "--reference", "missing.md"],
+            ["--reference missing.md", "up to the next option"],
+        ),
+        (["--reference", "no.md", "my prompt"], ["--reference no.md", "up to the next option"]),
+        (["x", "--context", "missing.md"], ["--context missing.md"]),
+        (["x", "--datastore", "missing/store"], ["missing/store"]),
+        (["x", "--model", "missing/model/folder"], ["missing/model/folder"]),
+        (["x", "--prompt-file", "y.txt"], ["'x'", "y.txt", "not both"]),
+        ([" "], ["the prompt is empty"]),
+        (["x", "--temperature", "0.5"], ["--temperature 0.5", "--do-sample"]),
+        (["x", "--seed", "1"], ["--seed 1", "--do-sample"]),
+        (["x", "--do-sample", "--temperature", "0"], ["--temperature 0.0", "above 0"]),
+        (["x", "--do-sample", "--temperature", "nan"], ["--temperature nan", "above 0"]),
+        (["x", "--do-sample", "--top-k", "-1"], ["--top-k -1", "0, for all tokens"]),
+        (["x", "--do-sample", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
+        (["x", "--do-sample", "--seed", str(2**70)], [f"--seed {2**70}", "64 bits"]),
+        (["\udcff"], ["the prompt is not a text in UTF-8"]),
+        (["x" * 3000], ["the prompt has 3,018 tokens", "2,048", "shorten it"]),
+    ],
+)
+def test_bad_input_is_named_with_the_way_out(refused, arguments, messages):
+    message = refused(*arguments)
+    assert all(part in message for part in messages)
+
+
+def test_a_file_that_is_no_text_is_named(refused, tmp_path):
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG\xff")
+    assert f"--context {file} is not a text" in refused("x", "--context", file)
+    file.write_bytes(b" \n")
+    assert f"--reference {file} is empty" in refused("x", "--reference", file)
+
+
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_named(refused, tmp_path):
+    assert f"--context {tmp_path} cannot be read" in refused("x", "--context", tmp_path)
+    file = tmp_path / "file"
+    file.write_text("text", encoding="utf-8")
+    assert f"--cache {file} is a file" in refused("x", "--cache", file)
+
+
+def test_bytes_that_are_no_text_are_no_prompt(folder):
+    command = [sys.executable, "-m", "hf_refspec", "generate", "--model", folder]
+    done = subprocess.run(command, input=b"\xff\xfe\x00", capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"hf-refspec: the prompt is not a text in UTF-8")
+
+
+def test_top_k_of_0_is_all_tokens_as_in_transformers(generate):
+    sampling = ["--do-sample", "--temperature", "5.0", "--seed", 1]
+    every, _ = generate("the cat", *sampling, "--top-k", "0")
+    assert every != generate("the cat", *sampling)[0]  # of the 50 that are the default
+
+
+def test_a_chat_needs_a_template(refused, templateless):
+    message = refused("x", "--chat", model=templateless)
+    assert templateless in message and "leave --chat out" in message
+
+
+def test_an_answer_ends_where_the_context_of_the_model_does(generate):
+    prompt = "x" * (2048 - len("user: \nassistant: ") - 5)
+    _, statistics = generate(prompt)
+    assert statistics.startswith("5 tokens in ")
+
+
+def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
+    command = [
+        sys.executable,
+        "-m",
+        "hf_refspec.apps.cli.main",
+        "generate",
+        "the cat",
+        "--model",
+        folder,
+    ]
+    child = subprocess.Popen(
+        [*command, "--max-new-tokens", "1500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.read(1)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 141
+
+
+def test_the_number_of_draft_tokens_is_a_number_or_auto(generate, folder, capsys):
+    assert generate("the cat", "--max-draft-tokens", "auto")[0] == generate("the cat")[0]
+    for number in ("many", "-1"):
+        with pytest.raises(SystemExit) as exit:
+            main(["generate", "the cat", "--model", folder, "--max-draft-tokens", number])
+        assert exit.value.code == 2
+        message = f"must be a number from 0 on, or auto, but is {number!r}"
+        assert message in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""`hf-refspec knn build` and `hf-refspec knn perplexity`: what they print, choose and refuse."""
+
+from __future__ import annotations
+
+import re
+
+import datasets
+import huggingface_hub
+import pytest
+import torch
+from texts import some_texts
+
+from hf_refspec.apps.cli.knn import _hold_out
+from hf_refspec.apps.cli.main import main
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.perplexity import perplexity
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, byte_llama, tokenizer):
+    """A model, another one, texts, and a kNN datastore that `knn build` has made of them."""
+    root = tmp_path_factory.mktemp("knn")
+    byte_llama.save_pretrained(root / "model")
+    tokenizer.save_pretrained(root / "model")
+    torch.manual_seed(1)
+    type(byte_llama)(byte_llama.config).save_pretrained(root / "other")
+    tokenizer.save_pretrained(root / "other")
+    texts = root / "texts"
+    texts.mkdir()
+    for number, text in enumerate(some_texts(40)):
+        (texts / f"{number}.txt").write_text(text * 4)
+    (root / "held.txt").write_text("\n".join(some_texts(20, seed=1)))
+    (root / "short.txt").write_text("stone light\n")
+    (root / "empty").mkdir()
+    assert run("build", texts, "--model", root / "model", "--out", root / "store") == 0
+    return root
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def run(*arguments) -> int:
+    return main(["knn", *map(str, arguments)])
+
+
+# --- what they print
+
+
+def test_build_holds_text_out_and_keeps_what_it_has_chosen(places, tmp_path, capsys):
+    out = tmp_path / "store"
+    capsys.readouterr()
+    assert run("build", places / "texts", "--model", places / "model", "--out", out) == 0
+    printed = capsys.readouterr().out
+    store = KnnDatastore(out)
+    chosen = store.config.interpolation
+    assert f"  entries     {len(store):,} of 32 numbers\n" in printed
+    assert f"  chosen      {chosen}, on {chosen.tokens:,} held-out tokens\n" in printed
+    assert f"{chosen.perplexity_alone:.2f} alone, {chosen.perplexity:.2f} with" in printed
+    assert 0.05 < chosen.tokens / (chosen.tokens + len(store)) < 0.15
+    assert chosen == KnnDatastore(places / "store").config.interpolation  # the same every time
+
+
+def test_held_out_files_are_chosen_on_and_all_else_is_kept(places, tmp_path):
+    options = ["--model", places / "model", "--held-out", places / "held.txt"]
+    assert run("build", places / "texts", "--out", tmp_path / "store", *options) == 0
+    store = KnnDatastore(tmp_path / "store")
+    assert len(store) > len(KnnDatastore(places / "store"))
+    held_out = len((places / "held.txt").read_text())  # the tokens are bytes
+    assert abs(store.config.interpolation.tokens - held_out) <= 1
+
+
+def test_perplexity_is_that_of_the_model_alone_and_with_what_was_chosen(
+    places, capsys, byte_llama, tokenizer
+):
+    text = (places / "held.txt").read_text()
+    store = KnnDatastore(places / "store")
+    capsys.readouterr()
+    options = [places / "store", places / "held.txt", "--model", places / "model"]
+    assert run("perplexity", *options) == 0
+    printed, warned = capsys.readouterr()
+    alone = perplexity(byte_llama, tokenizer, text)
+    mixed = perplexity(byte_llama, tokenizer, text, store)
+    assert mixed < alone
+    assert f"alone       {alone:.2f}\n" in printed
+    assert re.search(rf"with kNN    {mixed:.2f} \(-\d+\.\d %\), ", printed)
+    assert printed.endswith(f", {store.config.interpolation}\n")
+    assert warned == ""
+    assert run("perplexity", *options, "--lambda", 0, "--k", 3, "--temperature", 2) == 0
+    assert "(+0.0 %), lambda 0.00, temperature 2, k 3\n" in capsys.readouterr().out
+
+
+def test_a_text_of_the_datastore_is_noticed(places, capsys):
+    capsys.readouterr()
+    options = [places / "store", places / "texts", "--model", places / "model"]
+    assert run("perplexity", *options) == 0
+    printed, warned = capsys.readouterr()
+    percent = int(re.search(r"(\d+) % known", printed).group(1))
+    assert 80 < percent < 100  # the rest was held out
+    assert warned.startswith(f"hf-refspec: {percent} % of the tokens are in the datastore")
+    assert warned.count("\n") == 1
+
+
+def test_a_dataset_of_this_machine(places, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    datasets.Dataset.from_dict({"body": some_texts(30)}).to_json(folder / "train.json")
+    options = ["--dataset", folder, "--column", "body", "--model", places / "model"]
+    assert run("build", *options, "--out", tmp_path / "store") == 0
+    assert run("perplexity", tmp_path / "store", *options) == 0
+    assert "with kNN" in capsys.readouterr().out
+
+
+# --- what is held out
+
+
+def test_whole_texts_are_held_out_the_same_ones_every_time():
+    texts = [f"{i:02}" * 50 for i in range(50)]
+    kept, held_out = _hold_out(texts)
+    assert sorted(kept + held_out) == texts
+    assert len(held_out) == 5
+    assert _hold_out(texts) == (kept, held_out)
+
+
+def test_of_one_text_its_end_is_held_out():
+    text = "".join(f"line {i}\n" for i in range(1000))
+    (kept,), (held_out,) = _hold_out([text])
+    assert kept + held_out == text
+    assert held_out.startswith("line 9")
+    assert 0.09 < len(held_out) / len(text) < 0.11
+
+
+def test_a_text_without_lines_is_cut_all_the_same():
+    (kept,), (held_out,) = _hold_out(["\n" + "x" * 9999])
+    assert (len(kept), len(held_out)) == (9000, 1000)
+
+
+def test_no_more_is_held_out_than_is_worth_the_time():
+    kept, held_out = _hold_out(["x" * 1000] * 2000)
+    assert len(held_out) == 40
+    assert len(kept) == 1960
+
+
+# --- bad input
+
+REFUSED = {
+    "no texts": (["build", "--out", "{new}"], "give one of: files or folders, --dataset NAME"),
+    "a missing file": (["build", "{missing}", "--out", "{new}"], "{missing} is neither a file nor"),
+    "a folder without texts": (["build", "{empty}", "--out", "{new}"], "there is no text in"),
+    "a folder that exists": (["build", "{texts}", "--out", "{empty}"], "--out {empty} exists"),
+    "a column of files": (
+        ["build", "{texts}", "--column", "x", "--out", "{new}"],
+        "--column x is for --dataset",
+    ),
+    "too little text": (
+        ["build", "{short.txt}", "--out", "{new}"],
+        "too little text to choose lambda on: 0 tokens are held out",
+    ),
+    "too little held-out text": (
+        ["build", "{texts}", "--held-out", "{short.txt}", "--out", "{new}"],
+        "give --held-out more text",
+    ),
+    "held-out text that is known": (
+        ["build", "{texts}", "--held-out", "{texts}/3.txt", "--out", "{new}"],
+        "--held-out has a text that the datastore is built from as well",
+    ),
+    "a missing datastore": (["perplexity", "{missing}", "{texts}"], "{missing}"),
+    "a folder that is no datastore": (["perplexity", "{empty}", "{texts}"], "not a kNN datastore"),
+    "no text to read": (["perplexity", "{store}"], "give one of: files or folders"),
+    "another model": (
+        ["perplexity", "{store}", "{held.txt}", "--model", "{other}"],
+        "knn_datastore was made with another model",
+    ),
+    "a lambda above one": (
+        ["perplexity", "{store}", "{held.txt}", "--lambda", "1.5"],
+        "lambda_ must be from 0 to 1, but is 1.5",
+    ),
+    "a temperature of zero": (
+        ["perplexity", "{store}", "{held.txt}", "--temperature", "0"],
+        "temperature must be above 0",
+    ),
+    "too many neighbours": (
+        ["perplexity", "{store}", "{held.txt}", "--k", "1000000"],
+        "k must be from 1 to",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
+    def filled(text: str) -> str:
+        return re.sub(r"\{(.+?)\}", lambda match: str(places / match[1]), text)
+
+    given = [filled(argument) for argument in arguments]
+    given += [] if "--model" in given else ["--model", str(places / "model")]
+    capsys.readouterr()
+    assert run(*given) == 2
+    refusal = capsys.readouterr().err
+    assert refusal.count("\n") == 1
+    assert refusal.startswith("hf-refspec: ")
+    assert filled(message) in refusal
+    assert not (places / "new").exists()

@@ -1,0 +1,349 @@
+"""`hf-refspec ralm`: what it prints, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pytest
+from encoders import letters, load_letters
+from texts import some_texts
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_refspec.apps.cli import ralm_answers
+from hf_refspec.apps.cli.main import main
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+
+QUESTION = "stone light music "
+SHORT = ["--max-new-tokens", 14, "--chunk-length", 40]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory, byte_llama, tokenizer) -> dict[str, str]:
+    """Models, texts and knowledge bases, and where `encoders` puts more, by name."""
+    root = tmp_path_factory.mktemp("ralm")
+    for name in ("model", "plain"):
+        byte_llama.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    (root / "plain" / "chat_template.jinja").unlink()
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "tree": 1, "river": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    texts = root / "texts"
+    (texts / "more").mkdir(parents=True)
+    (texts / "a.md").write_text("\n".join(some_texts(12)), encoding="utf-8")
+    (texts / "more" / "b.txt").write_text("\n".join(some_texts(12, seed=1)), encoding="utf-8")
+    (texts / "escape.txt").write_text("stone light music \x1b[31mred\x07", encoding="utf-8")
+    (texts / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (texts / "empty.md").write_text(" \n", encoding="utf-8")
+    (texts / ".hidden.md").write_text("hidden", encoding="utf-8")
+    (root / "blank").mkdir()
+    (root / "blank" / "empty.md").write_text(" \n", encoding="utf-8")
+    (root / "blank.txt").write_text("\n \n", encoding="utf-8")
+    KnowledgeBase.build(some_texts(20), tokenizer, None, root / "base", progress=False)
+    KnowledgeBase.build(some_texts(20), other, None, root / "other", progress=False)
+    made = {path.name: str(path) for path in root.iterdir()}
+    KnowledgeBase.build(some_texts(20), tokenizer, letters(8), root / "dense", progress=False)
+    made["dense"] = str(root / "dense")
+    return {**made, "encoder": "letters-8", "wide": "letters-16", "missing": str(root / "missing")}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """A model that is nowhere is looked for on the Hub, which must not be waited for."""
+    monkeypatch.setattr("hf_refspec.apps.cli.ralm.load_encoder", load_letters)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def ask(places, capsys):
+    """Runs the command, which must succeed; returns what it prints."""
+
+    def asked(*arguments, model="model") -> str:
+        capsys.readouterr()
+        assert run("--model", places[model], *arguments) == 0
+        return capsys.readouterr().out
+
+    return asked
+
+
+def run(*arguments) -> int:
+    return main(["ralm", *map(str, arguments)])
+
+
+# --- what it prints
+
+
+def test_shows_the_answer_the_passages_the_guesses_and_the_speed(places, ask):
+    printed = ask(places["texts"], "--question", QUESTION, *SHORT)
+    assert re.search(
+        r"speed +14 tokens, \d+\.\d tokens/s: \d+ % waiting for \d+ searches, \d+ % making", printed
+    )
+    assert "ids identical" not in printed
+
+
+def test_a_passage_is_named_with_its_file_and_line(places, ask, monkeypatch):
+    monkeypatch.chdir(Path(places["texts"]).parent)
+    printed = ask("texts", "--question", QUESTION, *SHORT)
+    found = re.findall(r"(\d+), (texts/\S+), line (\d+): steps? ", printed)
+    assert found
+    for _, name, line in found:
+        assert int(line) <= len(Path(name).read_text(encoding="utf-8").splitlines())
+
+
+def test_without_speculation_it_waits_for_every_search(places, ask):
+    options = [places["texts"], "--question", QUESTION, *SHORT]
+    waiting = ask(*options, "--speculation", "none")
+    assert "guesses" not in waiting
+    assert "waiting for 4 searches" in waiting  # 14 tokens, 4 a step
+    answer = waiting.partition("  passages")[0]
+    assert answer == ask(*options).partition("  passages")[0]
+
+
+def test_compare_shows_the_speed_of_both(places, ask):
+    printed = ask(places["texts"], "--question", QUESTION, "--compare", *SHORT)
+    assert re.search(
+        r"^\d+ passages of at most 40 tokens out of texts, searched by bm25\n", printed
+    )
+    assert f"── {QUESTION}\n" in printed
+    passages = re.findall(
+        r"^ +(?:passages +)?(\d+), .*: (steps? [\d, -]+) of 4\n +(\S.*)", printed, re.M
+    )
+    assert passages
+    steps = re.findall(r"\d+(?:-\d+)?", " ".join(steps for _, steps, _ in passages))
+    covered = [int(step) for each in steps for step in _range(each)]
+    assert sorted(covered) == [1, 2, 3, 4]  # 14 tokens, 4 a step
+    right, wrong = map(int, re.search(r"(\d+) right \(\+\), (\d+) wrong \(x\)", printed).groups())
+    marks = re.search(r"guesses +(s[+x ]*?)  ", printed).group(1)
+    assert (marks.count("+"), marks.count("x")) == (right, wrong)
+    assert right + wrong == 3
+    assert re.search(
+        r"speed +baseline +14 tokens, \d+\.\d tokens/s: \d+ % waiting for 4 searches, ", printed
+    )
+    assert re.search(r"^ +\d+\.\d\dx, ids identical$", printed, re.M)
+    assert "\x1b" not in printed  # not a terminal, and what a passage says is not obeyed
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def test_control_characters_of_a_passage_are_not_printed(places, ask):
+    file = Path(places["texts"]) / "escape.txt"
+    assert "stone light music \\x1b[31mred" in ask(file, "--question", QUESTION, *SHORT)
+
+
+@pytest.mark.parametrize("speculation", ["", "p", "sa"])
+@pytest.mark.parametrize("model", ["model", "plain"])
+def test_what_is_speculated_does_not_change_the_answer(places, ask, model, speculation):
+    options = [places["texts"], "--question", QUESTION, *SHORT]
+    answers = [
+        ask(*options, *more, model=model).partition("  passages")[0]
+        for more in ([], ["--speculation", speculation], ["--copy"])
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_chat_template_is_used_where_there_is_one(places, ask):
+    options = [places["texts"], "--question", QUESTION, *SHORT]
+    assert ask(*options, model="model") != ask(*options, model="plain")
+
+
+def test_the_generation_stride_is_the_tokens_of_a_step(places, ask):
+    options = [places["texts"], "--question", QUESTION, *SHORT]
+    assert " of 7\n" in ask(*options, "--generation-stride", 2)
+
+
+def test_several_questions_are_summed_up(places, ask, tmp_path):
+    questions = tmp_path / "questions.txt"
+    questions.write_text("harbour story\n\nmarket silver\n", encoding="utf-8")
+    given = ["--question", QUESTION, "--question-file", questions]
+    assert re.search(
+        r"All 3 answers together:\n +speed +42 tokens, ", ask(places["texts"], *given, *SHORT)
+    )
+    printed = ask(places["texts"], *given, "--compare", *SHORT)
+    order = [printed.index(f"── {each}\n") for each in (QUESTION, "harbour story", "market silver")]
+    assert order == sorted(order)
+    assert "All 3 answers together:" in printed
+    assert printed.count("ids identical\n") == 3
+    assert "ids identical in 3\n" in printed
+
+
+def test_smollm2_is_the_default(places, capsys):
+    assert run(places["texts"], "--question", QUESTION, *SHORT) == 0
+    assert "guesses" in capsys.readouterr().out
+
+
+def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, capsys, monkeypatch):
+    class Careless(ralm_answers.Answers):
+        """Speculates about another prompt."""
+
+        def _call(self, inputs, speculating, streamer=None):
+            if speculating:
+                inputs = self._prompt("another question")
+            return super()._call(inputs, speculating, streamer)
+
+    monkeypatch.setattr(ralm_answers, "Answers", Careless)
+    options = ["--model", places["model"], places["texts"], "--question", QUESTION, *SHORT]
+    assert run(*options, "--compare") == 1
+    assert "IDS DIFFER from position" in capsys.readouterr().out
+
+
+def test_questions_can_be_typed_on_a_terminal(places, capsys, monkeypatch):
+    ours, theirs = os.openpty()
+    too_long = "tree " * 450  # the model has 2048 positions
+    with open(theirs, encoding="utf-8") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        os.write(ours, f"{QUESTION}\n\n{too_long}\n{QUESTION}\n\x04".encode())
+        assert run("--model", places["model"], places["texts"], *SHORT) == 0
+    os.close(ours)
+    printed, refused = capsys.readouterr()
+    assert printed.count("> ") == 5
+    assert "── " not in printed  # what was typed stands there already
+    assert "no room for a passage" in refused
+    assert "All 2 answers together:" in printed
+
+
+# --- knowledge bases and retrievers
+
+
+def test_a_knowledge_base_is_kept_where_it_is_asked_for_and_opened_again(
+    places, ask, tmp_path, tokenizer
+):
+    path = tmp_path / "kept"
+    options = ["--knowledge-base", path, "--question", QUESTION, "--max-new-tokens", 14]
+    built = ask(places["texts"], *options, "--chunk-length", 40)
+    opened = ask(*options)
+    assert built.partition("speed")[0] == opened.partition("speed")[0]
+    base = KnowledgeBase(path, tokenizer)
+    assert base.config.chunk_length == 40
+    assert base.config.source["corpus"] == "texts"
+
+
+def test_only_texts_that_fit_the_pattern_are_read(places, ask, tmp_path, tokenizer, capsys):
+    path = tmp_path / "kept"
+    options = ["--question", QUESTION, "--max-new-tokens", 5, "--knowledge-base", path]
+    capsys.readouterr()
+    assert run("--model", places["model"], places["texts"], "--pattern", "*.*", *options) == 0
+    assert "left out 2 files that have no text" in capsys.readouterr().err
+    base = KnowledgeBase(path, tokenizer)
+    assert "hidden" not in "".join(base.text(i) for i in range(len(base)))
+    only = ask(
+        *(places["texts"], "--pattern", "*.md", "--question", QUESTION, "--max-new-tokens", 5)
+    )
+    passages = int(only.partition(" ")[0])
+    assert 0 < passages < len(base)
+
+
+def test_a_dataset_of_this_machine(places, ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = {"title": ["x", "y"], "body": some_texts(2)}
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    datasets.Dataset.from_dict(rows).to_json(folder / "train.json")
+    printed = ask("--dataset", folder, "--column", "body", "--question", QUESTION, *SHORT)
+    assert "searched by bm25" in printed
+    assert re.search(r"\d, document [01], line \d+: step", printed)
+
+
+@pytest.mark.parametrize("retriever", ["dense", "hnsw"])
+def test_embeddings_of_an_encoder(places, ask, retriever):
+    options = ["--retriever", retriever, "--encoder", places["encoder"], "--question", QUESTION]
+    assert "ids identical" in ask(places["texts"], *options, "--compare", *SHORT)
+    assert f"searched by {retriever}" in ask("--knowledge-base", places["dense"], *options)
+
+
+# --- bad input
+
+ASKED = ["--question", "tree river"]
+REFUSED = {
+    "no source": (ASKED, "give what to build a knowledge base from"),
+    "two sources": (["{texts}", "--dataset", "{texts}", *ASKED], "not both"),
+    "a missing folder": (["{missing}", *ASKED], "{missing} is neither a file nor a folder"),
+    "a folder with no text": (["{blank}", *ASKED], "there is no text in {blank}"),
+    "a file with no text": (["{texts}/picture.png", *ASKED], "no text in {texts}/picture.png"),
+    "no such files": (["{texts}", "--pattern", "*.rs", *ASKED], "0 files match --pattern '*.rs'"),
+    "an empty pattern": (["{texts}", "--pattern", "", *ASKED], "--pattern ''"),
+    "an absolute pattern": (["{texts}", "--pattern", "/x", *ASKED], "pattern '/x' cannot be used"),
+    "an empty question": (["{texts}", "--question", " "], "--question is empty"),
+    "no question": (["{texts}"], "give --question"),
+    "a missing file of questions": (
+        ["{texts}", "--question-file", "{missing}"],
+        "--question-file {missing} does not exist",
+    ),
+    "a file without questions": (
+        ["{texts}", "--question-file", "{blank.txt}"],
+        "--question-file {blank.txt} is empty",
+    ),
+    "dense without an encoder": (
+        ["{texts}", "--retriever", "dense", *ASKED],
+        "--retriever dense needs --encoder",
+    ),
+    "an encoder for BM25": (["{texts}", "--encoder", "{encoder}", *ASKED], "--retriever bm25"),
+    "a missing encoder": (
+        ["{texts}", "--retriever", "hnsw", "--encoder", "{missing}", *ASKED],
+        "--encoder {missing} cannot be loaded",
+    ),
+    "an encoder of another dimension": (
+        ["--knowledge-base", "{dense}", "--retriever", "dense", "--encoder", "{wide}", *ASKED],
+        "--encoder does not fit --knowledge-base",
+    ),
+    "dense without embeddings": (
+        ["--knowledge-base", "{base}", "--retriever", "dense", "--encoder", "{encoder}", *ASKED],
+        "--knowledge-base {base} was built without an encoder",
+    ),
+    "the knowledge base of another tokenizer": (
+        ["--knowledge-base", "{other}", *ASKED],
+        "--knowledge-base cannot be opened: {other} was made for another tokenizer",
+    ),
+    "a missing knowledge base": (["--knowledge-base", "{missing}", *ASKED], "--knowledge-base"),
+    "a knowledge base that would be built over": (
+        ["{texts}", "--knowledge-base", "{base}", *ASKED],
+        "--knowledge-base {base} exists",
+    ),
+    "passages that are cut already": (
+        ["--knowledge-base", "{base}", "--chunk-length", "9", *ASKED],
+        "--chunk-length 9 is for building",
+    ),
+    "a column of files": (["{texts}", "--column", "text", *ASKED], "column='text'"),
+    "letters that mean nothing": (["{texts}", "--speculation", "pq", *ASKED], "speculation"),
+    "a comparison of nothing": (
+        ["{texts}", "--speculation", "none", "--compare", *ASKED],
+        "--compare compares speculation with waiting",
+    ),
+    "a missing model": (["{texts}", "--model", "{missing}", *ASKED], "{missing}"),
+    "a question that is too long": (
+        ["{texts}", "--max-new-tokens", "5000", *ASKED],
+        "no room for a passage",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
+    given = [_filled(argument, places) for argument in arguments]
+    given = given if "--model" in given else ["--model", places["model"], *given]
+    capsys.readouterr()
+    assert run(*given) == 2
+    lines = capsys.readouterr().err.splitlines()
+    refusals = [line for line in lines if line.startswith("hf-refspec: ")]
+    assert len(refusals) == 1
+    assert _filled(message, places) in refusals[0]
+
+
+def _filled(text: str, places: dict[str, str]) -> str:
+    for name, path in places.items():
+        text = text.replace(f"{{{name}}}", path)
+    return text
+
+
+def test_an_unknown_retriever_is_refused_with_the_usage(places, capsys):
+    with pytest.raises(SystemExit) as exit:
+        run(places["texts"], "--retriever", "telepathy", *ASKED)
+    assert exit.value.code == 2
+    assert "--retriever: invalid choice: 'telepathy'" in capsys.readouterr().err

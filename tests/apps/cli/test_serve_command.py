@@ -1,0 +1,159 @@
+"""`hf-refspec serve`: what it refuses before it starts, and how it ends."""
+
+from __future__ import annotations
+
+import copy
+import re
+import signal
+import subprocess
+import sys
+
+import openai
+import pytest
+from texts import some_texts
+from transformers import BertConfig, T5Config
+
+from hf_refspec import Datastore
+from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.serve.server import is_local, listen, url
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
+    """Of a model whose texts have no end."""
+    path = tmp_path_factory.mktemp("model") / "bytes"
+    model = copy.deepcopy(byte_llama)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def start(folder):
+    """Starts a server; returns it, a client, and the lines of its log so far."""
+    children = []
+
+    def started(*arguments):
+        command = [
+            sys.executable,
+            "-m",
+            "hf_refspec.apps.cli.main",
+            "serve",
+            "--model",
+            folder,
+            "--port",
+            "0",
+        ]
+        child = subprocess.Popen(
+            [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        children.append(child)
+        log = []
+        for line in child.stderr:
+            log.append(line)
+            if " is served at " in line:
+                address = re.search(r"http://\S+/v1", line)[0]
+                return child, openai.OpenAI(base_url=address, api_key="-", max_retries=0), log
+        raise AssertionError(log)
+
+    yield started
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def refused(capsys, *arguments) -> str:
+    capsys.readouterr()
+    assert main(["serve", "--port", "0", *map(str, arguments)]) == 2
+    output, error = capsys.readouterr()
+    assert output == "" and error.startswith("hf-refspec: ") and error.count("\n") == 1
+    return error
+
+
+def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(start, tmp_path, tokenizer):
+    Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
+    sources = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
+    child, client, log = start(*sources, "--max-new-tokens", 400)
+    assert "WARNING" not in "".join(log)
+    stream = client.completions.create(model="bytes", prompt="cat", temperature=0, stream=True)
+    next(stream)
+    child.send_signal(signal.SIGINT)
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    error = child.communicate(timeout=60)[1]
+    assert child.returncode == 0 and "Traceback" not in error
+    assert re.search(r"length: 3 \+ 400 tokens, .* MAT \d", error)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(start):
+    child, client, _ = start("--host", "0.0.0.0", "--max-new-tokens", 2000)
+    assert "WARNING everyone who can reach" in child.stderr.readline()
+    stream = client.completions.create(model="bytes", prompt="cat", temperature=0, stream=True)
+    next(stream)
+    child.send_signal(signal.SIGINT)
+    assert "ctrl-C again" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    error = child.communicate(timeout=60)[1]
+    assert child.returncode == 130 and "Traceback" not in error
+    assert "cancelled: 3 +" in error
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys, tmp_path):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        error = refused(capsys, "--port", port, "--model", tmp_path / "nothing")
+    assert f"--port {port} is in use" in error
+
+
+def test_a_host_that_is_not_of_this_machine_is_refused(capsys):
+    assert "--host 192.0.2.1" in refused(capsys, "--host", "192.0.2.1")
+    assert "--host no.such.host.invalid" in refused(capsys, "--host", "no.such.host.invalid")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_what_is_no_port_is_refused(capsys, port):
+    with pytest.raises(SystemExit) as exit:
+        main(["serve", f"--port={port}"])
+    assert exit.value.code == 2 and "0 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [T5Config(), BertConfig(architectures=["BertForMaskedLM"])])
+def test_what_is_no_causal_language_model_is_refused_before_its_weights_are_loaded(
+    capsys, tmp_path, tokenizer, config
+):
+    tokenizer.save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)  # and no weights
+    assert "is no decoder-only language model" in refused(capsys, "--model", tmp_path)
+
+
+def test_a_model_that_samples_beams_is_refused(
+    capsys, tmp_path, byte_llama, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(byte_llama.generation_config, "num_beams", 2)
+    byte_llama.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert "num_beams" in refused(capsys, "--model", tmp_path)
+
+
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    error = refused(capsys)
+    assert "uvicorn" in error and 'pip install "hf_refspec[serve]"' in error
+
+
+@pytest.mark.parametrize("option", ["--reference", "--datastore", "--cache"])
+def test_a_source_that_cannot_be_read_is_refused(capsys, tmp_path, folder, option):
+    file = tmp_path / "nothing"
+    if option == "--cache":
+        file.touch()
+    assert str(file) in refused(capsys, "--model", folder, option, file)
+
+
+def test_a_cache_of_answers_and_isolated_requests_exclude_each_other(capsys, tmp_path):
+    assert "--cache keeps answers" in refused(capsys, "--isolate", "--cache", tmp_path)
+
+
+def test_only_this_machine_can_reach_it_by_default():
+    with listen("127.0.0.1", 0) as local, listen("0.0.0.0", 0) as everywhere:
+        assert is_local(local) and not is_local(everywhere)
+        assert url(local) == f"http://127.0.0.1:{local.getsockname()[1]}/v1"

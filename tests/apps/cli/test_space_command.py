@@ -1,0 +1,43 @@
+"""`hf-refspec space` says what is wrong before it loads anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+
+import pytest
+
+from hf_refspec.apps.cli.main import main
+
+
+def refusal(capsys, *arguments) -> str:
+    assert main(["space", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture
+def no_gradio(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "gradio" else find(name, *a)
+    )
+
+
+def test_a_missing_extra_is_named(no_gradio, capsys):
+    assert 'pip install "hf_refspec[space]"' in refusal(capsys)
+
+
+def test_a_port_in_use_is_told(capsys):
+    pytest.importorskip("gradio")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refusal(capsys, "--port", port)
+    assert f"cannot serve at 127.0.0.1:{port} (Address already in use)" in line
+    assert "choose another --port" in line
+
+
+def test_a_port_that_is_none_and_private_without_push_are_refused(capsys):
+    pytest.importorskip("gradio")
+    assert "cannot serve at 127.0.0.1:99999" in refusal(capsys, "--port", "99999")
+    assert "--private has no effect without --push" in refusal(capsys, "--private")

@@ -1,0 +1,85 @@
+"""The demo shows each answer once, drafted, and compares it with the plain one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from hf_refspec.apps.demo.run import Demo
+from hf_refspec.apps.shared.console import Terminal, verdict
+from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, built_in_scenes, scenes_of_file
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    return load(device="cpu")
+
+
+def show(model, tokenizer, scenes, max_new_tokens, **terminal):
+    """Runs a demo; returns it, whether all ids were identical, and what it printed."""
+    printed = io.StringIO()
+    console = Terminal(file=printed, **terminal)
+    demo = Demo(model, tokenizer, max_new_tokens, console)
+    return demo, demo.run(scenes), printed.getvalue()
+
+
+def test_the_default_model_answers_the_same_with_drafts_in_every_scene(smollm):
+    model, tokenizer = smollm
+    demo, identical, printed = show(model, tokenizer, built_in_scenes(), 10, width=100)
+    assert identical and len(demo.answers) == 4
+    assert "SmolLM2-135M-Instruct, 135 million parameters, float32" in printed
+    assert printed.count("; ids identical") == 4
+    assert "4 of 4" in printed
+    for answer in demo.answers:
+        text = tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
+        assert text.rstrip() in printed
+        assert answer.stats.tokens == len(answer.drafted_ids) <= 10
+
+
+def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
+    chat = Scene("chat", "a chat", ("one", "two"))
+    demo, _, _ = show(byte_llama, tokenizer, [chat], 8)
+    alone, _, _ = show(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
+    assert demo.answers[1].drafted_ids != alone.answers[0].drafted_ids
+
+
+def test_colours_are_for_terminals_that_want_them(byte_llama, tokenizer, monkeypatch):
+    scene = Scene("repeat", "a repetition", ("abcabcabc",), "a text of one line")
+    terminal = {"force_terminal": True, "color_system": "standard", "width": 80}
+    _, _, colored = show(byte_llama, tokenizer, [scene], 40, **terminal)
+    assert "\x1b[32m" in colored and "a text of one line" in colored
+    _, _, piped = show(byte_llama, tokenizer, [scene], 40)
+    assert "\x1b" not in piped
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, _, plain = show(byte_llama, tokenizer, [scene], 40, **terminal)
+    assert "\x1b[32m" not in plain
+
+
+def test_ids_that_differ_are_told_with_their_position(byte_llama, tokenizer, monkeypatch):
+    decode = Demo._decode
+
+    def changed(self, inputs, drafted, max_new_tokens=None):
+        ids, seconds = decode(self, inputs, drafted, max_new_tokens)
+        return ([*ids[:3], ids[3] ^ 1, *ids[4:]] if drafted else ids), seconds
+
+    monkeypatch.setattr(Demo, "_decode", changed)
+    scene = Scene("a", "a", ("b",))
+    _, identical, printed = show(byte_llama, tokenizer, [scene], 8, width=200)
+    assert not identical and "IDS DIFFER from position 3" in printed
+    assert verdict([1, 2], [1, 2]) == "ids identical"
+    assert verdict([1, 2], [1]) == "IDS DIFFER from position the end"
+
+
+def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):
+    text = "".join(f"line {i}\n" for i in range(200))
+    scenes = scenes_of_file(text, "notes.txt", tokenizer)
+    assert ["notes.txt" in scene.title for scene in scenes] == [True, True]
+    for scene in scenes:
+        assert scene.document is not None and text.startswith(scene.document)
+        assert FILE_TOKENS - 10 < len(scene.document) <= FILE_TOKENS  # a token is a byte
+        assert scene.document.endswith("\n")
+    code = scenes_of_file("def f(): pass\n", "f.py", tokenizer)
+    assert code[0].document == "```python\ndef f(): pass\n```"
+    assert scenes_of_file("x" * 1000, "one_line.txt", tokenizer)[0].document == "x" * FILE_TOKENS

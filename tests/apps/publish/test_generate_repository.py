@@ -1,0 +1,175 @@
+"""The Hub repository for `generate(custom_generate="user/name")`, with transformers' own loader."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+import torch
+import transformers.dynamic_module_utils
+from hub_server import TOKEN, running_hub
+
+import hf_refspec as rs
+from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.publish.generate_repository import repository
+
+PROMPT = "What is copied can be drafted, and what is drafted can be copied. What is"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("repository") / "refspec"
+    assert main(["publish-generate", "owner/refspec", "--out", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """Where transformers copies remote code, and imports it from."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def generate(byte_llama, tokenizer, folder):
+    inputs = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+
+    def call(custom: bool = True, **kwargs):
+        if custom:
+            kwargs |= {"custom_generate": str(folder), "trust_remote_code": True}
+        return byte_llama.generate(**inputs, max_new_tokens=40, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
+def test_the_output_is_that_of_plain_generate(generate, options):
+    outputs = []
+    for custom in (False, True):
+        torch.manual_seed(0)
+        output = generate(custom, **options)
+        outputs.append(output if isinstance(output, torch.Tensor) else output.sequences)
+    assert torch.equal(*outputs)
+
+
+def test_it_drafts(generate, byte_llama):
+    passes = []
+    hook = byte_llama.register_forward_hook(lambda *_: passes.append(1))
+    with hook:
+        generate(False)
+        plain, passes[:] = len(passes), []
+        generate()
+    assert len(passes) < plain == 40
+
+
+def test_references_and_a_datastore_are_drafted_from(generate, tokenizer, byte_llama, tmp_path):
+    expected = generate(False)
+    text = tokenizer.decode(expected[0], skip_special_tokens=True)
+    rs.Datastore.build([text], tokenizer, tmp_path / "store")
+    for options in ({"references": [text], "tokenizer": tokenizer}, {"datastore": "store"}):
+        if "datastore" in options:
+            options["datastore"] = str(tmp_path / "store")
+        passes = []
+
+        def count(*_, passes=passes):
+            passes.append(1)
+
+        count.only_reads = True  # so that the model is not probed anew
+        with byte_llama.register_forward_hook(count):
+            assert torch.equal(generate(**options), expected)
+        assert len(passes) < 20
+
+
+def test_code_that_is_not_trusted_is_not_run(byte_llama, folder):
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        byte_llama.generate(
+            torch.tensor([[3]]), custom_generate=str(folder), trust_remote_code=False
+        )
+
+
+def test_another_version_is_asked_for_by_the_requirements(generate, folder, monkeypatch):
+    requirements = folder / "custom_generate" / "requirements.txt"
+    written = requirements.read_text()
+    assert written == f"hf_refspec>={rs.__version__}\n"
+    requirements.write_text("hf_refspec>=99.0\n")
+    try:
+        with pytest.raises(ImportError, match=r"hf_refspec>=99\.0"):
+            generate()
+    finally:
+        requirements.write_text(written)
+
+
+def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
+    card = repository("owner/refspec")["README.md"].decode()
+    metadata = card.split("---\n")[1]
+    assert "library_name: transformers\n" in metadata
+    assert "- custom_generate\n" in metadata
+    assert re.findall("^## (.*)", card, re.MULTILINE) == [
+        "Description",
+        "Base model",
+        "Model compatibility",
+        "Additional Arguments",
+        "Output Type changes",
+        "Example usage",
+    ]
+    assert 'custom_generate="owner/refspec", trust_remote_code=True' in card
+    assert "$" not in card
+
+
+def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(
+    byte_llama, tokenizer, tmp_path
+):
+    byte_llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    script = f"""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained({str(tmp_path / "model")!r})
+        model = AutoModelForCausalLM.from_pretrained({str(tmp_path / "model")!r})
+        inputs = tokenizer({PROMPT!r}, return_tensors="pt", return_token_type_ids=False)
+        passes = []
+        model.register_forward_hook(lambda *_: passes.append(1))
+        plain = model.generate(**inputs, max_new_tokens=40)
+        plain_passes, passes[:] = len(passes), []
+        ids = model.generate(**inputs, max_new_tokens=40, custom_generate="owner/refspec",
+                             trust_remote_code=True)
+        print(ids.equal(plain), len(passes) < plain_passes)
+    """
+    with running_hub() as hub:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": TOKEN,
+        }
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, *arguments], env=environment, capture_output=True, text=True
+            )
+
+        published = run("-m", "hf_refspec", "publish-generate", "owner/refspec", "--private")
+        assert published.returncode == 0, published.stderr
+        assert published.stdout.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
+        assert hub.repos["owner/refspec"].private
+        used = run("-c", dedent(script))
+    assert used.stdout == "True True\n", used.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a/b/c"], "not a name for a repo"),
+        (["owner/refspec", "--out", "here"], "here"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert main(["publish-generate", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list((tmp_path / "here").iterdir()) == []

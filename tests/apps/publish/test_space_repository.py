@@ -1,0 +1,103 @@
+"""`hf-refspec space --push` writes a Space that runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from importlib.metadata import version
+
+import pytest
+import yaml
+
+from hf_refspec import __version__
+from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.publish.space_repository import files, push
+
+pytest.importorskip("gradio")
+REPO = "owner/page"
+
+
+def test_a_push_writes_a_space_in_one_commit(hub, capsys):
+    assert main(["space", "--push", REPO, "--dtype", "bfloat16", "--model", "org/model"]) == 0
+    assert capsys.readouterr().out.strip() == f"{hub.endpoint}/spaces/{REPO}"
+    repo = hub.repos[REPO]
+    assert repo.sdk == "gradio" and not repo.private and len(repo.commits) == 2
+    pushed = {name: content.decode() for name, content in repo.files().items()}
+    expected = files(REPO, "org/model", "bfloat16")
+    assert {name: pushed[name] for name in expected} == expected
+    assert "serve(model='org/model', dtype='bfloat16')" in pushed["app.py"]
+
+
+def test_the_readme_tells_the_hub_how_to_run_it():
+    _, metadata, text = files(REPO, datastore="org/store")["README.md"].split("---\n", 2)
+    about = yaml.safe_load(metadata)
+    assert about["sdk"] == "gradio" and about["sdk_version"] == version("gradio")
+    assert about["python_version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert about["app_file"] == "app.py" and about["license"] == "apache-2.0"
+    assert about["models"] == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert about["datasets"] == ["org/store"] and about["title"] == "page"
+    assert len(about["short_description"]) <= 60  # the Hub takes no more
+    assert text.strip().startswith("# hf_refspec")
+
+
+def test_the_requirements_are_the_versions_that_were_tried():
+    lines = files(REPO)["requirements.txt"].splitlines()
+    torch = version("torch").partition("+")[0]
+    assert lines[:2] == [f"hf_refspec[space]=={__version__}", f"torch=={torch}"]
+
+
+def test_a_second_push_replaces_the_files_and_a_private_one_stays_so(hub):
+    push(REPO, files(REPO), private=True)
+    assert hub.repos[REPO].private
+    push(REPO, files(REPO, dtype="bfloat16"))
+    assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
+    assert hub.repos[REPO].private
+
+
+def test_what_was_to_be_private_is_not_pushed_to_a_public_space(hub):
+    push(REPO, files(REPO))
+    with pytest.raises(OSError, match="is public already"):
+        push(REPO, files(REPO, dtype="bfloat16"), private=True)
+    assert b"bfloat16" not in hub.repos[REPO].files()["app.py"]
+
+
+def test_nobody_who_may_not_write_pushes(hub, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    assert main(["space", "--push", REPO]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "does not let you write" in line and "hf auth login" in line
+    assert hub.repos == {}
+
+
+@pytest.mark.parametrize("option", ["model", "datastore"])
+def test_a_folder_of_this_machine_is_no_part_of_a_space(option, tmp_path, capsys):
+    assert main(["space", "--push", REPO, f"--{option}", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--{option} {tmp_path} is not on the Hub" in line
+
+
+def test_the_written_app_serves_the_page(tmp_path):
+    (tmp_path / "app.py").write_text(files(REPO)["app.py"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {
+        **os.environ,
+        "GRADIO_SERVER_NAME": "127.0.0.1",
+        "GRADIO_SERVER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "app.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as app:
+        try:
+            assert app.stdout.readline() == f"http://127.0.0.1:{port}/ (Ctrl-C ends it)\n"
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}") as answer:
+                page = answer.read().decode()
+            assert '"title":"hf_refspec"' in page and "Document" in page
+        finally:
+            app.terminate()

@@ -1,0 +1,91 @@
+"""Clients that send half of a request, or do not read, hold nobody up, and not for long."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from running_server import NAME, RunningServer, serving, wait_until
+
+from hf_refspec.apps.serve import connection_limits
+
+HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+def connected(server: RunningServer, sent: bytes = b"") -> socket.socket:
+    parts = urlsplit(server.url)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed it; it has sent nothing."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("before", [b"", HEALTH])
+def test_half_a_head_is_not_waited_for_however_it_drips(server, monkeypatch, before):
+    monkeypatch.setattr(connection_limits, "_HEAD_SECONDS", 0.5)
+    connection = connected(server, before)
+    if before:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    began = time.monotonic()
+    with pytest.raises(ConnectionError):
+        while time.monotonic() - began < 10:
+            connection.sendall(b"G")
+            time.sleep(0.1)
+
+
+def test_of_too_many_half_requests_the_oldest_are_given_up(server, monkeypatch):
+    monkeypatch.setattr(connection_limits, "_MOST", 4)
+    body = HALF + b": 1\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
+    connections = []
+    for sent in [HALF, body] * 4:
+        connections.append(connected(server, sent))
+        time.sleep(0.15)
+    wait_until(lambda: sum(map(is_closed, connections)) == 4)
+    assert [is_closed(each) for each in connections] == [True] * 4 + [False] * 4
+    assert requests.get(server.url.removesuffix("/v1") + "/health", timeout=60).status_code == 200
+    for each in connections:
+        each.close()
+
+
+def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(
+    speller, tokenizer, plain, monkeypatch
+):
+    monkeypatch.setattr(connection_limits, "_READING_SECONDS", 1)
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "one"}],
+        "max_tokens": 2000,
+        "stream": True,
+    }
+    with serving(speller, tokenizer, max_new_tokens=2000) as server:
+        assert server.metrics()["running_requests"] == 0
+        [listening] = server.server.servers[0].sockets
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        parts, data = urlsplit(server.url), json.dumps(body).encode()
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((parts.hostname, parts.port))
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
+        reader.sendall(head + data)
+        wait_until(lambda: server.engine.running == 1)
+        assert server.chat("one").choices[0].message.content == plain("one")
+        server.server.handle_exit(2, None)
+        wait_until(lambda: not server.server.server_state.connections)
+        assert server.engine.running == 0
+        reader.close()

@@ -1,0 +1,249 @@
+"""What cannot be answered gets an error in OpenAI's form that names it, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import requests
+from running_server import NAME, serving
+
+from hf_refspec.apps.serve import body_limit
+
+MESSAGES = [{"role": "user", "content": "one"}]
+CHAT = {"model": NAME, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
+
+
+def refused(response: requests.Response, status: int = 400) -> dict:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"] and "\n" not in error["message"]
+    return error
+
+
+@pytest.fixture(autouse=True)
+def goes_on(server):
+    yield
+    assert server.post(json.dumps(CHAT)).status_code == 200
+    assert server.engine.running == server.engine.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("tools", [{"type": "function"}]),
+        ("response_format", {"type": "json_object"}),
+        ("logprobs", True),
+        ("logit_bias", {"5": 1}),
+        ("frequency_penalty", 0.1),
+        ("presence_penalty", -1),
+        ("audio", {}),
+        ("best_of", 3),
+        ("echo", True),
+        ("suffix", "x"),
+        ("top_k", 5),
+        ("nonsense", None),
+        ("temperature", -1),
+        ("temperature", 2.5),
+        ("temperature", "hot"),
+        ("top_p", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", 2.5),
+        ("seed", 2**63),
+        ("stop", ""),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stream", "perhaps"),
+        ("messages", []),
+        ("messages", None),
+        ("messages", [{"role": "user"}]),
+        ("messages", [{"role": "tool", "content": "x"}]),
+        ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ("messages", [{"role": "user", "content": "\ud800"}]),
+        ("prediction", "a text"),
+        ("prediction", {"type": "content"}),
+        ("prediction", {"type": "content", "content": "\udfff"}),
+        ("\ud800", 1),
+    ],
+)
+def test_a_field_that_is_not_supported_is_named(server, field, value):
+    error = refused(server.post(json.dumps({**CHAT, field: value})))
+    assert error["type"] == "invalid_request_error"
+    if field != "\ud800":
+        assert field in error["message"] and error["param"].split(".")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [(3, ""), (None, ""), ("\ud800", ""), ([{"type": "image_url"}], ".0.type")],
+)
+def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, content, place):
+    body = {"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": content}]}
+    error = refused(server.post(json.dumps(body)))
+    assert error["param"] == f"messages.1.content{place}"
+    assert error["message"].startswith(f"messages.1.content{place}: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'text'"),
+        ({"stop": list("abcde")}, "at most 4"),
+        ({"stop": [""]}, "stop.0: Value should have at least 1"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_types_is_said_of_the_right_one(server, options, message):
+    assert message in refused(server.post(json.dumps({**CHAT, **options})))["message"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        dict.fromkeys(
+            ["n", "stop", "seed", "top_p", "stream", "prediction", "tools", "stream_options"]
+        ),
+    ],
+)
+def test_what_changes_nothing_is_taken(server, options):
+    assert server.post(json.dumps({**CHAT, **options})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "nonsense",
+        "[1, 2]",
+        '"text"',
+        "null",
+        "7",
+        b"\xff\xfe",
+        b'{"messages": "\xff"}',
+        "[" * 50_000,
+        '{"a":' * 10_000 + "1" + "}" * 10_000,
+        json.dumps(CHAT)[:-1],
+        '{"max_tokens": ' + "9" * 5000 + "}",
+        '{"temperature": NaN, "messages": [{"role": "user", "content": "x"}]}',
+        '{"temperature": 1e999, "messages": [{"role": "user", "content": "x"}]}',
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(server, body):
+    for path in ("/chat/completions", "/completions"):
+        refused(server.post(body, path))
+
+
+def test_only_json_is_read(server):
+    """A page in a browser may send other types to any server without asking first."""
+    refused(server.post(json.dumps(CHAT), **{"Content-Type": "text/plain"}))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "empty"),
+        ([], "prompt"),
+        (["a", "b"], "prompt"),
+        ([5, 10_000], "from 0 to 258"),
+        ([-1], "from 0 to 258"),
+        ([2**70], "from 0 to 258"),
+        ([[1, 2]], "prompt"),
+        ([1.5], "prompt"),
+        ("x" * 3000, "3,000 tokens, and the model's context holds 2,048"),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused(server, prompt, message):
+    error = refused(server.post(json.dumps({"prompt": prompt}), "/completions"))
+    assert message in error["message"] and error["param"].startswith("prompt")
+
+
+def test_what_is_longer_than_the_context_is_refused_with_both_lengths(server):
+    with pytest.raises(openai.BadRequestError, match=r"3,0\d\d tokens.*2,048") as refusal:
+        server.chat("x" * 3000)
+    assert refusal.value.code == "context_length_exceeded"
+    with pytest.raises(
+        openai.BadRequestError, match=r"prediction has 3,000 tokens.*2,048"
+    ) as refusal:
+        server.chat("one", prediction={"type": "content", "content": "x" * 3000})
+    assert refusal.value.param == "prediction"
+
+
+def test_another_model_is_not_found(server):
+    with pytest.raises(openai.NotFoundError, match=f"this server has {NAME}") as refusal:
+        server.client.chat.completions.create(model="gpt-4", messages=MESSAGES)
+    assert refusal.value.code == "model_not_found"
+    assert (
+        "no such model"
+        in refused(server.post('{"model": "x", "prompt": "a"}', "/completions"), 404)["message"]
+    )
+
+
+def test_other_paths_and_methods_are_not_found(server):
+    refused(requests.get(server.url + "/nonsense", timeout=60), 404)
+    refused(requests.get(server.url + "/chat/completions", timeout=60), 405)
+
+
+def test_a_model_without_a_chat_template_refuses_chats_and_completes_prompts(
+    speller, tokenizer, plain, monkeypatch
+):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with serving(speller, tokenizer) as server:
+        assert "/v1/completions" in refused(server.post(json.dumps(CHAT)))["message"]
+        body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+        answer = server.post(json.dumps(body), "/completions").json()
+        assert answer["choices"][0]["text"] == plain(prompt="a", max_new_tokens=4)
+
+
+def test_what_a_template_does_not_take_is_refused(speller, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('users only') }}")
+    with serving(speller, tokenizer) as server:
+        assert "users only" in refused(server.post(json.dumps(CHAT)))["message"]
+
+
+def exchange(server, request: bytes) -> bytes:
+    """Sends bytes, and reads what comes until the connection is closed."""
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\n"
+)
+
+
+def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announced(server):
+    error = refused(server.post(json.dumps({**CHAT, "user": "x" * 100_000})), 413)
+    assert "100,000 bytes" in error["message"]
+    chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
+    body = b"Transfer-Encoding: chunked\r\n\r\n" + 4 * chunk + b"0\r\n\r\n"
+    answer = exchange(server, HEAD + body)
+    assert answer.startswith(b"HTTP/1.1 413") and b"100,000 bytes" in answer
+
+
+def test_a_body_that_never_comes_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(body_limit, "_SECONDS", 0.2)
+    answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not come" in answer
+
+
+def test_a_page_that_points_its_own_name_at_this_machine_is_refused(server):
+    """DNS rebinding."""
+    response = server.post(json.dumps(CHAT), Host="evil.example")
+    assert response.status_code == 400 and "choices" not in response.text
+
+
+def test_refusals_are_counted(speller, tokenizer):
+    with serving(speller, tokenizer) as server:
+        refused(server.post("{"))
+        refused(server.post('{"n": 2}'))
+        assert server.outcomes("refused") == 2

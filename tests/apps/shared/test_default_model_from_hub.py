@@ -1,0 +1,106 @@
+"""The default model from a Hub, and when the Hub is not asked or not waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import huggingface_hub
+import pytest
+from hub_server import Blob, Fault, running_hub
+from huggingface_hub import constants
+from tiny_package import content, default_model
+
+from hf_refspec.apps.shared import default_model as module
+from hf_refspec.apps.shared.default_model import HUB_ID
+
+
+@pytest.fixture
+def hub(home, monkeypatch):
+    """A Hub that answers and has the model; what it has is no real one."""
+    with running_hub() as server:
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
+        publish(server, {"config.json": b"{}", "tokenizer.json": b"{}"})
+        yield server
+        huggingface_hub.close_session()
+
+
+def publish(hub, files: dict[str, bytes]) -> None:
+    """Puts a model into the Hub, with files that are not needed."""
+    others = {"onnx/model.onnx": b"o", "README.md": b"r", "runs/tokenizer.json": b"{}"}
+    files = {"tokenizer_config.json": b"{}", "model.safetensors": b"w", **others, **files}
+    blobs = {name: Blob(data, name.endswith(".safetensors")) for name, data in files.items()}
+    hub.uploads.update({blob.oid: blob.content for blob in blobs.values()})
+    hub.create(HUB_ID).commit("main", blobs)
+
+
+def test_the_hub_comes_first_and_only_what_is_needed_is_downloaded(hub, home):
+    folder = Path(default_model())
+    assert folder.is_relative_to(home / "hub")
+    assert set(content(folder)) == set(module._NEEDED)
+    hub.requests.clear()
+    assert default_model() == str(folder)
+    assert hub.requests == []
+
+
+def test_a_part_of_the_model_in_the_cache_is_not_taken_for_it(hub, home):
+    folder = Path(default_model())
+    (folder / "tokenizer.json").unlink()
+    assert default_model() == str(folder)
+    assert (folder / "tokenizer.json").exists()
+    (folder / "tokenizer.json").unlink()
+    hub.repos.clear()
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+
+
+def test_a_converted_copy_is_used_without_asking_the_hub(converted, hub):
+    assert default_model() == str(converted)
+    (converted / "config.json").unlink()
+    assert default_model() == str(converted)  # made anew from the same package
+    assert hub.requests == []
+
+
+def test_a_download_that_fails_is_reported_and_the_package_converted(hub, home, caplog):
+    hub.faults.append(Fault("GET", "/storage/", after=0, times=1000))
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+    messages = [record.message for record in caplog.records if record.name == "hf_refspec"]
+    assert messages[0].startswith(f"{HUB_ID} was not downloaded: ")
+
+
+def test_a_hub_without_the_model_counts_as_none(hub, home):
+    hub.repos.clear()
+    assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
+    assert hub.requests == [f"HEAD /{HUB_ID}/resolve/main/config.json"]
+
+
+def test_another_endpoint_in_the_environment_is_used(converted, tmp_path):
+    """A real model from another Hub in a process of its own; then from its cache, offline."""
+    program = dedent("""
+        from hf_refspec.apps.shared.default_model import default_model, load
+        model, tokenizer = load(device="cpu")
+        print(default_model(), tokenizer("the").input_ids, model.config.max_position_embeddings)
+    """)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "other"), "HF_HUB_DISABLE_XET": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    ran = {"capture_output": True, "text": True, "timeout": 120}
+    with running_hub() as hub:
+        publish(hub, content(converted))
+        environment["HF_ENDPOINT"] = hub.endpoint
+        command = [sys.executable, "-c", program]
+        results = [subprocess.run(command, env=environment, **ran)]
+        hub.requests.clear()
+        results.append(subprocess.run(command, env={**environment, "HF_HUB_OFFLINE": "1"}, **ran))
+        assert hub.requests == []
+    for result in results:
+        assert result.returncode == 0, result.stderr
+        folder, answer = result.stdout.split(maxsplit=1)
+        assert Path(folder).is_relative_to(tmp_path / "other" / "hub")
+        assert answer == f"{module.load_tokenizer(str(converted))('the').input_ids} 64\n"

@@ -1,0 +1,109 @@
+"""An answer is printed as it comes, and each token has the colour of its source."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_refspec import ReferenceCopy
+from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, legend
+from hf_refspec.generation.default_drafter import default_sources
+
+# What a model may write: all but the control characters that are replaced.
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t"), max_size=60
+) | st.text("ab \n", max_size=60)
+
+
+def streamed(tokenizer, text, cuts=(), owner=None, **console):
+    """What is printed of a text whose tokens come in steps that end at `cuts`."""
+    printed = io.StringIO()
+    stream = AnswerStream(Terminal(file=printed, **console), tokenizer)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        stream.put(ids[begin:end], [owner] * (end - begin))
+    stream.end()
+    return printed.getvalue()
+
+
+@given(TEXTS, st.lists(st.integers(0, 100), max_size=5))
+def test_every_text_comes_out_as_it_is_however_it_is_cut(tokenizer, text, cuts):
+    assert streamed(tokenizer, text, cuts) == text + "\n"
+
+
+@given(st.lists(st.text("abcé", min_size=1, max_size=12), min_size=1, max_size=20))
+def test_lines_of_a_terminal_are_broken_between_words(tokenizer, words):
+    options = {"force_terminal": True, "color_system": None, "width": 20}
+    printed = streamed(tokenizer, " ".join(words), **options)
+    assert printed.split() == words
+    assert all(len(line) <= 20 for line in printed.splitlines())
+    full = [line for line in printed.splitlines()[:-1] if len(line) + 13 <= 20]
+    assert not full  # no line ends where another word would have fitted
+
+
+def test_indentation_and_empty_lines_of_code_stay(tokenizer):
+    code = "def f():\n\n    return 1\n\tx"
+    printed = streamed(tokenizer, code, force_terminal=True, color_system=None, width=40)
+    assert printed == code.expandtabs(4) + "\n"
+
+
+def test_a_word_longer_than_a_line_does_not_wait_for_its_end(tokenizer):
+    printed = io.StringIO()
+    terminal = Terminal(file=printed, force_terminal=True, color_system=None, width=10)
+    stream = AnswerStream(terminal, tokenizer)
+    stream.put(tokenizer("x" * 30)["input_ids"], [None] * 30)
+    assert printed.getvalue().count("x") == 30
+
+
+def test_control_characters_are_shown_and_not_obeyed(tokenizer):
+    assert streamed(tokenizer, "a\x1b[31mb\x07") == "a\ufffd[31mb\ufffd\n"
+
+
+@pytest.mark.parametrize(("owner", "color"), [(None, ""), (0, "\x1b[32m"), (1, "\x1b[36m")])
+def test_drafted_words_have_the_colour_of_their_source(tokenizer, owner, color):
+    printed = streamed(
+        tokenizer, "cat", owner=owner, force_terminal=True, color_system="standard", width=40
+    )
+    assert printed.count(f"{color}c") == 1 and ("\x1b[" in printed) == bool(color)
+
+
+def test_without_colour_there_are_no_codes(tokenizer, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in streamed(tokenizer, "cat", owner=0, force_terminal=True, width=40)
+
+
+def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
+    heard: list[tuple[int, int | None]] = []
+    reference = byte_llama.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=40, do_sample=False)
+    drafter = LiveDrafts([ReferenceCopy(), ReferenceCopy(reference[0], include_prompt=False)])
+    drafter.listener = lambda tokens, owners: heard.extend(zip(tokens, owners, strict=True))
+    output = byte_llama.generate(
+        torch.tensor([[5, 6, 7]]),
+        max_new_tokens=40,
+        do_sample=False,
+        candidate_generator=drafter,
+        max_draft_tokens=8,
+    )
+    assert [token for token, _ in heard] == output[0, 3:].tolist() == reference[0, 3:].tolist()
+    owners = [owner for _, owner in heard]
+    firsts = [source.first for source in drafter.stats.sources]
+    assert [owners.count(0), owners.count(1)] == firsts
+    assert min(firsts) > 0 and sum(firsts) == drafter.stats.accepted
+    named = legend(drafter.stats).plain
+    assert named.count("ReferenceCopy") == 2
+    assert named.endswith(f"the model itself {len(heard) - sum(firsts)}")
+
+
+def test_without_a_listener_it_drafts_as_a_blend_does():
+    drafter = LiveDrafts(default_sources())
+    with drafter.session(np.array([1, 2, 3, 1, 2]), 10):
+        assert 3 in drafter.draft(4).tokens
+        drafter.observe(np.array([3]))
+    assert drafter.stats.sources[0].name == "ReferenceCopy"

@@ -1,0 +1,141 @@
+"""The best next tokens of rows of logits, against a sort of each row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from hf_refspec.drafting.top_tokens import (
+    BLOCK,
+    _on_device,
+    _top_of_bfloat16,
+    _top_of_float32,
+    top_tokens,
+)
+from hf_refspec.index.kernels import compile_kernels
+
+compile_kernels()  # here, where it is in no test's time
+
+finite = st.floats(-60, 60, width=32) | st.sampled_from([0.0, -0.0, 1.0, -np.inf])
+some_logits = arrays(
+    np.float32, array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=200), elements=finite
+)
+
+
+def found(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the kernel writes: choices, tokens and probabilities."""
+    choices = np.empty(len(logits), np.int32)
+    tokens = np.empty((len(logits), k), np.int32)
+    probs = np.empty((len(logits), k), np.float32)
+    _top_of_float32(np.ascontiguousarray(logits), choices, tokens, probs)
+    return choices, tokens, probs
+
+
+def twin(row: np.ndarray, k: int) -> list[int]:
+    """By value, then by place."""
+    return sorted(range(len(row)), key=lambda token: (-row[token] + 0.0, token))[:k]
+
+
+@settings(deadline=None, max_examples=200)
+@given(some_logits, st.integers(0, 9))
+def test_the_best_tokens_are_those_of_a_sort(logits, k):
+    k = min(k, logits.shape[1])
+    choices, tokens, probs = found(logits, k)
+    assert choices.tolist() == torch.from_numpy(logits).argmax(dim=-1).tolist()
+    for row, best, estimates in zip(logits, tokens, probs, strict=True):
+        # -0.0 may stand behind 0.0, which is equal to it.
+        assert row[best].tolist() == row[twin(row, k)].tolist()
+        assert len(set(best.tolist())) == k
+        assert ((estimates >= 0) & (estimates <= 1)).all() and estimates.sum() <= 1.001
+        assert (np.diff(estimates) <= 0).all()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, BLOCK - 1, BLOCK, 10 * BLOCK + 3, 49_152])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+def test_probabilities_are_about_the_softmax(vocab_size, spread):
+    logits = np.random.default_rng(0).normal(-7, spread, (9, vocab_size)).astype(np.float32)
+    k = min(8, vocab_size)
+    _, tokens, probs = found(logits, k)
+    softmax = torch.from_numpy(logits).softmax(dim=-1).numpy()
+    expected = np.take_along_axis(softmax, tokens, axis=1)
+    assert probs == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+@pytest.mark.parametrize("steps", [1, 4, 32])
+def test_probabilities_are_about_the_softmax_where_many_are_equal(k, steps):
+    """As logits in 16 bits often are; with one step they are all equal."""
+    drawn = np.random.default_rng(0).integers(0, steps, (9, 3000))
+    logits = (drawn / 4).astype(np.float32)
+    _, tokens, probs = found(logits, k)
+    softmax = torch.from_numpy(logits).softmax(dim=-1).numpy()
+    assert probs == pytest.approx(np.take_along_axis(softmax, tokens, axis=1), rel=0.1)
+
+
+@pytest.mark.parametrize("place", [0, 70, 199])
+def test_nan_is_chosen_as_torch_does_and_promises_nothing(place):
+    logits = np.random.default_rng(0).normal(0, 1, (3, 200)).astype(np.float32)
+    logits[1, place] = np.nan
+    choices, _, probs = found(logits, 4)
+    assert choices.tolist() == torch.from_numpy(logits).argmax(dim=-1).tolist()
+    assert choices[1] == place and not probs[1].any()
+    assert probs[0].all() and probs[2].all()
+    logits[1, place] = -np.float32(np.nan)
+    assert found(logits, 4)[0].tolist() == choices.tolist()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinite_logits_are_compared_as_numbers(value):
+    logits = np.full((2, 300), -1.0, dtype=np.float32)
+    logits[0, 123] = value
+    logits[1] = value
+    choices, _, probs = found(logits, 3)
+    assert choices.tolist() == torch.from_numpy(logits).argmax(dim=-1).tolist()
+    assert np.isfinite(probs).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(some_logits)
+def test_bfloat16_is_read_as_the_float32_that_it_is(logits):
+    half = torch.from_numpy(logits).to(torch.bfloat16)
+    k = min(5, logits.shape[1])
+    expected = found(half.float().numpy(), k)
+    choices = np.empty(len(logits), np.int32)
+    tokens = np.empty((len(logits), k), np.int32)
+    probs = np.empty((len(logits), k), np.float32)
+    _top_of_bfloat16(half.view(torch.uint16).numpy(), choices, tokens, probs)
+    for mine, theirs in zip((choices, tokens, probs), expected, strict=True):
+        assert mine.tolist() == theirs.tolist()
+
+
+# --- from any device
+
+
+@pytest.mark.parametrize("k", [0, 1, 8, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_both_find_what_torch_finds(dtype, k):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(2, 5, 300)).to(dtype)
+    expected_probs, expected = logits.float().softmax(dim=-1).topk(min(k, 300), dim=-1)
+    for found in (top_tokens(logits, k), _on_device(logits, min(k, 300))):
+        assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
+        assert found.tokens.shape == found.probs.shape == (2, 5, min(k, 300))
+        values = logits.gather(-1, torch.from_numpy(found.tokens).long())
+        assert values.tolist() == logits.gather(-1, expected).tolist()  # equal ones in any order
+        assert found.probs == pytest.approx(expected_probs.numpy(), rel=0.15, abs=1e-6)
+
+
+def test_logits_need_not_lie_side_by_side():
+    logits = torch.randn(7, 3, 40).transpose(0, 1)
+    assert top_tokens(logits, 2).choices.tolist() == logits.argmax(dim=-1).tolist()
+
+
+def test_logits_that_are_nan_promise_nothing():
+    logits = torch.full((1, 2, 30), float("nan"))
+    for found in (top_tokens(logits, 3), _on_device(logits, 3)):
+        assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
+        assert not found.probs.any()

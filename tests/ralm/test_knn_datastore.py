@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from hub_server import TOKEN
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_refspec.ralm.hidden_states import recorded
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.retrieval.retrieved import Retrieved
+from hf_refspec.store.build.windows import windows
+from hf_refspec.store.files import DatastoreError, write_arrays
+
+CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
+
+
+@pytest.fixture(scope="module")
+def path(byte_llama, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("knn") / "store"
+    KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(path):
+    return KnnDatastore(path)
+
+
+def other_model(**changes) -> LlamaForCausalLM:
+    torch.manual_seed(1)
+    config = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 259, **changes}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, num_attention_heads=4, **config))
+
+
+class TestWindows:
+    @given(st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(4, 20))
+    def test_every_token_but_the_first_is_predicted_once_in_order(self, lengths, size):
+        texts = [np.arange(1000 * i, 1000 * i + length) for i, length in enumerate(lengths)]
+        pieces = list(windows(texts, size))
+        predicted = [piece.ids[piece.known :] for piece in pieces]
+        assert np.array_equal(
+            np.concatenate([*predicted, []]), np.concatenate([text[1:] for text in texts])
+        )
+        assert all(len(piece.ids) <= size for piece in pieces)
+
+    @given(st.integers(30, 200), st.integers(8, 20))
+    def test_every_token_has_a_quarter_of_the_window_before_it_or_the_whole_text(self, n, size):
+        for piece in windows([np.arange(n)], size):
+            assert piece.ids[0] == 0 or piece.known == size // 4
+
+
+class TestBuild:
+    def test_an_entry_is_the_state_before_a_token_and_the_token(self, byte_llama, tokenizer, store):
+        entry = 0
+        for text in CORPUS:
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+            with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
+                byte_llama(ids)
+            for position in range(ids.shape[1] - 1):
+                expected = hidden.states[0, position].numpy()
+                assert np.allclose(store.keys[entry], expected, atol=1e-4)
+                assert store.values[entry] == ids[0, position + 1]
+                entry += 1
+        assert entry == len(store)
+
+    def test_the_key_goes_into_the_last_mlp(self, byte_llama, tokenizer):
+        ids = tokenizer("x = 1", return_tensors="pt")["input_ids"]
+        seen = []
+        handle = byte_llama.model.layers[-1].mlp.register_forward_pre_hook(
+            lambda module, args: seen.append(args[0])
+        )
+        with recorded(byte_llama, "last_mlp") as hidden, torch.no_grad():
+            byte_llama(ids)
+        handle.remove()
+        assert torch.equal(hidden.states, seen[0])
+
+    def test_or_it_is_the_last_hidden_state(self, byte_llama, tokenizer, tmp_path):
+        options = {"layer": "last_hidden", "progress": False}
+        store = KnnDatastore.build(byte_llama, tokenizer, CORPUS[:1], tmp_path / "s", **options)
+        ids = tokenizer(CORPUS[0], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = byte_llama.model(ids).last_hidden_state[0, :-1]
+        assert np.allclose(store.keys, expected.numpy(), atol=1e-4)
+
+    def test_float16_takes_half_of_the_disk(self, byte_llama, tokenizer, store, tmp_path):
+        options = {"key_dtype": "float16", "progress": False}
+        half = KnnDatastore.build(byte_llama, tokenizer, CORPUS, tmp_path / "s", **options)
+        assert half.keys.dtype == np.float32
+        assert np.allclose(half.keys, store.keys, atol=1e-2)
+        assert half.config.file.size < 0.7 * store.config.file.size
+        assert half.search([half.keys[7]], 1)[0].scores[0] == 0
+
+    def test_it_ends_with_max_entries(self, byte_llama, tokenizer, store, tmp_path):
+        options = {"max_entries": 20, "progress": False}
+        part = KnnDatastore.build(byte_llama, tokenizer, CORPUS, tmp_path / "s", **options)
+        assert np.array_equal(part.values, store.values[:20])
+
+    @pytest.mark.parametrize("corpus", [[], "", ["", "x"]])
+    def test_an_empty_corpus_is_refused_and_nothing_stays(
+        self, byte_llama, tokenizer, corpus, tmp_path
+    ):
+        with pytest.raises(ValueError, match="corpus has no text"):
+            KnnDatastore.build(byte_llama, tokenizer, corpus, tmp_path / "s", progress=False)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_corpus_of_something_else_is_refused(self, byte_llama, tokenizer, tmp_path):
+        with pytest.raises(TypeError, match="entry 1 is 7"):
+            KnnDatastore.build(byte_llama, tokenizer, ["text", 7], tmp_path / "s", progress=False)
+
+    def test_states_that_are_not_finite_are_refused(self, tokenizer, tmp_path):
+        broken = other_model()
+        with torch.no_grad():
+            broken.model.layers[-1].post_attention_layernorm.weight[3] = torch.nan
+        with pytest.raises(ValueError, match="not finite"):
+            KnnDatastore.build(broken, tokenizer, CORPUS, tmp_path / "s", progress=False)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_is_there_is_not_overwritten(self, byte_llama, tokenizer, path):
+        with pytest.raises(FileExistsError):
+            KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES[:12], ids=str)
+    def test_the_last_mlp_is_found_in_many_architectures(self, architecture, models_by_type):
+        with recorded(models_by_type(architecture.model_type), "last_mlp"):
+            pass
+
+    def test_a_model_without_an_mlp_is_told_what_to_do(self, models_by_type):
+        model = models_by_type("opt")
+        expected = pytest.raises(ValueError, match='pass layer="last_hidden"')
+        with expected, recorded(model, "last_mlp"):
+            pass
+
+
+class TestOpening:
+    def test_repr_shows_what_is_in_it(self, path, store):
+        held = f"entries={len(store):,}, dimension=32, model={store.config.model!r}"
+        assert repr(store) == f"KnnDatastore('{path}', index='flat', {held})"
+
+    def test_a_copy_maps_the_same_file(self, store):
+        copy = pickle.loads(pickle.dumps(store))
+        assert np.array_equal(copy.keys, store.keys)
+
+    def test_what_is_no_datastore_is_refused(self, tmp_path):
+        with pytest.raises(DatastoreError, match=r"no config\.json"):
+            KnnDatastore(tmp_path)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"entries": 7},
+            {"entries": -1},
+            {"dimension": "32"},
+            {"layer": "none"},
+            {"key_dtype": "object"},
+            {"file": {"name": "../other", "size": 1, "sha256": ""}},
+            {"file": {"name": "entries.safetensors", "size": 1, "sha256": ""}},
+            {"format": "knn-99"},
+            {"more": 1},
+        ],
+    )
+    def test_a_config_that_does_not_fit_is_refused(self, path, tmp_path, change):
+        config = json.loads((path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+        (tmp_path / "entries.safetensors").write_bytes((path / "entries.safetensors").read_bytes())
+        with pytest.raises(DatastoreError):
+            KnnDatastore(tmp_path)
+
+    def test_a_truncated_file_is_refused_and_a_changed_one_is_found(self, path, tmp_path):
+        content = (path / "entries.safetensors").read_bytes()
+        (tmp_path / "config.json").write_text((path / "config.json").read_text())
+        (tmp_path / "entries.safetensors").write_bytes(content[:-4])
+        with pytest.raises(DatastoreError, match="damaged"):
+            KnnDatastore(tmp_path)
+        half = len(content) // 2
+        changed = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+        (tmp_path / "entries.safetensors").write_bytes(changed)
+        with pytest.raises(DatastoreError, match="checksum"):
+            KnnDatastore(tmp_path).verify()
+
+    def test_another_index_is_refused(self, path):
+        with pytest.raises(ValueError, match="index must be one of"):
+            KnnDatastore(path, index="ivf")
+
+    def test_the_model_of_the_keys_is_known_in_another_number_format(self, store, byte_llama):
+        store.check_model(byte_llama)
+        half = LlamaForCausalLM(byte_llama.config).to(torch.bfloat16).eval()
+        half.load_state_dict(byte_llama.state_dict())
+        store.check_model(half)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({}, "another model"),
+            ({"hidden_size": 64}, "keys of 32 numbers, but .* have 64"),
+            ({"vocab_size": 300}, "vocabulary of 259"),
+        ],
+    )
+    def test_another_model_is_refused(self, store, changes, message):
+        with pytest.raises(ValueError, match=message):
+            store.check_model(other_model(**changes))
+
+
+class TestFolder:
+    def test_it_is_copied_and_goes_to_the_hub_and_comes_back_with_its_card(
+        self, store, hub, tmp_path
+    ):
+        store.save_pretrained(tmp_path / "saved")
+        saved = KnnDatastore.from_pretrained(tmp_path / "saved", index="flat")
+        saved.push_to_hub("owner/knn", token=TOKEN)
+        again = KnnDatastore.from_pretrained("owner/knn", cache_dir=tmp_path / "downloads")
+        for other in (saved, again):
+            other.verify()
+            assert other.config == store.config
+            assert np.array_equal(other.keys, store.keys)
+        card = (again.path / "README.md").read_text()
+        assert 'KnnDatastore.from_pretrained("owner/knn")' in card
+        assert f"| Keys | {len(store)} hidden states (`last_mlp`) of 32 numbers" in card
+        assert "$" not in card
+
+    def test_another_tokenizer_is_refused(self, store, tokenizer):
+        store.check_tokenizer(tokenizer)
+        other = pickle.loads(pickle.dumps(tokenizer))
+        other.add_tokens(["other"])
+        with pytest.raises(DatastoreError, match="was made for another tokenizer"):
+            store.check_tokenizer(other)
+
+
+class TestSearch:
+    def test_a_score_is_minus_the_squared_distance(self, store):
+        query = store.keys[3] + 1
+        ids = np.array([5, 3, 0])
+        expected = -((store.keys[ids].astype(np.float64) - query) ** 2).sum(axis=1)
+        assert np.allclose(store.score(query, ids), expected, rtol=1e-5)
+
+    @pytest.mark.parametrize("index", ["flat", "hnsw"])
+    def test_a_query_finds_the_same_whatever_is_asked_beside_it(self, path, index):
+        store = KnnDatastore(path, index)
+        generator = np.random.default_rng(0)
+        queries = generator.standard_normal((9, 32), dtype=np.float32)
+        together = store.search(list(queries), 20)
+        for query, found in zip(queries, together, strict=True):
+            (alone,) = store.search([query], 20)
+            assert np.array_equal(alone.ids, found.ids)
+            assert np.array_equal(alone.scores, found.scores)
+            assert np.array_equal(store.score(query, found.ids), found.scores)
+            (best,) = store.search([query], 1)
+            assert best.ids[0] == found.ids[0]
+
+    def test_queries_that_are_not_finite_or_of_another_size_are_refused(self, store):
+        with pytest.raises(ValueError, match="NaN"):
+            store.search([np.full(32, np.nan, dtype=np.float32)], 1)
+        with pytest.raises(ValueError, match="32 finite numbers"):
+            store.search([np.zeros(31, dtype=np.float32)], 1)
+
+    def test_neighbours_are_the_ten_entries_after_each(self, store):
+        last = len(store) - 1
+        assert store.neighbours(np.array([3, 5])).tolist() == list(range(4, 16))
+        assert store.neighbours(np.array([last - 1, last])).tolist() == [last]
+
+
+class TestNextTokens:
+    def test_they_are_weighted_by_distance(self, store):
+        found = Retrieved(np.array([4, 9, 11, 2]), np.float32([-1.0, -2.5, -3.0, -700.0]))
+        weights = {}
+        for entry, score in zip(found.ids, found.scores, strict=True):
+            token = int(store.values[entry])
+            weights[token] = weights.get(token, 0.0) + np.exp(float(score) / 2.0)
+        tokens, probs = store.next_tokens(found, 2.0)
+        assert tokens.tolist() == sorted(weights)
+        expected = np.array([weights[token] for token in tokens.tolist()])
+        assert np.allclose(probs, expected / expected.sum())
+
+    def test_far_neighbours_count_as_well(self, store):
+        found = Retrieved(np.array([0, 1]), np.float32([-1e6, -1e6]))
+        _, probs = store.next_tokens(found, 1.0)
+        assert np.isclose(probs.sum(), 1)
+
+
+class TestDamage:
+    """Entries whose sizes and checksums are as config.json says, with numbers that cannot be."""
+
+    @pytest.fixture
+    def damaged(self, path, tmp_path):
+        def write(name, change):
+            arrays = load_file(path / "entries.safetensors")
+            arrays[name] = arrays[name].copy()
+            change(arrays[name])
+            entry = write_arrays(tmp_path / "entries.safetensors", arrays)
+            replace(KnnDatastore(path).config, file=entry).write(tmp_path)
+            return tmp_path
+
+        return write
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -1])
+    def test_a_length_that_cannot_be_is_refused(self, damaged, bad):
+        folder = damaged("norms", lambda norms: norms.__setitem__(3, bad))
+        with pytest.raises(DatastoreError, match=r"entries\.safetensors is damaged: a squared"):
+            KnnDatastore(folder)
+
+    @pytest.mark.parametrize("count", [1, 10**9])
+    @pytest.mark.parametrize("k", [1, 10**9])
+    def test_keys_that_are_no_numbers_are_said_to_be_damaged(self, damaged, k, count, store):
+        store = KnnDatastore(damaged("keys", lambda keys: keys[:count].fill(np.nan)))
+        query = np.zeros(store.config.dimension, np.float32)
+        if count == k == 1:  # the others are sound, and enough
+            assert len(store.search([query], k)[0]) == 1
+        else:
+            with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
+                store.search([query], k)
+        with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
+            store.add_pq_index()
+
+    def test_who_writes_at_the_same_time_loses_nothing(self, path, tmp_path, byte_llama, tokenizer):
+        shutil.copytree(path, tmp_path / "store")
+        one, two = (KnnDatastore(tmp_path / "store") for _ in range(2))
+        one.add_pq_index()
+        chosen = two.tune(byte_llama, tokenizer, CORPUS * 2)
+        now = KnnDatastore(tmp_path / "store")
+        assert now.config.pq_index == one.config.pq_index
+        assert now.config.interpolation == chosen
+        now.verify()
+        replace(now.config, file=replace(now.config.file, sha256="0")).write(now.path)
+        with pytest.raises(DatastoreError, match="has been replaced meanwhile; open it again"):
+            one.tune(byte_llama, tokenizer, CORPUS * 2)

@@ -1,0 +1,392 @@
+"""Knowledge bases: building, opening, and the Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from hub_server import TOKEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from texts import DIMENSION, bag_of_words, some_texts
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_refspec.retrieval import knowledge_base as module
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase, _even_parts
+from hf_refspec.store.card import card
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.files import DatastoreError, write_arrays
+from hf_refspec.store.folder import build_place
+
+REPO = "owner/passages"
+
+
+def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
+    documents = some_texts(30) if documents is None else documents
+    return KnowledgeBase.build(documents, tokenizer, encoder, path, progress=False, **options)
+
+
+@pytest.fixture
+def base(tmp_path, tokenizer):
+    return build(tmp_path / "base", tokenizer, chunk_length=64)
+
+
+def test_passages_are_the_documents_in_order_with_their_embeddings(base):
+    texts = some_texts(30)
+    assert len(base) == 30
+    held = f"passages=30, dimension={base.config.dimension}"
+    tokenizer = f"tokenizer={base.config.tokenizer!r}"
+    assert repr(base) == f"KnowledgeBase('{base.path}', {held}, {tokenizer})"
+    assert [base.text(i) for i in range(30)] == texts
+    np.testing.assert_array_equal(base.embeddings, bag_of_words(texts))
+    assert base.embeddings.dtype == np.float32
+    assert base.passage(3).dtype == np.int64
+
+
+def test_a_long_document_is_cut_into_passages_of_about_the_same_length(tmp_path, tokenizer):
+    text = "abcdefghij" * 10 + "xyz"
+    base = build(tmp_path / "base", tokenizer, [text, "", "short"], chunk_length=40)
+    assert [len(base.passage(i)) for i in range(len(base))] == [35, 34, 34, 5]
+    assert "".join(base.text(i) for i in range(3)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_parts_are_whole_few_and_even(length, most):
+    parts = _even_parts(length, most)
+    assert sum(parts) == length
+    assert max(parts) <= most
+    assert max(parts) - min(parts) <= 1
+    assert (len(parts) - 1) * most < length
+
+
+def test_documents_come_from_lists_iterators_datasets_and_files(tmp_path, tokenizer):
+    texts = some_texts(5)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number}.txt").write_text(text)
+    sources = [texts, iter(texts), Dataset.from_dict({"text": texts}), folder]
+    for number, source in enumerate(sources):
+        base = build(tmp_path / f"base{number}", tokenizer, source)
+        assert [base.text(i) for i in range(len(base))] == texts
+
+
+def test_a_passage_knows_its_file_as_it_was_named_and_its_line(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "more").mkdir(parents=True)
+    (tmp_path / "docs" / "a.txt").write_text("first\nsecond\n\nfourth\n")
+    (tmp_path / "docs" / "empty.txt").write_text("")
+    (tmp_path / "docs" / "more" / "ü.txt").write_text("other\n", encoding="utf-8")
+    base = build("base", tokenizer, "docs", encoder=None, chunk_length=7)
+    found = {base.text(i): base.source(i) for i in range(len(base))}
+    assert found == {
+        "first\ns": "docs/a.txt, line 1",
+        "econd\n\n": "docs/a.txt, line 2",
+        "fourth\n": "docs/a.txt, line 4",
+        "other\n": "docs/more/ü.txt, line 1",
+    }
+    copied = tmp_path / "copied"
+    base.save_pretrained(copied)
+    assert KnowledgeBase.from_pretrained(copied, tokenizer).source(3) == "docs/more/ü.txt, line 1"
+    with pytest.raises(IndexError, match="no passage 4"):
+        base.source(4)
+
+
+@pytest.mark.parametrize("name", ["{}/docs", "docs", "./docs", "{}/docs/a.txt", "../{.name}/docs"])
+def test_a_passage_is_told_by_a_relative_name(tmp_path, tokenizer, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("text")
+    base = build("base", tokenizer, name.format(tmp_path), encoder=None)
+    assert base.source(0) == ("a.txt" if name.endswith("a.txt") else "docs/a.txt") + ", line 1"
+
+
+def test_a_passage_of_a_dataset_knows_its_row(tmp_path, tokenizer):
+    rows = Dataset.from_dict({"text": ["one", "", "three\nfour"]})
+    base = build(tmp_path / "base", tokenizer, rows, encoder=None, chunk_length=6)
+    assert [base.source(i) for i in range(len(base))] == [
+        "document 0, line 1",
+        "document 2, line 1",
+        "document 2, line 2",
+    ]
+
+
+def test_there_are_no_lines_where_the_tokenizer_keeps_none(tmp_path):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "tree": 1, "river": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    (tmp_path / "a.txt").write_text("tree\nriver\n")
+    base = build(tmp_path / "base", other, tmp_path / "a.txt", encoder=None, chunk_length=1)
+    assert [base.source(i) for i in range(2)] == ["a.txt"] * 2
+
+
+@pytest.mark.parametrize("documents", [[-1, 0], [1, 0], [0, 2]])
+def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("text")
+    base = build(tmp_path / "base", tokenizer, files, encoder=None)
+    arrays = {
+        "documents": np.array(documents, np.int64),
+        "names": np.frombuffer(b"a.txt\0b.txt\0", np.uint8),
+    }
+    entry = write_arrays(base.path / "sources.safetensors", arrays)
+    replace(base.config, sources_file=entry).write(base.path)
+    with pytest.raises(DatastoreError, match=r"sources\.safetensors is damaged"):
+        KnowledgeBase(base.path, tokenizer)
+
+
+def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
+    base = build(tmp_path / "base", tokenizer, encoder=None)
+    assert base.embeddings is None
+    assert sorted(file.name for file in base.path.iterdir()) == [
+        "config.json",
+        "passages.safetensors",
+        "sources.safetensors",
+    ]
+    assert "SparseRetriever" in card(base.config, REPO)
+
+
+def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
+    base.save_pretrained(tmp_path / "saved")
+    saved = KnowledgeBase.from_pretrained(tmp_path / "saved", tokenizer)
+    for other in (saved, pickle.loads(pickle.dumps(base))):
+        assert [other.text(i) for i in range(len(other))] == some_texts(30)
+        np.testing.assert_array_equal(other.embeddings, base.embeddings)
+    with pytest.raises(FileExistsError):
+        base.save_pretrained(tmp_path / "saved")
+
+
+def test_it_goes_to_the_hub_and_comes_back_with_its_card(base, hub, tmp_path, tokenizer):
+    base.push_to_hub(REPO, token=TOKEN)
+    again = KnowledgeBase.from_pretrained(REPO, tokenizer, cache_dir=tmp_path / "downloads")
+    again.verify()
+    assert [again.text(i) for i in range(len(again))] == some_texts(30)
+    card = (again.path / "README.md").read_text()
+    assert 'from_pretrained("owner/passages", tokenizer)' in card
+    assert f"of {DIMENSION} numbers" in card
+
+
+def test_a_missing_repo_and_one_that_is_no_knowledge_base_are_told_apart(hub, tmp_path, tokenizer):
+    with pytest.raises(OSError, match="neither a folder"):
+        KnowledgeBase.from_pretrained("owner/none", tokenizer, cache_dir=tmp_path / "downloads")
+    hub.create("owner/other")
+    with pytest.raises(DatastoreError, match="is not a knowledge base: it has no config"):
+        KnowledgeBase.from_pretrained("owner/other", tokenizer, cache_dir=tmp_path / "downloads")
+
+
+def test_a_damaged_one_is_not_published(base, hub):
+    path = base.path / "embeddings.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DatastoreError, match="checksum"):
+        base.push_to_hub(REPO, token=TOKEN)
+    assert not hub.asked_for("POST")
+
+
+@pytest.mark.parametrize("documents", [[], ["", ""], iter([])])
+def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
+    with pytest.raises(ValueError, match="documents has no token"):
+        build(tmp_path / "base", tokenizer, documents)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("chunk_length", [0, -1, 2.5, True])
+def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length):
+    with pytest.raises(ValueError, match="chunk_length must be"):
+        build(tmp_path / "base", tokenizer, chunk_length=chunk_length)
+
+
+def nan_for_some(texts):
+    vectors = bag_of_words(texts)
+    vectors[3, 1] = np.nan
+    return vectors
+
+
+def raises(texts):
+    raise MemoryError("no room")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "error", "message"),
+    [
+        (nan_for_some, ValueError, "NaN or infinite numbers for 1 of 30"),
+        (raises, RuntimeError, "encoder failed on 30 texts.*MemoryError: no room"),
+        (lambda texts: bag_of_words(texts)[:5], ValueError, r"shape \(30, d\).*\(5, 24\)"),
+        (lambda texts: bag_of_words(texts)[0], ValueError, r"of shape \(24,\)"),
+        (lambda texts: None, ValueError, "NoneType"),
+        (7, TypeError, "encoder must be a SentenceTransformer, the folder or Hub id of one, or a"),
+    ],
+)
+def test_an_encoder_that_makes_no_vectors_leaves_nothing(
+    tmp_path, tokenizer, encoder, error, message
+):
+    with pytest.raises(error, match=message):
+        build(tmp_path / "base", tokenizer, encoder=encoder)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_that_changes_its_dimension_is_refused(tmp_path, tokenizer):
+    calls = []
+
+    def changing(texts):
+        calls.append(len(texts))
+        return bag_of_words(texts)[:, : DIMENSION - len(calls)]
+
+    with pytest.raises(ValueError, match="of dimension 23, and then of 22"):
+        build(tmp_path / "base", tokenizer, ["word"] * 600, encoder=changing)
+
+
+def test_another_tokenizer_is_refused(base, tokenizer):
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    other.add_tokens(["<other>"])
+    with pytest.raises(DatastoreError, match="made for another tokenizer"):
+        KnowledgeBase(base.path, other)
+
+
+def test_a_datastore_is_no_knowledge_base_and_the_other_way_round(base, tmp_path, tokenizer):
+    store = Datastore.build(some_texts(3), tokenizer, tmp_path / "store", progress=False)
+    with pytest.raises(DatastoreError, match="not a knowledge base's"):
+        KnowledgeBase(store.path, tokenizer)
+    with pytest.raises(DatastoreError):
+        Datastore(base.path)
+
+
+def test_there_is_no_passage_beyond_the_last(base):
+    for passage_id in (-1, len(base)):
+        with pytest.raises(IndexError, match="there is no passage"):
+            base.passage(passage_id)
+
+
+@pytest.mark.parametrize("change", ["first", "order", "empty", "long", "last"])
+def test_bounds_that_are_none_are_refused(base, tokenizer, change):
+    bounds = np.array(base._bounds)
+    if change == "first":
+        bounds[0] = 1
+    elif change == "order":
+        bounds[[4, 5]] = bounds[[5, 4]]
+    elif change == "empty":
+        bounds[4] = bounds[5]
+    elif change == "long":
+        bounds[1:4] = bounds[4] - np.array([3, 2, 1])
+    else:
+        bounds[-1] += 1
+    arrays = {"tokens": np.array(base._tokens), "bounds": bounds}
+    write_arrays(base.path / "passages.safetensors", arrays)
+    with pytest.raises(DatastoreError, match="bounds are not those of passages of 1 to 64"):
+        KnowledgeBase(base.path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("passages", 31),
+        ("passages", 0),
+        ("tokens", 7),
+        ("dimension", 25),
+        ("dimension", 0),
+        ("dimension", -1),
+        ("chunk_length", "long"),
+        ("vocab_size", 2**31),
+        ("kind", "datastore"),
+        ("format_version", 2),
+        ("source", []),
+        ("passages_file", {"name": "../secret.safetensors", "size": 1, "sha256": ""}),
+        ("embeddings_file", None),
+    ],
+)
+def test_a_config_that_is_not_true_is_refused(base, tokenizer, key, value):
+    path = base.path / "config.json"
+    content = json.loads(path.read_text())
+    for change in ({key: value}, None):
+        changed = content | change if change else {k: v for k, v in content.items() if k != key}
+        path.write_text(json.dumps(changed))
+        with pytest.raises(DatastoreError):
+            KnowledgeBase(base.path, tokenizer)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenizer):
+    tokens = np.array(base._tokens)
+    tokens[2] = 60_000
+    write_arrays(
+        base.path / "passages.safetensors", {"tokens": tokens, "bounds": np.array(base._bounds)}
+    )
+    damaged = KnowledgeBase(base.path, tokenizer)
+    assert damaged.text(1) == some_texts(30)[1]
+    with pytest.raises(DatastoreError, match="passage 0 has the token 60000"):
+        damaged.passage(0)
+    with pytest.raises(DatastoreError, match="checksum"):
+        damaged.verify()
+
+
+def test_a_missing_and_a_cut_file_are_named(base, tokenizer):
+    path = base.path / "embeddings.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors is damaged"):
+        KnowledgeBase(base.path, tokenizer)
+    path.unlink()
+    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors cannot be read: .* missing"):
+        KnowledgeBase(base.path, tokenizer)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_names_are_found_wherever_blocks_end(tmp_path, tokenizer, monkeypatch, block):
+    files = [tmp_path / f"{'é' * i}.txt" for i in range(1, 9)]
+    for number, file in enumerate(files):
+        file.write_text("text" if number % 3 else "")
+    monkeypatch.setattr(module, "_BLOCK", block)
+    base = build(tmp_path / "base", tokenizer, files, encoder=None)
+    wanted = [f"{file.name}, line 1" for number, file in enumerate(files) if number % 3]
+    assert [base.source(i) for i in range(len(base))] == wanted
+
+
+def test_a_folder_is_never_written_through_links(tmp_path, tokenizer):
+    victim, path = tmp_path / "victim", tmp_path / "base"
+    victim.mkdir()
+    for target in (victim, tmp_path / "nowhere"):
+        build_place(path).symlink_to(target)
+        with pytest.raises(DatastoreError, match="is in the way"):
+            build(path, tokenizer)
+        build_place(path).unlink()
+    assert os.listdir(tmp_path) == ["victim"] and not os.listdir(victim)
+
+
+def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
+    begun, go_on, built = threading.Event(), threading.Event(), []
+
+    def slow():
+        yield "one"
+        begun.set()
+        assert go_on.wait(20)
+        yield "two"
+
+    first = threading.Thread(
+        target=lambda: built.append(build(tmp_path / "base", tokenizer, slow()))
+    )
+    first.start()
+    assert begun.wait(20)
+    for _ in range(2):
+        with pytest.raises(DatastoreError, match="is being written by another process"):
+            build(tmp_path / "base", tokenizer, ["three"])
+    go_on.set()
+    first.join()
+    built[0].verify()
+    assert [built[0].text(i) for i in range(2)] == ["one", "two"]
+    assert os.listdir(tmp_path) == ["base"]
+
+
+def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):
+    # BM25 would take memory for every id.
+    replace(base.config, vocab_size=2**16).write(base.path)
+    message = rf"{base.path} is damaged: its vocab_size is 65536, but its tokenizer has 259 ids"
+    with pytest.raises(DatastoreError, match=message):
+        KnowledgeBase(base.path, tokenizer)
