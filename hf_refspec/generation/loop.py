@@ -142,7 +142,7 @@ class Loop:
 
     def _draft(self, index: int, row: Row, drafter: Drafter, goes_on: bool) -> DraftTree:
         most = min(self.budget.most, self.verifier.most_nodes)
-        if most == 0 or not goes_on or self.verifier.restarted:
+        if most == 0 or not goes_on or self.verifier.replaced_cache:
             return DraftTree.empty()
         position = self.verifier.last_position(index, row.seen)
         deepest = self.reach.depth(len(row.seen), position)

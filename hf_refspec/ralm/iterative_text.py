@@ -85,7 +85,7 @@ class PassageLoop:
         self._drafter = Drafter() if drafter is None else drafter
         self._vocab_size = text_config(model).vocab_size
         self._budget = Budget(0)
-        if drafter is not None and kind.continues:
+        if drafter is not None and kind.takes_several_tokens:
             self._budget = make_budget("auto", drafter, model, kind.name)
         self._reach = Reach(kind, model, 1, model_kwargs)
         self._chains = not kind.takes_trees

@@ -31,7 +31,7 @@ from ..generation.validation import check_model, check_request, check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
-from ..verification.plain import PlainVerifier
+from ..verification.chain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively

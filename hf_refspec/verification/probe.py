@@ -24,11 +24,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from .cache import fresh_kwargs
-from .chain import ChainVerifier
+from .chain import ChainVerifier, RecurrentVerifier
 from .facts import facts_about_state
 from .positions import length_dependent_rope
 from .ranks import Ranks
-from .recurrent import RecurrentVerifier
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier

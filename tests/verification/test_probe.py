@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hf_refspec as rs
-from hf_refspec.verification import tree as tree_verification
+from hf_refspec.verification import entries
 from hf_refspec.verification.chain import ChainVerifier
 from hf_refspec.verification.probe import probe, select_verifier
 from hf_refspec.verification.tree import TreeVerifier
@@ -117,7 +117,7 @@ def test_what_is_asked_for_and_refused_is_an_error_with_the_numbers(dtype):
 
 def test_moved_entries_at_wrong_places_are_found_out(monkeypatch, caplog):
     model = small_llama()
-    monkeypatch.setattr(tree_verification, "move_entries", lambda *_: None)
+    monkeypatch.setattr(entries, "move_entries", lambda *_: None)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **OPTIONS)

@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 from hf_refspec import DraftTree
 from hf_refspec.drafting.tree import ROOT
 from hf_refspec.verification.cache import keeps_every_position
-from hf_refspec.verification.chain import ChainVerifier
-from hf_refspec.verification.plain import PlainVerifier
-from hf_refspec.verification.recurrent import RecurrentVerifier
+from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
 from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from hf_refspec.verification.static import StaticVerifier
 from hf_refspec.verification.tree import TreeVerifier
