@@ -13,8 +13,8 @@ from .facts import facts_about
 
 logger = logging.getLogger("hf_refspec")
 
-# Each width and number of rows is compiled by itself, without a graph for any; and torch gives up on a
-# function after 8 graphs, which all models share. The first limit had another name before torch 2.6.
+# Each width and number of rows is compiled by itself, without a graph for any. torch gives up on a
+# function after 8 graphs, which all models share; that limit had another name before torch 2.6.
 _COMPILING = {
     "automatic_dynamic_shapes": False,
     "recompile_limit": 256,

@@ -1,7 +1,8 @@
 """How a cache keeps the accepted tokens of a pass and drops the others.
 
-[`MovedEntries`] moves entries to where they belong and crops what is left, [`CroppedEntries`] crops
-the end, [`RunningState`] restores the state from before the pass. Static caches are in `static_cache.py`.
+[`MovedEntries`] moves entries to where they belong and crops the rest, [`CroppedEntries`] crops the
+end, [`RunningState`] restores the state from before the pass. For static caches see
+`slotted_entries.py`.
 """
 
 from __future__ import annotations

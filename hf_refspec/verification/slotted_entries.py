@@ -1,9 +1,9 @@
 """How a static cache keeps the accepted tokens of a pass: by slots.
 
 What was rejected stays where it is: no mask shows it, and the next pass writes over it. Nodes of
-the accepted path that stand behind others move to their slots, in a compiled call within the layers
-of the next pass, see [`SlottedLayer`]. The last slot of the cache is spare: padding that has no room
-goes there.
+the accepted path that stand behind others move to their slots, in compiled calls within the layers
+of the next pass, see [`SlottedLayer`]. The last slot of the cache is spare: padding that has no
+room goes there.
 """
 
 from __future__ import annotations

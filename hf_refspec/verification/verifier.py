@@ -9,9 +9,9 @@ others, see `entries.py`:
 
 | verifier | layout | cache |
 | --- | --- | --- |
-| [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252, 3.3) | moved |
+| [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | moved |
 | [`StaticVerifier`] | the same, padded to a few widths that can be compiled | slots |
-| [`ReproducibleTreeVerifier`] | the same at one width, attention in the order of positions | slots |
+| [`ReproducibleTreeVerifier`] | the same at one width, summed in the order of positions | slots |
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
 | [`RecurrentVerifier`] | the same | running state |

@@ -143,7 +143,7 @@ def test_what_is_kept_of_a_draft_counts_as_run(bench):
         drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:kept] for path in paths])
-        if not bench.verifier.reruns and bench.verifier.cache is not None:
+        if not bench.verifier.entries.reruns and bench.verifier.cache is not None:
             accepted = len(paths[0][:kept])
             assert bench.verifier.cached == [length + accepted] * bench.rows
         length += kept + 1
