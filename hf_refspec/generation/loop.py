@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..drafting.drafter import Drafter, checked_draft
+from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
@@ -173,8 +174,10 @@ class Loop:
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0:
-                drafter.observe_prompt(prompt_ids, top.tokens[i, -count:], top.probs[i, -count:])
+            if count > 0 and drafter.prompt_fraction > 0:
+                expected = top.tokens[i, -count:], top.probs[i, -count:]
+                none = DraftTree.empty()
+                drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
 
     def _observe(
         self,
@@ -191,9 +194,8 @@ class Loop:
             path, tokens = paths[i], new_tokens[i]
             if path is not None and tokens is not None:
                 nodes = 1 + len(draft)
-                if top is not None and drafter.observed_top_k > 0:
-                    drafter.observe_top_k(draft, top.tokens[i, :nodes], top.probs[i, :nodes])
-                drafter.observe(tokens, draft, logits[i, :nodes])
+                expected = () if top is None else (top.tokens[i, :nodes], top.probs[i, :nodes])
+                drafter.observe(Observation(tokens, draft, logits[i, :nodes], *expected))
                 counts.append((len(draft), len(path)))
         self.stats.record_rows(counts)
 

@@ -24,8 +24,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..drafting.candidates import CandidateChain
 from ..drafting.datastore_drafts import with_drafts
 from ..drafting.drafter import Drafter
+from ..drafting.observation import Observation
 from ..drafting.sampling import Sampling
-from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
 from ..verification.probe import select_verifier
@@ -269,7 +269,7 @@ class _Call:
             drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
             for token in tokens:
-                drafter.observe(token[None], DraftTree.empty(), None)
+                drafter.observe(Observation(token[None]))
         return output
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:
