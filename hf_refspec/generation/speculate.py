@@ -197,18 +197,14 @@ class _Call:
                 ranks=self.ranks,
                 reads_prompts=not self.synced,
             )
-            output = self._run(loop, rows, drafters, of_batch)
+            for row, each in zip(rows, drafters, strict=True):
+                row.drafter = each
+            output = self._run(loop, rows, of_batch)
         if self.streamer is not None:
             self.streamer.end()
         return output
 
-    def _run(
-        self,
-        loop: Loop,
-        rows: list[Row],
-        drafters: list[Drafter],
-        of_batch: StoppingCriteriaList,
-    ) -> Output:
+    def _run(self, loop: Loop, rows: list[Row], of_batch: StoppingCriteriaList) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
         # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
@@ -220,7 +216,7 @@ class _Call:
         length = self.input_ids.shape[1]
         criteria = BatchCriteria(of_batch, streamer, length, pads, pad_id, self.ranks)
         try:
-            loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
+            loop.run(rows, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:

@@ -101,11 +101,13 @@ class PassageLoop:
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             self._drafter.begin(ids, self._vocab_size)
         loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
+        row.drafter = self._drafter
         while not row.finished and len(row) < end:
             if context.verifier.cached:
-                loop.step([row], [self._drafter], [True])
+                loop.probe([row])
+                loop.step([row])
             else:
-                loop.prefill([row], [self._drafter])
+                loop.prefill([row])
         self._told = (context, len(row))
 
     def roll_back(self) -> None:
