@@ -19,13 +19,13 @@ from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
+from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.verifier import StandingTokens, Verifier
 from .acceptance import accept
 from .budget import Budget
 from .criteria import BatchCriteria, longest_row
-from .prompt_logits import prompt_top_tokens
 from .row import Row
 
 

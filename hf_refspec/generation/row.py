@@ -9,7 +9,7 @@ streamers cannot tell the difference.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from transformers import (
 
 from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
+from ..verification.restored import random_numbers
 from ..verification.verifier import TokenSequence
 
 if TYPE_CHECKING:
@@ -230,8 +231,3 @@ def choose_tokens(
         probs = torch.nn.functional.softmax(scores, dim=-1)
         return torch.multinomial(probs, num_samples=1, generator=generator)[:, 0].tolist()
     return scores.argmax(dim=-1).tolist()
-
-
-def random_numbers(device: torch.device) -> Any:
-    """Where tokens are drawn from: the default generator of the ids' device."""
-    return torch.random if device.type == "cpu" else torch.get_device_module(device)

@@ -28,17 +28,17 @@ from ..drafting.observation import Observation
 from ..drafting.sampling import Sampling
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
-from ..verification.probe import select_verifier
-from ..verification.ranks import Ranks
+from ..verification.choice import select_verifier
+from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
+from ..verification.restored import random_numbers
 from .budget import make_budget
 from .criteria import BatchCriteria, criteria_of_rows, longest_row, own_length, padded
 from .default_drafter import default_drafter
 from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
-from .row import Row, random_numbers
-from .synced import is_synced, kept_in_step
+from .row import Row
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,

@@ -21,8 +21,8 @@ from ..generation.row import Row
 from ..text_config import text_config
 from ..verification.cache import find_cache, fresh_kwargs
 from ..verification.chain import PlainVerifier
+from ..verification.choice import select_verifier
 from ..verification.positions import length_dependent_rope
-from ..verification.probe import select_verifier
 from ..verification.verifier import CacheMark, FixedTokens, Verifier
 
 # The passages whose caches are kept: more of them save prefills, and take memory.

@@ -34,6 +34,7 @@ class ReproducibleVerifier(StaticVerifier):
 
     name = "reproducible"
     takes_trees = False
+    same_bits = True
     widths = (WIDTH,)
     same_length = True
 

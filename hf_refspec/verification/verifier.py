@@ -121,6 +121,8 @@ class Verifier:
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
     drops_rows = True
+    # Whether its logits are the same bit by bit with drafts and without.
+    same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
     widths: tuple[int, ...] | None = None
 

@@ -11,8 +11,7 @@ from calls import PROMPT, padded_prompts
 from transformers import ElectraConfig, ElectraForCausalLM, LlamaForCausalLM
 
 from hf_refspec import TokenRecycling
-from hf_refspec.generation.prompt_logits import prompt_top_tokens
-from hf_refspec.verification.prompt_states import last_token, records_prompt
+from hf_refspec.verification.prompt_states import last_token, prompt_top_tokens, records_prompt
 
 ALL = float("inf")
 

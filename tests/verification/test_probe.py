@@ -18,7 +18,8 @@ from transformers import (
 import hf_refspec as rs
 from hf_refspec.verification import entries
 from hf_refspec.verification.chain import ChainVerifier
-from hf_refspec.verification.probe import probe, select_verifier
+from hf_refspec.verification.choice import select_verifier
+from hf_refspec.verification.probe import probe
 from hf_refspec.verification.tree import TreeVerifier
 
 OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
