@@ -26,11 +26,7 @@ def default_sources(
 
 def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
     """The default sources of one call, blended. What they learn of a model is kept at the model;
-    calls in several threads learn into one table.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-    """
+    calls in several threads learn into one table."""
     vocab_size = text_config(model).vocab_size
     facts = facts_about(model)
     key = "default drafters", vocab_size

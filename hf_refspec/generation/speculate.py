@@ -42,7 +42,6 @@ from .row import Row
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
-    check_batch,
     check_model,
     check_options,
     check_reproducible,
@@ -118,7 +117,6 @@ def speculate(
     check_options(given, max_draft_tokens, verification)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_steps(model, model_kwargs, "candidate_generator")
-    check_batch(input_ids, generation_config)
     if verification == REPRODUCIBLE:
         check_reproducible(input_ids, generation_config, model_kwargs)
     if not isinstance(given, Drafter | str):

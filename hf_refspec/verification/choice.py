@@ -46,11 +46,7 @@ def select_verifier(
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly. And what the probes have found.
-
-    Raises:
-        RefusedCallError: If the verifier that was asked for is not exact on this model.
-    """
+        decode plainly. And what the probes have found."""
     findings = []
     reproducible = requested == ReproducibleVerifier.name
     kinds = (ReproducibleTreeVerifier, ReproducibleVerifier) if reproducible else VERIFIERS

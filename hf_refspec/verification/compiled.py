@@ -28,11 +28,6 @@ _CAPTURES = 2
 class CompiledForward:
     """The forward pass of a model, compiled where `generate` would compile it.
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        generation_config (`GenerationConfig`): The call's own.
-        model_kwargs (`dict`): Keyword arguments of the prefill.
-
     Attributes:
         is_active (`bool`): Whether passes are compiled: not after that has failed once.
         prepared (`bool`): Whether the last pass was compiled or captured, which takes longer.
@@ -57,13 +52,7 @@ class CompiledForward:
         self, model_inputs: dict[str, Any], width: int, shape: tuple[Any, ...]
     ) -> torch.Tensor | None:
         """The logits of all tokens of a pass, `(R, S, vocab_size)`; `None` if torch cannot compile
-        it, and nothing has run.
-
-        Args:
-            model_inputs (`dict`): Its arguments.
-            width (`int`): S.
-            shape (`tuple`): What the cache is like: graphs of others are others.
-        """
+        it, and nothing has run."""
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
         graphs = _graphs()

@@ -85,17 +85,7 @@ def probe(
     boundary: int | None = None,
     config: GenerationConfig | None = None,
 ) -> Finding:
-    """Whether verified drafts have the logits of plain decoding; asked once of a model as it is.
-
-    Args:
-        kind (`type`): Of the verifier.
-        model (`PreTrainedModel`): The target model.
-        rows (`int`): Two stand for several.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-        boundary (`int`, *optional*): A length that the probe's text is to cross.
-        config (`GenerationConfig`, *optional*): Says whether passes over a static cache are
-            compiled, by default not.
-    """
+    """Whether verified drafts have the logits of plain decoding; asked once of a model as it is."""
     config = config or GenerationConfig(disable_compile=True)
     if drops_cache(model):
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")

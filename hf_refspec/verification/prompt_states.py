@@ -73,14 +73,6 @@ def prompt_top_tokens(
 ) -> TopTokens | None:
     """The best next tokens after the last tokens of the prompts, but not after the very last.
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        states (sequence of `torch.Tensor`): What entered the output layer in the prefill,
-            `(R, n, hidden_size)` each.
-        logits (`torch.Tensor` of shape `(R, 1, vocab_size)`): The prefill's.
-        k (`int`): How many next tokens.
-        fraction (`float`): The most that it may cost, beside the prefill.
-
     Returns:
         [`TopTokens`] of shape `(R, m)`, for as many tokens as it may cost; `None` if that is none,
         or if the model's logits are not those of its output layer.

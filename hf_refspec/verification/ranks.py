@@ -72,11 +72,7 @@ class Ranks:
         return self._index == 0
 
     def agree(self, value: _Value) -> _Value:
-        """What the first rank passes here. All ranks must come here at the same point.
-
-        Raises:
-            FailedRankError: If another rank has raised an exception.
-        """
+        """What the first rank passes here. All ranks must come here at the same point."""
         if self.alone:
             return value
         failed, message = self._exchange(pickle.dumps(value) if self.is_first else b"")
@@ -142,13 +138,7 @@ def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
 
 @contextmanager
 def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[None]:
-    """Around a call, in every process at the same time.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        input_ids (`torch.LongTensor` of shape `(R, length)`): Any text, for passes whose result is
-            dropped.
-    """
+    """Around a call, in every process at the same time."""
 
     def run_one(*_: Any) -> None:
         model._has_unfinished_sequences(False, True, input_ids.device)

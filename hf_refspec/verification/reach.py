@@ -17,14 +17,7 @@ class Reach:
     """The positions that a draft may have, see [`PositionLimits`], and the lengths that are probed.
 
     Drafts first end before the next length at which attention may become another computation. Once
-    a text is there, a probe whose text crosses it decides whether drafts go on.
-
-    Args:
-        kind (`type`): Of the call's verifier.
-        model (`PreTrainedModel`): The target model.
-        rows (`int`): How many.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-    """
+    a text is there, a probe whose text crosses it decides whether drafts go on."""
 
     def __init__(
         self,

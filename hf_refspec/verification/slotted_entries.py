@@ -30,15 +30,6 @@ _KEPT_LAYERS = "layers of a static cache"
 class SlottedEntries(Entries):
     """The slots of a static cache, each row's behind its own last token.
 
-    Args:
-        cache (`StaticCache`): The call's.
-        model (`PreTrainedModel`): The target model.
-        generation_config (`GenerationConfig`): The call's own.
-        forward ([`CompiledForward`]): Runs the passes.
-        widest (`int`): The most tokens of a row in a pass.
-        same_length (`bool`): Whether the cache is as long as the call alone needs, and not as long
-            as `generate` has left it after an earlier call.
-
     Attributes:
         length (`int`): The slots of a row.
         slots ([`Slots`]): Where the tokens of the next pass go.
