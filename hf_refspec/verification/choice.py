@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
+from .cache import find_cache
 from .chain import ChainVerifier, RecurrentVerifier
 from .probe import Finding, drops_cache, is_padded, probe
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
@@ -13,12 +14,10 @@ from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
-VERIFIERS: tuple[type[Verifier], ...] = (
-    StaticVerifier,
-    TreeVerifier,
-    ChainVerifier,
-    RecurrentVerifier,
-)
+# The verifiers of each kind of call, the best first.
+_REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
+_STATIC = (StaticVerifier,)
+_DYNAMIC = TreeVerifier, ChainVerifier, RecurrentVerifier
 
 
 class RefusedCallError(ValueError):
@@ -46,11 +45,13 @@ def select_verifier(
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly. And what the probes have found."""
+        decode plainly. And what the probes have found.
+    """
     findings = []
     reproducible = requested == ReproducibleVerifier.name
-    kinds = (ReproducibleTreeVerifier, ReproducibleVerifier) if reproducible else VERIFIERS
-    for kind in kinds:
+    is_static = isinstance(find_cache(model_kwargs), StaticCache)
+    kinds: tuple[type[Verifier], ...] = _STATIC if is_static else _DYNAMIC
+    for kind in _REPRODUCIBLE if reproducible else kinds:
         # In a static cache, and with several rows, a chain is verified as a tree.
         as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
         allowed = requested in ("auto", kind.name) or as_tree
