@@ -75,7 +75,7 @@ class Attachment:
             self.stats += stats
 
     def log_plain_call(self, why: str) -> None:
-        """Logs that a call runs without the drafter, once for each reason."""
+        """Logs once for each reason that a call runs without the drafter."""
         if why not in self._logged:
             self._logged.add(why)
             logger.warning("generate() runs plainly, without the attached drafter: %s", why)
@@ -88,12 +88,12 @@ def attach(
     max_draft_tokens: int | Literal["auto"] = "auto",
     verification: str = "auto",
 ) -> Attachment:
-    """Has every later `generate` of a model use a drafter, whoever calls it: a pipeline, an
-    evaluation, an agent.
+    """Makes every later `generate` of a model use a drafter, also inside of a pipeline, an
+    evaluation or an agent.
 
     The text stays the same. A call that cannot be speculated (beam search, an encoder-decoder
     model) runs plainly, which is logged once; one with `candidate_generator=` or `custom_generate=`
-    goes its own way, `candidate_generator=None` plainly. Nothing is saved with the model, and
+    is left alone, `candidate_generator=None` runs plainly. Nothing is saved with the model, and
     copies of it have nothing attached.
 
         with rs.attach(model):
@@ -123,7 +123,7 @@ def attach(
 
 
 def detach(model: nn.Module | None = None) -> None:
-    """Takes off what was attached last to a model, or to all models; nothing if nothing is.
+    """Removes what was attached last to a model, or to all models, if anything is.
 
     Args:
         model (`nn.Module`, *optional*): As [`attach`] took it.

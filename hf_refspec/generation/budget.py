@@ -1,8 +1,7 @@
 """How many draft nodes pay for themselves: expected tokens against the cost of a forward pass.
 
-A pass of several rows is as wide as the widest of them, so that all rows get the same number of
-nodes: what a pass costs goes by it and by the number of rows, and its yield is the sum of what the
-rows may expect.
+A pass over several rows is as wide as its widest row, so that all rows get the same number of
+nodes. Its cost depends on that and on the number of rows, and its yield is the sum over the rows.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ _GROWTH_ERROR = 0.2
 # number, which may set up memory or kernels; and the first one of all, which nothing is known to
 # compare with: it may have taken many times as long.
 _NOISE, _FIRST_NOISE, _VERY_FIRST_NOISE = 0.12, 0.3, 0.6
-# A pass that took longer than expected by so many standard deviations was disturbed by others who
-# use the machine, and counts the less the longer it took. Fewer discard what is true of this model.
+# A pass that took this many standard deviations longer than expected was disturbed by other load,
+# and counts the less the longer it took. Fewer would discard true measurements.
 _DISTURBED = 2.0
 # How much all costs change together from pass to pass, as texts grow and the machine is shared, and
 # each by itself: what was measured long ago is less sure, and tried again if it might pay.
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
-# A number that is not well known is taken to be cheaper by so many standard deviations, so that it
-# is tried where it may be the best: more tries more, less stays with what is known.
+# A size whose cost is uncertain is assumed cheaper by so many standard deviations, so that it is
+# tried where it may be the best: more explores more, less keeps to sizes that were measured.
 _OPTIMISM = 0.5
 
 

@@ -44,7 +44,7 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
 
 
 def _of_row(asked: Any, row: int, rows: int) -> Any:
-    """The logits processor `asked`, for one row of so many."""
+    """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
         of_row = functools.partial(_allowed_tokens, asked._prefix_allowed_tokens_fn, row)
         return PrefixConstrainedLogitsProcessor(of_row, num_beams=1)

@@ -292,8 +292,8 @@ class _Call:
         ]
 
     def _give_generators(self, rows: list[Row]) -> None:
-        """Has each row draw from random numbers of its own: of one generator, who draws next would
-        depend on what is accepted."""
+        """Gives each row a generator of its own: with a shared one, the order of draws would depend
+        on what is accepted."""
         device = self.input_ids.device
         for row, seed in zip(rows, torch.randint(2**62, (len(rows),)).tolist(), strict=True):
             row.generator = torch.Generator(device).manual_seed(seed)

@@ -83,7 +83,7 @@ def _module_of(method: Any) -> str:
 
 def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
     """The value that a call of `generate` gives to a field of its generation config: by keyword, in
-    a generation config, or by the model's own; `None` if nobody has set it."""
+    a generation config, or by the model's own; `None` where it is unset."""
     configs = (kwargs.get("generation_config"), model.generation_config)
     values = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
     return next((value for value in values if value is not None), None)

@@ -53,7 +53,7 @@ class SequentialVerifier(Verifier):
         return outputs.logits[:, -1 - len(draft) :]
 
     def _kwargs_for(self, length: int) -> dict[str, Any]:
-        """The keyword arguments (attention mask, position ids, token types) of so many tokens."""
+        """The keyword arguments (attention mask, position ids, token types) for this length."""
         further = length - self._prompt_length - 1
         if further == 0:
             return self.model_kwargs
@@ -75,7 +75,7 @@ class ChainVerifier(SequentialVerifier):
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         cache = find_cache(model_kwargs)
-        # A stateful model with a cache of another kind has a state that nobody here knows.
+        # A stateful model with another kind of cache keeps its state somewhere else.
         return (
             cache is not None
             and not has_static_layers(cache)

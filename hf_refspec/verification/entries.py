@@ -43,7 +43,7 @@ class Pass:
     def over(
         cls, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree], cached: list[int]
     ) -> Pass:
-        """The next pass over rows of which the cache holds so many tokens."""
+        """The next pass over rows of which the cache holds `cached` tokens each."""
         pending = [len(row) - n for row, n in zip(rows, cached, strict=True)]
         size = max(p + len(draft) for p, draft in zip(pending, drafts, strict=True))
         return cls(rows, drafts, cached, pending, size)
@@ -107,11 +107,11 @@ class Entries:
         return done.cached
 
     def select(self, rows: list[int], cached: list[int]) -> None:
-        """Drops all rows but these, of which the cache holds so many tokens."""
+        """Drops all rows but these; `cached` are theirs."""
         raise NotImplementedError
 
     def close(self, cached: list[int]) -> None:
-        """Ends the call: the cache is left with so many tokens of each row, as it came."""
+        """Ends the call: crops the cache to these tokens of each row and restores its layers."""
 
     def mark(self) -> EntriesMark:
         """A snapshot for [`~Entries.roll_back`]."""

@@ -53,7 +53,7 @@ def boundaries(config: PreTrainedConfig) -> list[int]:
     """The lengths, ascending, at which attention may become another computation: numbers that the
     configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
 
-    One that is none costs a probe; one that is missed may cost other ids.
+    A false boundary costs one probe; a missed one can change ids.
     """
     named = [
         value
@@ -126,8 +126,8 @@ class PositionLimits:
 
 
 def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of a rotary embedding whose frequencies depend on the length of the text, {}
-    if there is none. A configuration may hold one set of them, or one for each type of layer."""
+    """The parameters of a rotary embedding whose frequencies depend on the length of the text, or
+    {}. A configuration may hold one set of them, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})

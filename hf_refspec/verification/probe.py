@@ -321,7 +321,7 @@ class _Texts:
         return torch.cat([first[:, nodes].flatten(0, 1), *after])
 
     def _verifier(self, kind: type[Verifier]) -> Verifier:
-        """One with a cache of the call's length, and of its own."""
+        """A verifier with its own cache of the call's length."""
         config = copy(self.config)
         config.max_length = max(config.max_length or 0, self.text.shape[1])
         config.cache_implementation, config.return_dict_in_generate = "static", True

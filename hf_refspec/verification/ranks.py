@@ -143,7 +143,7 @@ def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[No
     def run_one(*_: Any) -> None:
         model._has_unfinished_sequences(False, True, input_ids.device)
 
-    vars(run_one)["only_reads"] = True  # what is known of the model's logits stays true
+    vars(run_one)["only_reads"] = True  # so that findings about the model stay valid
     # Before the hook of FSDP, which begins to collect weights.
     hook = model.register_forward_pre_hook(run_one, prepend=True)
     try:

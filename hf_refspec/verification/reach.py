@@ -41,8 +41,8 @@ class Reach:
                 self._refused = True
 
     def depth(self, length: int, last_position: int) -> int:
-        """How deep a draft may go behind so many tokens, the last of them at this position; 0 or
-        less where there is to be none. No draft passes a length that was not probed."""
+        """How deep a draft may go behind a text of this length and last position; 0 or less allows
+        none. No draft passes a length that was not probed."""
         deepest = sys.maxsize
         # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (last_position, length - 1):

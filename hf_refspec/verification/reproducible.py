@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from .path_attention import PathMask
 from .static import StaticVerifier
 
-# A pass over so many tokens costs little more than one over a single token, on a GPU hardly
-# anything; wider ones take longer drafts, and every pass without a draft costs as much.
+# A pass of this width costs little more than one over a single token, on a GPU hardly anything;
+# wider ones take longer drafts, and every pass without a draft costs as much.
 WIDTH = 16
 
 

@@ -93,14 +93,13 @@ class SlottedEntries(Entries):
 
     @property
     def _is_owned(self) -> bool:
-        """Whether `generate` has made the cache of a call that is compiled, and returns it to
-        nobody."""
+        """Whether `generate` made the cache of this compiled call and does not return it."""
         config = self._config
         made = config.cache_implementation is not None and not config.return_dict_in_generate
         return self._forward.is_active and made
 
     def ends(self, cached: Sequence[int]) -> list[int]:
-        """The slots behind rows of which so many tokens are cached."""
+        """The first free slot of each row."""
         return [n + self.given for n in cached]
 
     def begin(self, prompt_length: int) -> None:

@@ -143,9 +143,9 @@ class StaticVerifier(Verifier):
                 )
 
     def _width(self, size: int) -> int:
-        """The narrowest pass for so many tokens of a row. Where they reach the last slot, nothing
-        may be padded; and rows that are brought to one length in the end may need a wider pass than
-        there is."""
+        """The narrowest width for `size` tokens of a row: `size` itself where they reach the last
+        slot, so that nothing is padded, and where rows that are brought to one length in the end
+        need more than the widest."""
         if max(self._ends) + size >= self.entries.length:
             return size
         return next((width for width in self.widths if width >= size), size)

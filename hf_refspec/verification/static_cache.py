@@ -100,9 +100,9 @@ def keeps_all(cache: StaticCache) -> bool:
 
 
 def keep_all(cache: StaticCache, length: int | None) -> None:
-    """Gives a static cache that has not begun layers that keep so many tokens each, also those that
-    would keep a window: a mask hides what is outside of it, and a draft may be rejected behind it.
-    Without a length it is that of the longest layer."""
+    """Gives an unused static cache layers of this length, also in place of those that keep a window:
+    a mask hides what is outside of it, and a draft may be rejected behind it. By default they are
+    as long as the longest layer."""
     if length is None:
         length = max(layer.max_cache_len for layer in cache.layers)
     before, cache.layers = cache.layers, [StaticLayer(max_cache_len=length) for _ in cache.layers]
@@ -112,7 +112,7 @@ def keep_all(cache: StaticCache, length: int | None) -> None:
 
 
 def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:
-    """What plain decoding leaves of a layer with so many entries.
+    """The layer that plain decoding would have left.
 
     Args:
         layer (`StaticLayer`): As [`keep_all`] made it.
@@ -127,5 +127,5 @@ def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer
 
 
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
-    """An empty static cache for so many tokens."""
+    """An empty static cache of this length."""
     return StaticCache(config=text_config(model), max_cache_len=length)

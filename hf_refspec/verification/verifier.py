@@ -236,7 +236,7 @@ class Verifier:
         self.entries.close(self.cached)
 
     def release(self) -> None:
-        """Ends a call whose cache nobody uses any more."""
+        """Ends a call whose cache is not returned."""
 
     def abandon(self) -> None:
         """Ends a call after an exception: the cache then holds a prefix of each row and nothing
