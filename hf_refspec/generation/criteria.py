@@ -49,7 +49,7 @@ class BatchCriteria:
         self._criteria = criteria
         self._streamer = streamer
         self._asked = length
-        self._pads = pads
+        self.pads = pads
         self._pad_id = pad_id
         self._ranks = ranks
 
@@ -63,7 +63,7 @@ class BatchCriteria:
             return
         while self._asked < self._reached(rows):
             self._asked += 1
-            ids = padded(rows, self._asked, self._pads, self._pad_id)
+            ids = padded(rows, self._asked, self.pads, self._pad_id)
             stops = self._ranks.agree(self._criteria(ids, None).tolist()) if self._criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:
@@ -73,7 +73,7 @@ class BatchCriteria:
 
     def _reached(self, rows: Sequence[Row]) -> int:
         """The length that the call has come to, were its rows decoded in step."""
-        going = [len(row) for row in rows if not (row.finished and self._pads)]
+        going = [len(row) for row in rows if not (row.finished and self.pads)]
         return min([*going, longest_row(rows)])
 
 

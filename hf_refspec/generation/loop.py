@@ -53,23 +53,22 @@ class Loop:
     reads_prompts: bool = True
     clock: Callable[[], float] = perf_counter
 
-    def run(self, rows: list[Row], criteria: BatchCriteria, pads: bool, keeps_cache: bool) -> None:
+    def run(self, rows: list[Row], criteria: BatchCriteria, keeps_cache: bool) -> None:
         """Decodes until all rows have ended.
 
         Args:
             rows (`list[Row]`): R rows.
-            criteria ([`BatchCriteria`]): Those that no row asks of itself.
-            pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
-                long as the longest.
+            criteria ([`BatchCriteria`]): Those that no row asks of itself. They know whether a row
+                that has ended is padded or goes on until it is as long as the longest.
             keeps_cache (`bool`): Whether rows that have ended must stay in the cache.
         """
         all_rows = rows
         self.prefill(rows)
         while True:
             criteria.ask(all_rows)
-            longest = 0 if pads else longest_row(all_rows)
+            longest = 0 if criteria.pads else longest_row(all_rows)
             if not keeps_cache:
-                rows = self._without_ended(rows, pads)
+                rows = self._without_ended(rows, criteria.pads)
             for row in rows:
                 row.stands_still = row.finished and len(row) >= longest
             if all(row.stands_still for row in rows):

@@ -214,7 +214,7 @@ class _Call:
         length = self.input_ids.shape[1]
         criteria = BatchCriteria(of_batch, streamer, length, pads, pad_id, self.ranks)
         try:
-            loop.run(rows, criteria, pads, keeps_cache or not verifier.drops_rows)
+            loop.run(rows, criteria, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:
@@ -234,7 +234,7 @@ class _Call:
         )
 
     def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
-        """Plain decoding by transformers itself; the drafters are told what came of it."""
+        """Plain decoding by transformers itself; the drafters observe its tokens."""
         logger.warning(
             "%s returns other logits for several tokens in one pass than for one after another, so "
             "that no draft can be verified: decoding plainly, with the same result and no speed-up "

@@ -100,7 +100,7 @@ def keeps_all(cache: StaticCache) -> bool:
 
 
 def keep_all(cache: StaticCache, length: int | None) -> None:
-    """Gives an unused static cache layers of this length, also in place of those that keep a window:
+    """Gives an unused static cache layers of this length, also in place of ones that keep a window:
     a mask hides what is outside of it, and a draft may be rejected behind it. By default they are
     as long as the longest layer."""
     if length is None:
