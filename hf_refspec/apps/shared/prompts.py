@@ -17,11 +17,6 @@ from .default_model import HUB_ID
 Message: TypeAlias = dict[str, str]
 
 
-def system(content: str) -> Message:
-    """What a model is told before a chat begins."""
-    return {"role": "system", "content": content}
-
-
 def user(content: str) -> Message:
     """What the user of a chat writes."""
     return {"role": "user", "content": content}
