@@ -14,7 +14,7 @@ import torch
 
 from ...generation.warmup import warmup
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from .answering import Texts, add_sources, quieten_transformers, read_text, sources
+from .answering import add_sources, quieten_transformers, read_references, sources
 from .arguments import DTYPES, positive
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _serve(args: Namespace) -> int:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
     _log_to_stderr()
-    references = [read_text(path, "--reference") for path in args.reference or ()]
+    references = read_references(args)
     with listen(args.host, args.port) as listening:
         served, engine = _load(args, references)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
@@ -116,7 +116,7 @@ def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
 
     load_config(args.model)  # which refuses what is no language model, before anything large
     tokenizer = load_tokenizer(args.model)
-    drafters = sources(args, Texts(None, references), tokenizer)
+    drafters = sources(args, references, tokenizer)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     warmup()
     limits = args.max_seconds, args.max_waiting

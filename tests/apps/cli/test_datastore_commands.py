@@ -69,20 +69,19 @@ def offline(monkeypatch):
 
 
 @pytest.fixture
-def search(tokenizer_folder, capsys):
+def search(capsys):
     """Runs a search and returns what it prints, line by line."""
 
-    def searched(store, text, *options) -> list[str]:
+    def searched(store, text) -> list[str]:
         capsys.readouterr()
-        assert run("search", store, text, "--tokenizer", tokenizer_folder, *options) == 0
+        assert run("search", store, text) == 0
         return capsys.readouterr().out.splitlines()
 
     return searched
 
 
 def run(*arguments) -> int:
-    given = list(map(str, arguments))
-    return main([*given, "--num-proc", "1"] if given[0] in ("build", "extend") else given)
+    return main([*map(str, arguments)])
 
 
 def texts_of(folder, tokenizer) -> list[str]:
@@ -110,12 +109,9 @@ def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
     tmp_path, corpus, tokenizer, tokenizer_folder, capsys
 ):
     arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
-    arguments += ["--pattern", "*.py", "--corpus", "my code", "--license", "MIT"]
-    assert run("build", corpus, *arguments) == 0
+    assert run("build", corpus, *arguments, "--pattern", "*.py", "--license", "MIT") == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    printed = capsys.readouterr().out
-    assert "corpus      my code\n" in printed
-    assert "licence     MIT\n" in printed
+    assert "licence     MIT\n" in capsys.readouterr().out
 
 
 def test_builds_from_a_preset_with_its_name_and_licence(
@@ -131,8 +127,7 @@ def test_builds_from_a_preset_with_its_name_and_licence(
     assert "licence     PSF-2.0\n" in printed
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["json", "parquet"])
+@pytest.mark.parametrize(("kind", "streaming"), [("json", []), ("parquet", ["--streaming"])])
 def test_builds_from_a_dataset_of_this_machine(
     tmp_path, tokenizer, tokenizer_folder, kind, streaming, monkeypatch
 ):
@@ -143,7 +138,7 @@ def test_builds_from_a_dataset_of_this_machine(
     getattr(datasets.Dataset.from_dict(rows), f"to_{kind}")(folder / f"train.{kind}")
     arguments = ["--dataset", folder, "--column", "body", "--tokenizer", tokenizer_folder]
     arguments += ["--out", tmp_path / "store", "--deduplicate"]
-    assert run("build", *arguments, *(["--streaming"] if streaming else [])) == 0
+    assert run("build", *arguments, *streaming) == 0
     assert texts_of(tmp_path / "store", tokenizer) == ["one", "two"]
 
 
@@ -157,15 +152,6 @@ def test_shards_of_any_size_become_one(tmp_path, corpus, tokenizer, tokenizer_fo
 
 
 # --- extend, merge, compact, info
-
-
-def test_extends_by_more_documents(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
-    arguments = ["--tokenizer", tokenizer_folder]
-    run("build", corpus / "a.py", *arguments, "--out", tmp_path / "store")
-    capsys.readouterr()
-    assert run("extend", tmp_path / "store", corpus / "b.py", *arguments) == 0
-    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    assert "2 documents, 1 shard," in capsys.readouterr().out
 
 
 def test_merges_all_shards(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
@@ -201,11 +187,12 @@ def test_compacts_into_the_store_itself(tmp_path, corpus, tokenizer_folder, caps
     folder = tmp_path / "store"
     run("build", corpus, "--tokenizer", tokenizer_folder, "--out", folder)
     capsys.readouterr()
-    assert run("compact", folder, "--max-ngram", 2, "--ngrams-per-order", 5) == 0
+    assert run("compact", folder) == 0
     printed = capsys.readouterr().out
     assert "full        " in printed
-    assert "compact     10 n-grams (5, 5 of the orders 1, 2, ...)" in printed
-    assert Datastore(folder, form="full").config.ngrams.ngrams == [5, 5]
+    sizes = Datastore(folder, form="full").config.ngrams.ngrams
+    orders = ", ".join(map(str, sizes))
+    assert f"compact     {sum(sizes)} n-grams ({orders} of the orders 1, 2, ...)" in printed
 
 
 def test_compacts_into_a_folder_of_its_own(tmp_path, store, capsys):
@@ -254,12 +241,12 @@ def test_info_verifies_all_files(tmp_path, store, capsys):
 
 
 def test_search_shows_the_longest_match_and_what_stands_around_it(store, search):
-    lines = search(store, "xyz the cat sat on the ", "--nodes", 8)
+    lines = search(store, "xyz the cat sat on the ")
     # Nothing else ends in "z the", so that the match begins behind it.
     assert lines[0] == "the last 20 tokens, ' the cat sat on the ', occur 1 times, such as:"
     assert lines[1] == "  … on the mat,⟦ the cat sat on the ⟧hat↵…"
-    assert lines[2] == "the draft tree, 8 nodes, each with the probability that it is accepted:"
-    assert len(lines) == 11
+    assert lines[2].endswith(" nodes, each with the probability that it is accepted:")
+    assert len(lines) == 3 + int(lines[2].split()[3])
 
 
 def test_search_shows_a_few_of_many_places(store, search):
@@ -285,8 +272,7 @@ def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
 
 @pytest.mark.parametrize("form", ["full", "compact"])
 def test_search_prints_the_tree_with_its_probabilities(store, compact_store, form, search):
-    folder = store if form == "full" else compact_store
-    lines = search(folder, "the ", "--nodes", 30, "--form", form)
+    lines = search(store if form == "full" else compact_store, "the ")
     start = next(i for i, line in enumerate(lines) if line.startswith("the draft tree, "))
     nodes = tree_of(lines[start + 1 :])
     probs = dict(nodes)
@@ -296,7 +282,7 @@ def test_search_prints_the_tree_with_its_probabilities(store, compact_store, for
     # Behind "the " stands "cat" twice, "mat" and "hat" once each.
     assert probs[("c",)] > probs[("m",)] > 0
     assert probs[("h",)] > 0
-    assert ("c", "a", "t") in probs
+    assert max(map(len, probs)) > 1
     if form == "compact":
         assert start == 0  # matches cannot be shown
 
@@ -340,18 +326,11 @@ REFUSED = {
         ["build", "{corpus}", "--tokenizer", "{missing}", "--out", "{new}"],
         "{missing}",
     ),
-    "more of another tokenizer": (
-        ["extend", "{store}", "{corpus}", "--tokenizer", "{other}"],
-        "another tokenizer",
-    ),
-    "more for a missing store": (
-        ["extend", "{missing}", "{corpus}", "--tokenizer", "{tokenizer}"],
-        "{missing}",
-    ),
-    "extending what the tokenizer was not made for": (
-        ["extend", "{store}", "{corpus}", "--tokenizer", "{corpus}"],
+    "a folder that is no tokenizer": (
+        ["build", "{corpus}", "--tokenizer", "{corpus}", "--out", "{new}"],
         "not the folder of a tokenizer: it has no tokenizer.json",
     ),
+    "more for a missing store": (["extend", "{missing}", "{corpus}"], "{missing}"),
     "retokenizing what is compact": (
         ["retokenize", "{compact}", "--tokenizer", "{other}", "--out", "{new}"],
         "has only the compact form",
@@ -373,26 +352,7 @@ REFUSED = {
     "what is in a missing store": (["info", "{missing}"], "{missing}"),
     "what is in a folder of text": (["info", "{corpus}"], "{corpus}"),
     "searching a missing store": (["search", "{missing}", "the"], "{missing}"),
-    "searching for nothing": (
-        ["search", "{store}", "", "--tokenizer", "{tokenizer}"],
-        "text has no tokens",
-    ),
-    "searching with another tokenizer": (
-        ["search", "{store}", "the", "--tokenizer", "{other}"],
-        "another tokenizer",
-    ),
-    "searching with a missing tokenizer": (
-        ["search", "{store}", "the", "--tokenizer", "{missing}"],
-        "{missing}",
-    ),
-    "the full form of a compact store": (
-        ["search", "{compact}", "the", "--form", "full"],
-        "has only the compact form",
-    ),
-    "the compact form of a full store": (
-        ["search", "{store}", "the", "--form", "compact"],
-        "has no compact form",
-    ),
+    "searching for nothing": (["search", "{store}", ""], "text has no tokens"),
 }
 
 
@@ -433,7 +393,6 @@ def test_bad_input_exits_with_2_and_one_line(
         ["build", "--preset", "everything", "--tokenizer", "t", "--out", "x"],
         ["compact", "x", "--max-bytes", "0"],
         ["search", "x"],
-        ["search", "x", "the", "--form", "short"],
     ],
 )
 def test_a_command_that_cannot_be_read_exits_with_2_and_its_usage(arguments, capsys):

@@ -21,11 +21,10 @@ def test_it_writes_a_table_and_says_what_is_in_it(tmp_path, model_folder, dtype,
     (tmp_path / "a.txt").write_text("the cat sat on the mat, the cat sat on the hat")
     out = tmp_path / "table"
     arguments = [str(tmp_path / "a.txt"), "--model", model_folder, "--out", str(out)]
-    assert main(["recycle", *arguments, "--top-k", "4", "--license", "MIT", *dtype]) == 0
+    assert main(["recycle", *arguments, "--license", "MIT", *dtype]) == 0
     drafter = rs.TokenRecycling.from_pretrained(out, tokenizer)
-    assert drafter.top_k == 4
     printed = capsys.readouterr().out
-    assert f"contexts    {len(drafter)} of up to 3 tokens, with 4 next tokens each" in printed
+    assert f"contexts    {len(drafter)} of up to 3 tokens, with 8 next tokens each" in printed
     assert "model       bytes, vocabulary 259" in printed
 
 

@@ -16,7 +16,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from tiny_package import GGUF_FILE, content, default_model
+from tiny_package import GGUF_FILE, default_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
