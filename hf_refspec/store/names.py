@@ -41,11 +41,8 @@ _EXTENSIONS = (
 
 
 def is_here(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is a path of this machine; if not, it can be that of a repo on the Hub.
-
-    Raises:
-        FileNotFoundError: If it can only be a path, and there is nothing at it.
-    """
+    """Whether a name is a path of this machine, and not perhaps a repo on the Hub; refuses one that
+    can only be a path and is not there."""
     if os.path.exists(name):
         return True
     if _can_only_be_path(os.fspath(name)):
@@ -73,13 +70,9 @@ def ask_hub(
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> str | None:
-    """Asks the Hub for a file of a repo, without downloading it; the file may be missing.
+    """Asks the Hub for the metadata of a repo's file; returns why the Hub does not answer, if so.
 
-    Returns:
-        `str`, *optional*: Why the Hub does not answer, if it does not.
-
-    Raises:
-        OSError: If it has no such repo, called a `noun` in the message, or does not show it.
+    Raises an `OSError` for a repo that does not exist or cannot be read; the file may be missing.
     """
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
@@ -124,13 +117,9 @@ def is_only_cached(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> bool:
-    """Whether a repo has to be read from the Hub's cache, as the Hub does not answer.
+    """Whether a repo must be read from the cache, as the Hub does not answer.
 
-    `files` are those of which any shows that the repo is cached; the Hub is asked for the last one.
-    The other arguments are those of [`ask_hub`] and of `huggingface_hub`.
-
-    Raises:
-        OSError: If the repo is not in the cache then, or the Hub says that there is none.
+    Raises an `OSError` if none of `files` is in the cache then; the Hub is asked for the last.
     """
     silent = ask_hub(repo_id, noun, files[-1], repo_type, revision, token)
     if silent is None:
@@ -146,22 +135,12 @@ def is_only_cached(
 
 
 def model_source(name: str) -> dict[str, Any]:
-    """The arguments with which `from_pretrained` loads a model without waiting for the Hub.
-
-    Raises:
-        OSError: If it is neither a folder with a model nor one on the Hub that can be read, or is
-            not in the cache while the Hub does not answer.
-    """
+    """The arguments with which `from_pretrained` loads a model without waiting for the Hub."""
     return _source(name, "model", ["config.json"])
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub, and never code that comes with it.
-
-    Raises:
-        OSError: As [`model_source`], or if it cannot be read.
-        ValueError: If it is no tokenizer that transformers knows.
-    """
+    """Loads a tokenizer from a folder or the Hub, and never code that comes with it."""
     source = _source(name, "tokenizer", _TOKENIZER)
     from transformers import AutoTokenizer  # takes seconds, after a wrong name has been refused
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from hub_server import TOKEN, Blob
+from hub_server import TOKEN, Blob, point_to
 from huggingface_hub import constants
 
 from hf_refspec.store import names
@@ -28,13 +28,6 @@ def tokenizer_folder(tmp_path, tokenizer) -> Path:
     tokenizer.save_pretrained(tmp_path / "bytes")
     (tmp_path / "bytes" / "config.json").write_text('{"model_type": "llama"}')
     return tmp_path / "bytes"
-
-
-def point_to(url: str, monkeypatch) -> None:
-    """Another Hub; nothing listens at port 9."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .arguments import positive
 
 
 def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
-    """Adds the arguments that say what the model is, what it reads, and how it answers."""
+    """Adds the arguments for the model, its texts and sampling."""
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N")
@@ -58,25 +58,20 @@ def add_sources(texts: _ArgumentGroup) -> None:
 
 
 def quieten_transformers() -> None:
-    """No progress bar for weights, and no warning, between what a command draws."""
+    """Switches transformers' progress bars and warnings off: they would disturb the output."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
 
 def read_references(args: Namespace) -> list[str]:
-    """The texts of --reference; raises as [`read_text`]."""
+    """The texts of --reference."""
     return [read_text(path, "--reference") for path in args.reference or ()]
 
 
 def sources(
     args: Namespace, references: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> list[Drafter]:
-    """The default drafters, and those that the arguments name.
-
-    Raises:
-        OSError: If the datastore or the cache cannot be read.
-        ValueError: If one of them is damaged, or of another tokenizer.
-    """
+    """The default drafters, and those that the arguments name."""
     found = default_sources(references or None, tokenizer)
     if args.datastore is not None:
         store = Datastore.from_pretrained(args.datastore)
@@ -90,11 +85,7 @@ def sources(
 
 
 def sampling_options(args: Namespace) -> dict[str, Any]:
-    """The sampling options for `generate`; sets the seed.
-
-    Raises:
-        ValueError: If one is given without --do-sample, or is out of range.
-    """
+    """Checks the sampling options, sets the seed, and returns those for `generate`."""
     options: dict[str, Any] = {"do_sample": args.do_sample}
     for name in ("temperature", "seed"):
         if getattr(args, name) is not None and not args.do_sample:
@@ -114,12 +105,7 @@ def sampling_options(args: Namespace) -> dict[str, Any]:
 
 
 def read_text(path: Path, option: str) -> str:
-    """Reads a text file.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is empty, or not UTF-8.
-    """
+    """Reads a file of UTF-8 text; errors name the option."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -17,11 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def positive(text: str) -> int:
-    """Reads an integer of at least 1.
-
-    Raises:
-        ArgumentTypeError: If it is smaller, or no integer.
-    """
+    """Reads an integer of at least 1."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
@@ -46,12 +42,7 @@ def check_source(args: Namespace) -> None:
 
 
 def load_dataset(args: Namespace, streaming: bool = False) -> Any:
-    """Loads the dataset that was named.
-
-    Raises:
-        ImportError: If the library `datasets` is missing.
-        OSError: If there is no such dataset.
-    """
+    """Loads the dataset of --dataset; where the Hub does not answer, from the cache."""
     try:
         import datasets
     except ImportError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
 from io import TextIOWrapper
 from typing import Any
 
@@ -73,52 +74,36 @@ def _chat(args: Namespace) -> int:
     return 0
 
 
+@dataclass
 class Chat:
-    """A conversation whose messages are typed, or come line by line out of a file.
+    """A conversation; each line of the standard input is a message. `document` stands before the
+    first, and `options` are for `generate`, `max_new_tokens` among them."""
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
-        drafter ([`LiveDrafts`]): What drafts.
-        console (`Terminal`): Where to print.
-        options (`dict`): For `generate`, `max_new_tokens` among them.
-        document (`str`, *optional*): Stands before the first message.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        drafter: LiveDrafts,
-        console: Terminal,
-        options: dict[str, Any],
-        document: str | None = None,
-    ) -> None:
-        self.messages: list[Message] = []
-        self._model = model
-        self._tokenizer = tokenizer
-        self._drafter = drafter
-        self._console = console
-        self._options = options
-        self._document = document
-        self._stats = SpeculationStats()
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: LiveDrafts
+    console: Terminal
+    options: dict[str, Any]
+    document: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    _stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     def converse(self) -> None:
         """Answers what is typed until /exit or the end of the input."""
         if isinstance(sys.stdin, TextIOWrapper):  # a line that is not UTF-8 ends no conversation
             sys.stdin.reconfigure(errors="replace")
         if sys.stdin.isatty():
-            self._console.print(Text(_HELP, "dim"))
+            self.console.print(Text(_HELP, "dim"))
         while (line := self._next_line()) not in (None, "/exit"):
             if line == "/stats":
-                self._console.print(legend(self._stats))
-                self._console.print(str(self._stats))
+                self.console.print(legend(self._stats))
+                self.console.print(str(self._stats))
             elif line == "/reset":
                 self.messages = []
             elif line == "/help":
-                self._console.print(_HELP)
+                self.console.print(_HELP)
             elif line.startswith("/"):
-                self._console.print(f"There is no {line.split()[0]}. There are:\n{_HELP}")
+                self.console.print(f"There is no {line.split()[0]}. There are:\n{_HELP}")
             elif line:
                 self._answer(line)
 
@@ -130,50 +115,50 @@ class Chat:
                 return input("> " if typed else "").strip()
             except EOFError:
                 if typed:
-                    self._console.print()
+                    self.console.print()
                 return None
             except KeyboardInterrupt:
                 if not typed:
                     raise
-                self._console.print("\n/exit or Ctrl-D leaves")
+                self.console.print("\n/exit or Ctrl-D leaves")
 
     def _answer(self, question: str) -> None:
         """Streams an answer. One that Ctrl-C stops stays in the conversation as far as it came."""
-        first = not self.messages and self._document is not None
-        content = with_document(self._document or "", question) if first else question
+        first = not self.messages and self.document is not None
+        content = with_document(self.document or "", question) if first else question
         messages = [*self.messages, user(content)]
-        inputs = chat_inputs(self._tokenizer, messages)
+        inputs = chat_inputs(self.tokenizer, messages)
         noun, hint = "this conversation", "/reset begins a new one"
         if not self.messages:
             noun, hint = "this message", "shorten it"
-        wanted = self._options["max_new_tokens"]
+        wanted = self.options["max_new_tokens"]
         try:
-            fitting = tokens_left(inputs, self._model.config, noun, hint, wanted)
+            fitting = tokens_left(inputs, self.model.config, noun, hint, wanted)
         except ValueError as error:
-            self._console.print(Text(str(error), "red"))
+            self.console.print(Text(str(error), "red"))
             return
-        answer = self._decode(inputs.to(self._model.device), fitting)
+        answer = self._decode(inputs.to(self.model.device), fitting)
         if answer is None:
             self._note("broken off; the question is forgotten")
             return
-        self._stats += self._drafter.stats
-        if self._console.is_terminal:
+        self._stats += self.drafter.stats
+        if self.console.is_terminal:
             speed = Text(f"  {rate([answer]):.1f} tokens/s", "dim")
-            self._console.print(legend(self._drafter.stats) + speed)
-        text = self._tokenizer.decode(answer.ids, skip_special_tokens=True)
+            self.console.print(legend(self.drafter.stats) + speed)
+        text = self.tokenizer.decode(answer.ids, skip_special_tokens=True)
         self.messages = [*messages, assistant(text)]
 
     def _decode(self, inputs: BatchEncoding, max_new_tokens: int) -> Decoded | None:
         """Streams an answer; returns `None` if it was broken off."""
-        stream = AnswerStream(self._console, self._tokenizer)
-        self._drafter.listener = stream.put
+        stream = AnswerStream(self.console, self.tokenizer)
+        self.drafter.listener = stream.put
         try:
             with Interrupt() as interrupt:
                 answer = decode(
-                    self._model,
+                    self.model,
                     inputs,
-                    **{**self._options, "max_new_tokens": max_new_tokens},
-                    candidate_generator=self._drafter,
+                    **{**self.options, "max_new_tokens": max_new_tokens},
+                    candidate_generator=self.drafter,
                     stopping_criteria=StoppingCriteriaList([interrupt]),
                 )
         except KeyboardInterrupt:
@@ -187,7 +172,7 @@ class Chat:
         return answer
 
     def _note(self, text: str) -> None:
-        self._console.print(Text(f"({text})", "dim"))
+        self.console.print(Text(f"({text})", "dim"))
 
 
 class Interrupt(StoppingCriteria):

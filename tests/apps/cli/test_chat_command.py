@@ -125,7 +125,7 @@ def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monk
 
 
 def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
-    command = [sys.executable, "-u", "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
+    command = [sys.executable, "-u", "-m", "hf_refspec", "chat", "--model", folder]
     child = subprocess.Popen(
         [*command, "--max-new-tokens", "1900"],
         stdin=subprocess.PIPE,
@@ -148,7 +148,7 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
 
 
 def test_a_line_that_is_not_utf_8_ends_no_conversation(folder):
-    command = [sys.executable, "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
+    command = [sys.executable, "-m", "hf_refspec", "chat", "--model", folder]
     lines = b"\xff\xfe bad\n/stats\n"
     done = subprocess.run([*command, "--max-new-tokens", "4"], input=lines, capture_output=True)
     assert done.returncode == 0 and b"4 tokens in" in done.stdout

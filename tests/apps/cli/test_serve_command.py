@@ -35,16 +35,7 @@ def start(folder):
     children = []
 
     def started(*arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "hf_refspec.apps.cli.main",
-            "serve",
-            "--model",
-            folder,
-            "--port",
-            "0",
-        ]
+        command = [sys.executable, "-m", "hf_refspec", "serve", "--model", folder, "--port", "0"]
         child = subprocess.Popen(
             [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-import huggingface_hub
 import pytest
-from hub_server import Blob, Fault, running_hub
-from huggingface_hub import constants
+from hub_server import Blob, Fault, hub_in_place, running_hub
 from tiny_package import content, default_model
 
 from hf_refspec.apps.shared import default_model as module
@@ -21,16 +19,10 @@ from hf_refspec.apps.shared.default_model import HUB_ID
 @pytest.fixture
 def hub(home, monkeypatch):
     """A Hub that answers and has the model; what it has is no real one."""
-    with running_hub() as server:
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with hub_in_place(monkeypatch, home) as server:
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # between two tries
         publish(server, {"config.json": b"{}", "tokenizer.json": b"{}"})
         yield server
-        huggingface_hub.close_session()
 
 
 def publish(hub, files: dict[str, bytes]) -> None:
@@ -44,7 +36,7 @@ def publish(hub, files: dict[str, bytes]) -> None:
 
 def test_the_hub_comes_first_and_only_what_is_needed_is_downloaded(hub, home):
     folder = Path(default_model())
-    assert folder.is_relative_to(home / "hub")
+    assert folder.is_relative_to(home / ".cache")
     assert set(content(folder)) == set(module._NEEDED)
     hub.requests.clear()
     assert default_model() == str(folder)
