@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..publish.generate_repository import push, save
+from ...store.hub_repo import push_files
+from ..publish.generate_repository import repository, save
 
 
 def add_publish_generate(parser: ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def add_publish_generate(parser: ArgumentParser) -> None:
 def _publish_generate(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
     if args.out is None:
-        print(push(args.repo, args.private).repo_url)
+        print(push_files(args.repo, "model", repository(args.repo), args.private).repo_url)
         name = args.repo
     else:
         save(args.repo, args.out)

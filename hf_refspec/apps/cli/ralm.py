@@ -19,7 +19,7 @@ from ...store.printable import printable
 from ..shared.default_model import HUB_ID, load_model, load_tokenizer
 from . import ralm_answers
 from .answering import quieten_transformers
-from .arguments import add_source, load_dataset, positive
+from .arguments import add_source, check_source, load_dataset, positive
 from .text_files import text_files
 
 
@@ -70,13 +70,8 @@ def _ralm(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     """Raises `ValueError` for options that contradict each other, before anything is loaded."""
     texts = bool(args.source) or args.dataset is not None
-    if args.source and args.dataset is not None:
-        raise ValueError("give files and folders or --dataset NAME, not both")
-    if not texts and args.knowledge_base is None:
-        raise ValueError(
-            "give what to build a knowledge base from, files and folders or --dataset NAME, "
-            "or an existing one with --knowledge-base"
-        )
+    if texts or args.knowledge_base is None:
+        check_source(args)
     if texts and args.knowledge_base is not None and Path(args.knowledge_base).exists():
         raise ValueError(
             f"--knowledge-base {args.knowledge_base} exists; leave the texts out to open it, "

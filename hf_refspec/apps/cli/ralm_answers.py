@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -120,9 +119,9 @@ class Answers:
         """Prints each passage once, in the order of first use."""
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
-            steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
+            steps = [str(i) for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
             name = f"{passage_id}, {printable(self.base.source(passage_id))}"
-            self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
+            self._print_row(label, f"{name}: steps {', '.join(steps)} of {stats.steps}")
             words = printable(" ".join(self.base.text(passage_id).split()))
             width = max(self.console.width - len(INDENT), 20)
             for line in textwrap.wrap(words, width, max_lines=EXCERPT_LINES, placeholder=" …"):
@@ -166,12 +165,3 @@ def _speed(calls: list[Call], rounds: int = 1) -> str:
         f"{tokens} tokens, {rate(calls):.1f} tokens/s: {waiting:.0f} % waiting for {searches} "
         f"searches, {queries:.0f} % making queries"
     )
-
-
-def _step_ranges(steps: list[int]) -> str:
-    """`[1, 2, 3, 7]` as "steps 1-3, 7"."""
-    ranges = []
-    for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
-        run = [step for _, step in group]
-        ranges.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ("step " if len(steps) == 1 else "steps ") + ", ".join(ranges)

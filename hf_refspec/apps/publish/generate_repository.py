@@ -8,11 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import CommitInfo, ModelCardData
+from huggingface_hub import ModelCardData
 
 from ...store.card import TAGS
 from ...store.folder import new_folder
-from ...store.hub_repo import push_files
 from ...version import __version__
 
 
@@ -42,8 +41,3 @@ def save(repo_id: str, folder: Path) -> None:
         for path, content in repository(repo_id).items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
-
-
-def push(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Pushes the repository to the Hub."""
-    return push_files(repo_id, "model", repository(repo_id), private, token)

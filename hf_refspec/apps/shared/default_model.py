@@ -153,8 +153,15 @@ def _converted(folder: Path) -> Path:
 
 def _convert(gguf_file: Path, folder: Path) -> None:
     logger.warning("Converting the model of %s, once (half a minute) ...", PACKAGE)
+    source = {"gguf_file": gguf_file.name, "local_files_only": True}
     with redirect_stderr(io.StringIO()):  # hides progress bars
-        model, tokenizer = _read(gguf_file)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf_file.parent, dtype=torch.float32, **source
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, **source)
+        except Exception as error:  # a damaged file can fail in three libraries
+            raise ValueError(f"{gguf_file} cannot be read: {error}; {_REINSTALL}") from error
         # Its weights are ordinary float32 by now; marked as quantised, it would not be saved.
         model.hf_quantizer = None
         vars(model.config).pop("quantization_config", None)
@@ -163,19 +170,6 @@ def _convert(gguf_file: Path, folder: Path) -> None:
             tokenizer.save_pretrained(new)
             for path in new.iterdir():
                 path.chmod(0o644)  # safetensors writes files that only their owner may read
-
-
-def _read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    source = {
-        "pretrained_model_name_or_path": gguf_file.parent,
-        "gguf_file": gguf_file.name,
-        "local_files_only": True,
-    }
-    try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        return model, AutoTokenizer.from_pretrained(**source)
-    except Exception as error:  # a damaged file can fail in three libraries
-        raise ValueError(f"{gguf_file} cannot be read: {error}; {_REINSTALL}") from error
 
 
 def _gguf_file() -> Path:

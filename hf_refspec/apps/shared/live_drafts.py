@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -61,7 +60,7 @@ class AnswerStream:
         self._text = TextStream(tokenizer)
         self._width = console.width if console.is_terminal or console.record else 0
         self._space = ""  # before the next word
-        self._word: list[tuple[str, str]] = []  # not printed yet: its parts and their styles
+        self._word = Text()  # not printed yet
         self._column = 0
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
@@ -83,8 +82,8 @@ class AnswerStream:
             return
         for part in re.findall(r"\n|[^\S\n]+|\S+", text):
             if not part.isspace():
-                self._word.append((part, style))
-                if self._word_length() >= self._width:
+                self._word.append(without_controls(part), style)
+                if self._word.cell_len >= self._width:
                     self._print_word()
                 continue
             self._print_word()
@@ -96,25 +95,15 @@ class AnswerStream:
     def _print_word(self) -> None:
         if not self._word:
             return
-        length = len(self._space) + self._word_length()
-        if self._column and self._column + length > self._width:
+        if self._column and self._column + len(self._space) + self._word.cell_len > self._width:
             self._break_line()
-            length = self._word_length()
-        self._out(self._space, "")
-        for part, style in self._word:
-            self._out(part, style)
-        self._column += length
-        self._space, self._word = "", []
-
-    def _word_length(self) -> int:
-        return sum(cell_len(part) for part, _ in self._word)
+        self._console.print(Text(self._space) + self._word, end="", soft_wrap=True)
+        self._column += len(self._space) + self._word.cell_len
+        self._space, self._word = "", Text()
 
     def _break_line(self) -> None:
-        self._out("\n", "")
+        self._console.print()
         self._column, self._space = 0, ""
-
-    def _out(self, text: str, style: str) -> None:
-        self._console.out(without_controls(text), style=style or None, end="")
 
 
 def style_of(source: int) -> str:
