@@ -11,17 +11,8 @@ import pytest
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.apps.cli.chat import Chat, Interrupt
-from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("model")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture
@@ -140,6 +131,7 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     child.stdin.flush()
     child.stdout.read(1)  # the answer has begun
     child.send_signal(signal.SIGINT)
+    child.stdin.buffer.write(b"\xff\xfe no text\n")  # ends no conversation
     output, error = child.communicate("/reset\ntwo\n/stats\n", timeout=120)
     assert child.returncode == 0 and error == ""
     assert output.count("(stopped)") == 1
@@ -147,27 +139,13 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
 
 
-def test_a_line_that_is_not_utf_8_ends_no_conversation(folder):
-    command = [sys.executable, "-m", "hf_refspec", "chat", "--model", folder]
-    lines = b"\xff\xfe bad\n/stats\n"
-    done = subprocess.run([*command, "--max-new-tokens", "4"], input=lines, capture_output=True)
-    assert done.returncode == 0 and b"4 tokens in" in done.stdout
+def test_a_model_without_a_chat_template_is_refused(templateless, refused):
+    message = refused("chat", "--model", templateless)
+    assert templateless in message and "hf-refspec generate" in message
 
 
-def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_loaded(
-    tmp_path, byte_llama, tokenizer, capsys
-):
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
-    byte_llama.config.save_pretrained(tmp_path)  # and no weights
-    assert main(["chat", "--model", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert str(tmp_path) in message and "hf-refspec generate" in message
-
-
-def test_a_context_longer_than_the_models_is_refused(tmp_path, folder, capsys):
+def test_a_context_longer_than_the_models_is_refused(tmp_path, folder, refused):
     file = tmp_path / "long.txt"
     file.write_text("x" * 3000, encoding="utf-8")
-    assert main(["chat", "--model", folder, "--context", str(file)]) == 2
-    message = capsys.readouterr().err
+    message = refused("chat", "--model", folder, "--context", file)
     assert f"--context {file}" in message and "2,048" in message

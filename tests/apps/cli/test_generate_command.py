@@ -6,8 +6,8 @@ import io
 import re
 import subprocess
 import sys
+from functools import partial
 
-import huggingface_hub
 import pytest
 from texts import some_texts
 
@@ -18,27 +18,7 @@ from hf_refspec.apps.shared.prompts import chat_inputs, user
 SHORT = ["--max-new-tokens", "12"]
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """What is nowhere is looked for on the Hub, which must not be waited for."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("model")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def templateless(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("templateless")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    (path / "chat_template.jinja").unlink()
-    return str(path)
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.fixture
@@ -54,17 +34,8 @@ def generate(folder, capsys):
 
 
 @pytest.fixture
-def refused(folder, capsys):
-    """Runs the command, which must refuse; returns its message."""
-
-    def run(*arguments, model=folder) -> str:
-        capsys.readouterr()
-        assert main(["generate", "--model", model, *SHORT, *map(str, arguments)]) == 2
-        output, error = capsys.readouterr()
-        assert output == "" and error.startswith("hf-refspec: ") and error.count("\n") == 1
-        return error
-
-    return run
+def refused(refused, folder):
+    return partial(refused, "generate", "--model", folder)
 
 
 def test_only_the_text_goes_to_stdout_and_the_statistics_to_stderr(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import datasets
-import huggingface_hub
 import pytest
 import torch
 from texts import some_texts
@@ -17,11 +16,10 @@ from hf_refspec.ralm.perplexity import perplexity
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, byte_llama, tokenizer):
+def places(tmp_path_factory, byte_llama, tokenizer, folder):
     """A model, another one, texts, and a kNN datastore that `knn build` has made of them."""
     root = tmp_path_factory.mktemp("knn")
-    byte_llama.save_pretrained(root / "model")
-    tokenizer.save_pretrained(root / "model")
+    (root / "model").symlink_to(folder)
     torch.manual_seed(1)
     type(byte_llama)(byte_llama.config).save_pretrained(root / "other")
     tokenizer.save_pretrained(root / "other")
@@ -34,11 +32,6 @@ def places(tmp_path_factory, byte_llama, tokenizer):
     (root / "empty").mkdir()
     assert run("build", texts, "--model", root / "model", "--out", root / "store") == 0
     return root
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 def run(*arguments) -> int:
@@ -148,16 +141,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, offline, refused):
     def filled(text: str) -> str:
         return re.sub(r"\{(.+?)\}", lambda match: str(places / match[1]), text)
 
     given = [filled(argument) for argument in arguments]
     given += [] if "--model" in given else ["--model", str(places / "model")]
-    capsys.readouterr()
-    assert run(*given) == 2
-    refusal = capsys.readouterr().err
-    assert refusal.count("\n") == 1
-    assert refusal.startswith("hf-refspec: ")
-    assert filled(message) in refusal
+    assert filled(message) in refused("knn", *given)
     assert not (places / "new").exists()

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import datasets
-import huggingface_hub
 import pytest
 from encoders import letters, load_letters
 from texts import some_texts
@@ -22,13 +21,11 @@ SHORT = ["--max-new-tokens", 14]
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, byte_llama, tokenizer) -> dict[str, str]:
+def places(tmp_path_factory, folder, templateless, tokenizer) -> dict[str, str]:
     """Models, texts and knowledge bases, and where `encoders` puts more, by name."""
     root = tmp_path_factory.mktemp("ralm")
-    for name in ("model", "plain"):
-        byte_llama.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    (root / "plain" / "chat_template.jinja").unlink()
+    (root / "model").symlink_to(folder)
+    (root / "plain").symlink_to(templateless)
     words = Tokenizer(models.WordLevel({"<unk>": 0, "tree": 1, "river": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
@@ -51,10 +48,8 @@ def places(tmp_path_factory, byte_llama, tokenizer) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """A model that is nowhere is looked for on the Hub, which must not be waited for."""
+def encoders(offline, monkeypatch):
     monkeypatch.setattr("hf_refspec.apps.cli.ralm.load_encoder", load_letters)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
@@ -231,23 +226,18 @@ REFUSED = {
         ["{texts}", "--knowledge-base", "{base}", *ASKED],
         "--knowledge-base {base} exists",
     ),
-    "a column of files": (["{texts}", "--column", "text", *ASKED], "column='text'"),
+    "a column of files": (["{texts}/a.md", "--column", "text", *ASKED], "column='text'"),
     "a question that is too long": (
-        ["{texts}", "--max-new-tokens", "5000", *ASKED],
+        ["{texts}/a.md", "--max-new-tokens", "5000", *ASKED],
         "no room for a passage",
     ),
 }
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_exits_with_2_and_one_line(arguments, message, places, capsys):
+def test_bad_input_exits_with_2_and_one_line(arguments, message, places, refused):
     given = [_filled(argument, places) for argument in arguments]
-    capsys.readouterr()
-    assert run("--model", places["model"], *given) == 2
-    lines = capsys.readouterr().err.splitlines()
-    refusals = [line for line in lines if line.startswith("hf-refspec: ")]
-    assert len(refusals) == 1
-    assert _filled(message, places) in refusals[0]
+    assert _filled(message, places) in refused("ralm", "--model", places["model"], *given)
 
 
 def _filled(text: str, places: dict[str, str]) -> str:
