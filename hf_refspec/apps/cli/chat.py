@@ -50,7 +50,6 @@ _HELP = """\
 
 
 def add_chat(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec chat`."""
     parser.set_defaults(run=_chat)
     add_answering(parser, max_new_tokens=512)
 

@@ -15,7 +15,6 @@ from .arguments import add_source, load_dataset, positive
 
 
 def add_build(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec build`."""
     parser.set_defaults(run=_build)
     add = parser.add_argument
     _add_corpus(parser)
@@ -34,14 +33,13 @@ def _build(args: Namespace) -> int:
         shard_tokens=args.shard_tokens,
         license=args.license or license,
         corpus=corpus,
-        **_shared_options(args),
+        **_options(args),
     )
     _print_info(store)
     return 0
 
 
 def add_extend(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec extend`."""
     parser.set_defaults(run=_extend)
     parser.add_argument("store", help="the folder of the datastore")
     _add_corpus(parser)
@@ -51,12 +49,11 @@ def _extend(args: Namespace) -> int:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
     documents, _, _ = _documents(args)
-    _print_info(store.extend(documents, tokenizer, **_shared_options(args)))
+    _print_info(store.extend(documents, tokenizer, **_options(args)))
     return 0
 
 
 def add_merge(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec merge`."""
     parser.set_defaults(run=_merge)
     parser.add_argument("store", help="the folder of the datastore")
 
@@ -67,7 +64,6 @@ def _merge(args: Namespace) -> int:
 
 
 def add_retokenize(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec retokenize`."""
     parser.set_defaults(run=_retokenize)
     add = parser.add_argument
     add("store", help="a folder or a Hub id, of a datastore with its full form")
@@ -82,7 +78,6 @@ def _retokenize(args: Namespace) -> int:
 
 
 def add_compact(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec compact`."""
     parser.set_defaults(run=_compact)
     add = parser.add_argument
     add("store", help="the folder of the datastore")
@@ -96,7 +91,6 @@ def _compact(args: Namespace) -> int:
 
 
 def add_info(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec info`."""
     parser.set_defaults(run=_info)
     parser.add_argument("store", help="a folder or a Hub id")
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
@@ -135,7 +129,7 @@ def _documents(args: Namespace) -> tuple[Any, str | None, str | None]:
     return args.source[0] if len(args.source) == 1 else args.source, None, None
 
 
-def _shared_options(args: Namespace) -> dict[str, Any]:
+def _options(args: Namespace) -> dict[str, Any]:
     """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
     names = ("column", "pattern", "deduplicate", "resume", "engine")
     return {name: getattr(args, name) for name in names}

@@ -19,7 +19,6 @@ _SVG_WIDTH = 100
 
 
 def add_demo(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec demo`."""
     parser.set_defaults(run=_demo)
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")

@@ -22,7 +22,6 @@ from .answering import (
 
 
 def add_generate(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec generate`."""
     parser.set_defaults(run=_generate)
     add = parser.add_argument
     add("prompt", nargs="?", help="the prompt; without it --prompt-file, or the standard input")

@@ -27,7 +27,6 @@ _LONGEST_LINE = 1000
 
 
 def add_knn(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec knn build` and `hf-refspec knn perplexity`."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     about = "build a kNN datastore, and choose lambda and temperature on a tenth of the texts"
     build = commands.add_parser("build", help=about, description=about)

@@ -11,8 +11,8 @@ from importlib import import_module
 from ...store.printable import one_line
 from ...version import __version__
 
-# The help of each command, and its module with the function that adds its arguments. Only the
-# module of the chosen command is imported: torch takes seconds to load, and --help should not.
+# The help of each command, and the function that adds its arguments. Only the chosen command's
+# module is imported: torch takes seconds to load, and --help should not wait for it.
 COMMANDS = {
     "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
     "chat": ("talk to a model in the terminal", "chat.add_chat"),

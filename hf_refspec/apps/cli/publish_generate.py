@@ -10,7 +10,6 @@ from ..publish.generate_repository import repository, save
 
 
 def add_publish_generate(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec publish-generate`."""
     parser.set_defaults(run=_publish_generate)
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')

@@ -24,7 +24,6 @@ from .text_files import text_files
 
 
 def add_ralm(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec ralm`."""
     parser.set_defaults(run=_ralm)
     add_source(parser)
     add = parser.add_argument

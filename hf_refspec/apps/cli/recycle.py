@@ -16,7 +16,6 @@ from .arguments import DTYPES, add_source, check_source, load_dataset, positive
 
 
 def add_recycle(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec recycle`."""
     parser.set_defaults(run=_recycle)
     add_source(parser)
     add = parser.add_argument

@@ -21,7 +21,6 @@ EXAMPLE_TOKENS = 12
 
 
 def add_search(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec search`."""
     parser.set_defaults(run=_search)
     parser.add_argument("store", help="a folder or a Hub id")
     parser.add_argument("text", help="the text that the drafts continue")

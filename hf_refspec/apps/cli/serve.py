@@ -33,7 +33,6 @@ _LIMITS = (
 
 
 def add_serve(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec serve`."""
     parser.set_defaults(run=_serve)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")

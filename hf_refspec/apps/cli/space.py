@@ -10,7 +10,6 @@ from .arguments import DTYPES, positive
 
 
 def add_space(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec space`."""
     parser.set_defaults(run=_space)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")

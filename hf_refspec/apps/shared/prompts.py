@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from transformers import (
-    BatchEncoding,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
 from ...text_config import context_length
 from .default_model import HUB_ID

@@ -32,6 +32,12 @@ def to_fahrenheit(celsius):
 ```"""
 
 
+QUERIES = (
+    "Write a SQL query that lists all customers from Berlin.",
+    "Change it so that it lists all customers from Paris.",
+)
+
+
 @dataclass(frozen=True)
 class Scene:
     """A chat of one or more questions, the first of them about `document`."""
@@ -65,39 +71,21 @@ def built_in_scenes() -> list[Scene]:
         Scene(
             "edit", "An edit of Python code", ("Add docstrings to these functions.",), TEMPERATURE
         ),
-        Scene(
-            "chat",
-            "Two turns of a chat",
-            (
-                "Write a SQL query that lists all customers from Berlin.",
-                "Change it so that it lists all customers from Paris.",
-            ),
-        ),
+        Scene("chat", "Two turns of a chat", QUERIES),
     ]
 
 
 def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
-    """A question about the first lines of a text, and an edit of them."""
-    part = _beginning(text, tokenizer)
+    """A question about a text, and an edit of it: of its first lines, if it is too long."""
+    part, ids = text, tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) > FILE_TOKENS:
+        part = tokenizer.decode(ids[:FILE_TOKENS])
+        part = part[: part.rfind("\n") + 1] or part
     python = name.endswith(".py")
+    question = "What is this about?"
     edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
     document = f"```python\n{part}```" if python else part
     return [
-        Scene(
-            "document",
-            f"A question about {name}",
-            ("What is this about?",),
-            document,
-            FROM_THE_TEXT,
-        ),
+        Scene("document", f"A question about {name}", (question,), document, FROM_THE_TEXT),
         Scene("edit", f"An edit of {name}", (edit,), document),
     ]
-
-
-def _beginning(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The first lines with at most `FILE_TOKENS` tokens together, or part of the first line."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) <= FILE_TOKENS:
-        return text
-    part = tokenizer.decode(ids[:FILE_TOKENS])
-    return part[: part.rfind("\n") + 1] or part
