@@ -56,12 +56,9 @@ def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
     return load_named_tokenizer(name or default_model())
 
 
-def load_config(name: str | None) -> PretrainedConfig:
+def load_config(name: str | None, source: dict[str, Any] | None = None) -> PretrainedConfig:
     """The configuration of a decoder-only language model; refuses other models."""
-    return _load_config(name, model_source(name or default_model()))
-
-
-def _load_config(name: str | None, source: dict[str, Any]) -> PretrainedConfig:
+    source = source or model_source(name or default_model())
     try:
         config = AutoConfig.from_pretrained(**source)
     except (OSError, ValueError) as error:
@@ -83,7 +80,7 @@ def load_model(
     """Loads a decoder-only language model from a folder or the Hub, onto a GPU where there is one;
     the default model in float32, so that all ids are equal, others in their own type."""
     source = model_source(name or default_model())
-    _load_config(name, source)
+    load_config(name, source)
     choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
     try:
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=choice)

@@ -86,17 +86,20 @@ def test_interrupts_stop_first_after_a_pass_and_then_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_answer_broken_off_is_forgotten_with_its_question(talk, byte_llama, monkeypatch):
-    generate = type(byte_llama).generate
+def test_an_answer_broken_off_is_forgotten_with_its_question(
+    talk, byte_llama, tokenizer, monkeypatch
+):
+    generate, mark = type(byte_llama).generate, tokenizer("~")["input_ids"][0]
 
     def interrupted(self, *args, **kwargs):
-        if (kwargs["input_ids"] == ord("!")).any():
+        if (kwargs["input_ids"] == mark).any():
             raise KeyboardInterrupt
         return generate(self, *args, **kwargs)
 
     monkeypatch.setattr(type(byte_llama), "generate", interrupted)
-    chat, _ = talk("one", "two")
-    assert contents(chat)[::2] == ["one", "two"]
+    chat, printed = talk("one", "two~", "three")
+    assert contents(chat)[::2] == ["one", "three"]
+    assert printed.count("(broken off; the question is forgotten)") == 1
 
 
 def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monkeypatch):

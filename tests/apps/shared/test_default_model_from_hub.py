@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
-from hub_server import Blob, Fault, hub_in_place, running_hub
+from hub_server import Blob, Fault, hub_in_place
 from tiny_package import content, default_model
 
 from hf_refspec.apps.shared import default_model as module
@@ -69,28 +65,3 @@ def test_a_hub_without_the_model_counts_as_none(hub, home):
     hub.repos.clear()
     assert default_model() == str(home / "hf_refspec" / "SmolLM2-135M-Instruct")
     assert hub.requests == [f"HEAD /{HUB_ID}/resolve/main/config.json"]
-
-
-def test_another_endpoint_in_the_environment_is_used(converted, tmp_path):
-    """A real model from another Hub in a process of its own; then from its cache, offline."""
-    program = dedent("""
-        from hf_refspec.apps.shared.default_model import default_model, load
-        model, tokenizer = load(device="cpu")
-        print(default_model(), tokenizer("the").input_ids, model.config.max_position_embeddings)
-    """)
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "other"), "HF_HUB_DISABLE_XET": "1"}
-    environment.pop("HF_HUB_CACHE", None)
-    ran = {"capture_output": True, "text": True, "timeout": 120}
-    with running_hub() as hub:
-        publish(hub, content(converted))
-        environment["HF_ENDPOINT"] = hub.endpoint
-        command = [sys.executable, "-c", program]
-        results = [subprocess.run(command, env=environment, **ran)]
-        hub.requests.clear()
-        results.append(subprocess.run(command, env={**environment, "HF_HUB_OFFLINE": "1"}, **ran))
-        assert hub.requests == []
-    for result in results:
-        assert result.returncode == 0, result.stderr
-        folder, answer = result.stdout.split(maxsplit=1)
-        assert Path(folder).is_relative_to(tmp_path / "other" / "hub")
-        assert answer == f"{module.load_tokenizer(str(converted))('the').input_ids} 64\n"
