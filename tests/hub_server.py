@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
+from huggingface_hub import constants
+
 TOKEN = "hf_of_the_owner"
 OWNER = "owner"
 
@@ -400,3 +403,23 @@ class _Handler(BaseHTTPRequestHandler):
         headers["X-Linked-Etag"] = headers["ETag"]
         headers["X-Linked-Size"] = str(len(blob.content))
         self.send_body(b"", 302, headers)
+
+
+@contextmanager
+def hub_in_place(monkeypatch, tmp_path) -> Iterator[Hub]:
+    """A Hub that huggingface_hub takes for the real one, whose owner is logged in."""
+    with running_hub() as server:
+        point_to(server.endpoint, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / ".cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+        huggingface_hub.close_session()
+
+
+def point_to(endpoint: str, monkeypatch) -> None:
+    """Another address for the Hub."""
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

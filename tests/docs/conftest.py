@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import huggingface_hub
 import pytest
 import torch
-from hub_server import TOKEN, running_hub
-from huggingface_hub import constants
+from hub_server import hub_in_place
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_refspec.apps.shared import default_model
@@ -26,13 +24,5 @@ def as_in_the_documentation(monkeypatch, tmp_path):
 
         monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
     monkeypatch.chdir(tmp_path)
-    with running_hub() as server, torch.random.fork_rng():
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / ".cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with hub_in_place(monkeypatch, tmp_path), torch.random.fork_rng():
         yield
-        huggingface_hub.close_session()

@@ -39,7 +39,7 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(page, as_in_the_docum
                 outputs.append((snippet, run(snippet, page, namespace, url)))
     if WRITES:
         page.write_text(with_outputs(text, outputs), encoding="utf-8")
-    elif Path(default_model(), "converted.json").exists():  # the Hub's model words some things else
+    elif Path(default_model()).name == "SmolLM2-135M-Instruct":  # the Hub's words some things else
         for snippet, output in outputs:
             assert snippet.prints(output), f"{page}:{snippet.line} prints\n{output}"
 

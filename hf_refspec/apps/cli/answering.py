@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,28 @@ from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
 from .arguments import positive
 
-_SAMPLING = ("temperature", "top_k", "top_p")
-
 
 def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
-    """Adds the arguments that say what the model is, what it reads, and how it answers."""
+    """Adds the arguments for the model, its texts and sampling."""
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N")
     texts = parser.add_argument_group("texts")
-    add = texts.add_argument
-    add(
+    texts.add_argument(
         "--context",
         type=Path,
         metavar="FILE",
         help="a text that the model reads, before the prompt, and drafts are copied from",
     )
     add_sources(texts)
-    sampling = parser.add_argument_group("sampling, as transformers has it")
-    add = sampling.add_argument
+    add = parser.add_argument_group("sampling, as transformers has it").add_argument
     add("--do-sample", action="store_true", help="sample instead of taking the most probable token")
     add("--temperature", type=float, metavar="X")
-    add("--top-k", type=int, metavar="N", help="0 for all tokens")
-    add("--top-p", type=float, metavar="X")
     add("--seed", type=int, metavar="N", help="the same seed gives the same text")
 
 
 def add_sources(texts: _ArgumentGroup) -> None:
-    """Adds the arguments that say what drafts are looked up in, beside what the model reads."""
+    """Adds the arguments that name further sources of drafts."""
     add = texts.add_argument
     add(
         "--reference",
@@ -65,43 +58,21 @@ def add_sources(texts: _ArgumentGroup) -> None:
 
 
 def quieten_transformers() -> None:
-    """No progress bar for weights, and no warning, between what a command draws."""
+    """Switches transformers' progress bars and warnings off: they would disturb the output."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
 
-@dataclass(frozen=True)
-class Texts:
-    """The texts of the files that the arguments name.
-
-    Attributes:
-        context (`str`, *optional*): What the model reads before the prompt.
-        references (`list[str]`): What drafts are copied from beside.
-    """
-
-    context: str | None
-    references: list[str]
+def read_references(args: Namespace) -> list[str]:
+    """The texts of --reference."""
+    return [read_text(path, "--reference") for path in args.reference or ()]
 
 
-def read_texts(args: Namespace) -> Texts:
-    """Reads --context and --reference, before anything is loaded or typed.
-
-    Raises:
-        OSError: If a file cannot be read.
-        ValueError: If one is empty, or no text.
-    """
-    context = None if args.context is None else read_text(args.context, "--context")
-    return Texts(context, [read_text(path, "--reference") for path in args.reference or ()])
-
-
-def sources(args: Namespace, texts: Texts, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
-    """The default drafters, and those that the arguments name.
-
-    Raises:
-        OSError: If the datastore or the cache cannot be read.
-        ValueError: If one of them is damaged, or of another tokenizer.
-    """
-    found = default_sources(texts.references or None, tokenizer)
+def sources(
+    args: Namespace, references: list[str], tokenizer: PreTrainedTokenizerBase
+) -> list[Drafter]:
+    """The default drafters, and those that the arguments name."""
+    found = default_sources(references or None, tokenizer)
     if args.datastore is not None:
         store = Datastore.from_pretrained(args.datastore)
         store.check_tokenizer(tokenizer)
@@ -114,41 +85,27 @@ def sources(args: Namespace, texts: Texts, tokenizer: PreTrainedTokenizerBase) -
 
 
 def sampling_options(args: Namespace) -> dict[str, Any]:
-    """The sampling options for `generate`; sets the seed.
-
-    Raises:
-        ValueError: If one is given without --do-sample, or cannot be.
-    """
-    given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
-    for name, value in given.items():
-        option = f"--{name.replace('_', '-')} {value}"
-        if not args.do_sample:
-            raise ValueError(f"{option} has no effect without --do-sample; add it")
-        if name == "top_k":
-            allowed, limits = value >= 0, "0, for all tokens, or more"
-        elif name == "top_p":
-            allowed, limits = 0 < value <= 1, "above 0 and at most 1"
-        else:
-            allowed, limits = value > 0, "above 0"
-        if not allowed:
-            raise ValueError(f"{option} must be {limits}")
+    """Checks the sampling options, sets the seed, and returns those for `generate`."""
+    options: dict[str, Any] = {"do_sample": args.do_sample}
+    for name in ("temperature", "seed"):
+        if getattr(args, name) is not None and not args.do_sample:
+            raise ValueError(
+                f"--{name} {getattr(args, name)} has no effect without --do-sample; add it"
+            )
+    if args.temperature is not None:
+        if not args.temperature > 0:
+            raise ValueError(f"--temperature {args.temperature} must be above 0")
+        options["temperature"] = args.temperature
     if args.seed is not None:
-        if not args.do_sample:
-            raise ValueError(f"--seed {args.seed} has no effect without --do-sample; add it")
         try:
             torch.manual_seed(args.seed)
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"--seed {args.seed} must fit into 64 bits") from error
-    return {"do_sample": args.do_sample, **given}
+    return options
 
 
 def read_text(path: Path, option: str) -> str:
-    """Reads a text file.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it holds no UTF-8 text.
-    """
+    """Reads a file of UTF-8 text; errors name the option."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

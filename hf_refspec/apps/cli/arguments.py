@@ -11,17 +11,13 @@ from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
-from ...store.names import HubSilentError, ask_hub, is_here
+from ...store.names import ask_hub, is_here
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def positive(text: str) -> int:
-    """Reads an integer of at least 1.
-
-    Raises:
-        ArgumentTypeError: If it is smaller, or no integer.
-    """
+    """Reads an integer of at least 1."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, but is {text!r}")
@@ -39,25 +35,24 @@ def add_source(parser: ArgumentParser) -> None:
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
-def load_dataset(args: Namespace, streaming: bool = False) -> Any:
-    """Loads the dataset that was named.
+def check_source(args: Namespace) -> None:
+    """Raises `ValueError` unless the arguments name either files and folders or a dataset."""
+    if bool(args.source) == (args.dataset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME")
 
-    Raises:
-        ImportError: If the library `datasets` is missing.
-        OSError: If there is no such dataset.
-    """
+
+def load_dataset(args: Namespace, streaming: bool = False) -> Any:
+    """Loads the dataset of --dataset; where the Hub does not answer, from the cache."""
     try:
         import datasets
     except ImportError:
         raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
     silent = None
     if not is_here(args.dataset):
-        try:
-            ask_hub(args.dataset, "README.md", "dataset")
-        except HubSilentError as error:  # as if the user had said so: it may be in a cache
-            silent = error
+        silent = ask_hub(args.dataset, "dataset", "README.md", repo_type="dataset")
+        if silent is not None:  # the cache may have it
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    # On a terminal one line for all that is to be waited for; no bars of its own, and none in logs.
+    # One line on a terminal in place of the libraries' progress bars; none in logs.
     datasets.disable_progress_bars()
     disable_progress_bars()
     console = Console(stderr=True, quiet=not sys.stderr.isatty())

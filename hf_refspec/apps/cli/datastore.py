@@ -1,5 +1,5 @@
-"""The commands that write or describe datastores: `build`, `extend`, `retokenize`, `compact` and
-`info`."""
+"""The commands that write or describe datastores: `build`, `extend`, `merge`, `retokenize`,
+`compact` and `info`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from ...store.names import load_tokenizer
 from ...store.printable import printable
 from .arguments import add_source, load_dataset, positive
 
-_TOKENIZER = "a folder or a Hub id; by default the one that the datastore carries or names"
-
 
 def add_build(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec build`."""
     parser.set_defaults(run=_build)
     add = parser.add_argument
     _add_corpus(parser)
@@ -25,7 +22,6 @@ def add_build(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
     add("--license", help="of the corpus, for the card")
-    add("--corpus", help="the name of the corpus, for the card")
 
 
 def _build(args: Namespace) -> int:
@@ -36,84 +32,65 @@ def _build(args: Namespace) -> int:
         args.out,
         shard_tokens=args.shard_tokens,
         license=args.license or license,
-        corpus=args.corpus or corpus,
-        **_shared_options(args),
+        corpus=corpus,
+        **_options(args),
     )
     _print_info(store)
     return 0
 
 
 def add_extend(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec extend`."""
     parser.set_defaults(run=_extend)
     parser.add_argument("store", help="the folder of the datastore")
     _add_corpus(parser)
-    parser.add_argument("--tokenizer", help=_TOKENIZER)
 
 
 def _extend(args: Namespace) -> int:
     store = Datastore(args.store)
-    tokenizer = store.load_tokenizer(args.tokenizer)
+    tokenizer = store.load_tokenizer()
     documents, _, _ = _documents(args)
-    _print_info(store.extend(documents, tokenizer, **_shared_options(args)))
+    _print_info(store.extend(documents, tokenizer, **_options(args)))
     return 0
 
 
 def add_merge(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec merge`."""
     parser.set_defaults(run=_merge)
     parser.add_argument("store", help="the folder of the datastore")
-    parser.add_argument("--num-proc", type=positive, metavar="N")
 
 
 def _merge(args: Namespace) -> int:
-    _print_info(Datastore(args.store).merge(args.num_proc))
+    _print_info(Datastore(args.store).merge())
     return 0
 
 
 def add_retokenize(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec retokenize`."""
     parser.set_defaults(run=_retokenize)
     add = parser.add_argument
     add("store", help="a folder or a Hub id, of a datastore with its full form")
     add("--tokenizer", required=True, help="the other model's, a folder or a Hub id")
     add("--out", type=Path, required=True, help="the new folder")
-    add("--old-tokenizer", metavar="TOKENIZER", help=_TOKENIZER)
-    add("--num-proc", type=positive, metavar="N")
 
 
 def _retokenize(args: Namespace) -> int:
     store = Datastore.from_pretrained(args.store, form="full")
-    old = store.load_tokenizer(args.old_tokenizer)
-    new = load_tokenizer(args.tokenizer)
-    _print_info(store.retokenize(new, args.out, old, num_proc=args.num_proc))
+    _print_info(store.retokenize(load_tokenizer(args.tokenizer), args.out))
     return 0
 
 
 def add_compact(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec compact`."""
     parser.set_defaults(run=_compact)
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-ngram", type=positive, default=3, metavar="N")
-    add("--ngrams-per-order", type=positive, metavar="N")
     add("--max-bytes", type=positive, metavar="N")
 
 
 def _compact(args: Namespace) -> int:
-    store = Datastore(args.store).compact(
-        args.out,
-        max_ngram=args.max_ngram,
-        ngrams_per_order=args.ngrams_per_order,
-        max_bytes=args.max_bytes,
-    )
-    _print_info(store)
+    _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
     return 0
 
 
 def add_info(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec info`."""
     parser.set_defaults(run=_info)
     parser.add_argument("store", help="a folder or a Hub id")
     parser.add_argument("--verify", action="store_true", help="check the checksums of all files")
@@ -134,7 +111,6 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS))
     add("--streaming", action="store_true", help="do not download the dataset first")
-    add("--num-proc", type=positive, metavar="N")
     add("--deduplicate", action="store_true", help="drop repeated documents")
     add("--resume", action="store_true", help="continue a build that was killed")
     add("--engine", choices=("local", "ray"), default="local")
@@ -153,9 +129,9 @@ def _documents(args: Namespace) -> tuple[Any, str | None, str | None]:
     return args.source[0] if len(args.source) == 1 else args.source, None, None
 
 
-def _shared_options(args: Namespace) -> dict[str, Any]:
+def _options(args: Namespace) -> dict[str, Any]:
     """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
-    names = ("column", "pattern", "num_proc", "deduplicate", "resume", "engine")
+    names = ("column", "pattern", "deduplicate", "resume", "engine")
     return {name: getattr(args, name) for name in names}
 
 
@@ -172,16 +148,12 @@ def _print_info(store: Datastore) -> None:
         shards = f"{len(config.shards)} shard{'s' * (len(config.shards) > 1)}"
         print(
             f"  full        {store.tokens:,} tokens, {store.documents:,} documents, {shards}, "
-            f"{_megabytes(size)}, {size / store.tokens:.2f} bytes a token"
+            f"{size / 1e6:.1f} MB, {size / store.tokens:.2f} bytes a token"
         )
     if config.ngrams:
         orders = ", ".join(f"{n:,}" for n in config.ngrams.ngrams)
         print(
             f"  compact     {sum(config.ngrams.ngrams):,} n-grams ({orders} of the orders 1, 2, "
-            f"...), {config.ngrams.nodes:,} nodes, {_megabytes(config.ngrams.file.size)}, of "
+            f"...), {config.ngrams.nodes:,} nodes, {config.ngrams.file.size / 1e6:.1f} MB, of "
             f"{config.ngrams.corpus_tokens:,} tokens"
         )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

@@ -15,11 +15,8 @@ from ..shared.scenes import built_in_scenes, scenes_of_file
 from .answering import quieten_transformers, read_text
 from .arguments import positive
 
-_SVG_WIDTH = 100
-
 
 def add_demo(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec demo`."""
     parser.set_defaults(run=_demo)
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
@@ -42,7 +39,7 @@ def _demo(args: Namespace) -> int:
     else:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
     model = load_model(args.model, dtype=torch.float32)
-    console = Terminal() if args.svg is None else Terminal(record=True, width=_SVG_WIDTH)
+    console = Terminal() if args.svg is None else Terminal(record=True, width=100)
     same = Demo(model, tokenizer, args.max_new_tokens, console).run(scenes)
     if args.svg is not None:
         console.save_svg(str(args.svg), title="hf-refspec demo")

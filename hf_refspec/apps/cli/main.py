@@ -11,8 +11,8 @@ from importlib import import_module
 from ...store.printable import one_line
 from ...version import __version__
 
-# The help of each command, and its module with the function that adds its arguments. Only the
-# module of the chosen command is imported: torch takes seconds to load, and --help should not.
+# The help of each command, and the function that adds its arguments. Only the chosen command's
+# module is imported: torch takes seconds to load, and --help should not wait for it.
 COMMANDS = {
     "demo": ("show answers of a small model, plainly and drafted", "demo.add_demo"),
     "chat": ("talk to a model in the terminal", "chat.add_chat"),
@@ -41,7 +41,7 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 1 if ids differed, 2 for bad input, 130 after
-    ctrl-C, which may come while libraries are still being loaded."""
+    ctrl-C, also while libraries are loaded."""
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -64,24 +64,15 @@ def _run(arguments: list[str] | None) -> int:
             getattr(commands, add_arguments)(command)  # and sets `run`
     args = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack what a model writes
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a model writes
             stream.reconfigure(errors="replace")
     try:
         status = args.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        _forget_output()
+    except BrokenPipeError:  # Python would complain again when it writes its buffers at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
         print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
         return 2
-
-
-def _forget_output() -> None:
-    """Python writes what is left in its buffers when it exits, and would complain again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from ..publish.generate_repository import push, save
+from ...store.hub_repo import push_files
+from ..publish.generate_repository import repository, save
 
 
 def add_publish_generate(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec publish-generate`."""
     parser.set_defaults(run=_publish_generate)
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
@@ -20,7 +20,7 @@ def add_publish_generate(parser: ArgumentParser) -> None:
 def _publish_generate(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
     if args.out is None:
-        print(push(args.repo, args.private).repo_url)
+        print(push_files(args.repo, "model", repository(args.repo), args.private).repo_url)
         name = args.repo
     else:
         save(args.repo, args.out)

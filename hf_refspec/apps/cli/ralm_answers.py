@@ -1,188 +1,131 @@
-"""Answers questions, and prints how the answers came about."""
+"""Answers questions, and prints how each answer came about."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from dataclasses import dataclass
-from itertools import groupby
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from rich.text import Text
 from transformers import PreTrainedModel, TextStreamer
 
-from ...ralm.checked_search import RetrievalError
+from ...ralm.iterative import iterative_ralm
 from ...ralm.stats import RetrievalStats
 from ...retrieval.knowledge_base import KnowledgeBase
+from ...retrieval.retriever import Retriever
 from ...store.printable import printable
-from ..shared.console import Terminal, verdict
+from ..shared.comparison import Decoded, decode, rate, speedup, verdict
+from ..shared.console import Terminal
 from ..shared.prompts import chat_inputs, text_inputs, user
 
 ROUNDS = 2
 EXCERPT_LINES = 2
-LITTLE_WAITING = 0.1  # of the time
 SEARCHED, RIGHT, WRONG = "s", "+", "x"
 INDENT = " " * 12
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of `generate`: all ids, how many are new, how long it took, what was retrieved."""
+class Call(Decoded):
+    """One call of `generate`, with what it retrieved."""
 
-    ids: list[int]
-    new_tokens: int
-    seconds: float
     stats: RetrievalStats
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The calls for one prompt: the answer that was shown, the baseline, which waits for every
-    search, and speculative ones."""
+class Answer:
+    """The call that is shown, and those that are compared; the baseline waits for every search."""
 
-    answer: Call
+    shown: Call
     baseline: list[Call]
     speculated: list[Call]
+
+    @property
+    def verdict(self) -> str:
+        calls = [*self.baseline, self.shown, *self.speculated]
+        expected = calls[0].ids
+        others = [call.ids for call in calls if call.ids != expected]
+        return verdict(expected, others[0] if others else expected)
 
     @property
     def identical(self) -> bool:
         return self.verdict == verdict([], [])
 
-    @property
-    def verdict(self) -> str:
-        expected = self.baseline[0].ids
-        calls = [self.answer, *self.baseline, *self.speculated]
-        others = [call.ids for call in calls if call.ids != expected]
-        return verdict(expected, others[0] if others else expected)
 
-
+@dataclass
 class Answers:
-    """Answers questions and prints how the answers came about.
+    """Answers questions and prints how the answers came about. With `compare` each is decoded
+    again, and also by the baseline; the model's own settings say whether it samples."""
 
-    Args:
-        model (`PreTrainedModel`): The model; its own settings say whether it samples.
-        base ([`KnowledgeBase`]): The passages.
-        generating (`dict`): The keyword arguments of every `generate`.
-        speculating (`dict`): Further ones that say what is speculated.
-        compare (`bool`): Whether every answer is compared with the one that waits for each search.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        base: KnowledgeBase,
-        generating: dict[str, Any],
-        speculating: dict[str, Any],
-        compare: bool,
-    ) -> None:
-        self._answers: list[Call] = []
-        self._comparisons: list[Comparison] = []
-        self._model = model
-        self._base = base
-        self._tokenizer = base.tokenizer
-        self._generating = generating
-        self._speculating = speculating
-        self._compare = compare
-        self._console = Terminal(soft_wrap=True)
+    model: PreTrainedModel
+    base: KnowledgeBase
+    retriever: Retriever
+    max_new_tokens: int
+    compare: bool
+    console: Terminal = field(default_factory=lambda: Terminal(soft_wrap=True))
+    answers: list[Answer] = field(default_factory=list)
 
     @property
     def identical(self) -> bool:
-        """Whether all answers that were compared are the same."""
-        return all(comparison.identical for comparison in self._comparisons)
-
-    def converse(self) -> None:
-        """Answers typed questions until the end of the input."""
-        print("Type a question, or Ctrl-D to end.")
-        while True:
-            try:
-                question = input("> ")
-            except EOFError:
-                print()
-                return
-            try:
-                if question.strip():
-                    self.ask(question)
-            except ValueError as error:  # too long, for example; the next may fit
-                print(error, file=sys.stderr)
-
-    def print_question(self, question: str) -> None:
-        """Prints a question that was not typed into the terminal."""
-        self._console.print(Text(f"\n── {question}", "dim"))
+        """Whether speculation changed no answer that was compared."""
+        return all(answer.identical for answer in self.answers)
 
     def ask(self, question: str) -> None:
-        """Prints the answer as it is written, then its passages, guesses and speed.
-
-        Raises:
-            ValueError: If the question does not fit into the model, or the retriever fails.
-        """
+        """Prints the answer as it is written, then its passages, guesses and speed."""
+        self.console.print(Text(f"\n── {question}", "dim"))
         inputs = self._prompt(question)
-        try:
-            streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
-            answer = self._call(inputs, True, streamer)
-            self._answers.append(answer)
-            self._print_passages(answer.stats)
-            if self._speculating["speculation"] is not None:
-                self._print_guesses(answer.stats)
-            if not self._compare:
-                self._print_row("speed", _speed([answer]))
-                return
-            comparison = Comparison(answer, [], [])  # the answer has warmed up
+        streamer = TextStreamer(self.base.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        answer = Answer(self._call(inputs, streamer=streamer), [], [])  # which also warms up
+        self.answers.append(answer)
+        self._print_passages(answer.shown.stats)
+        self._print_guesses(answer.shown.stats)
+        if self.compare:
             for _ in range(ROUNDS):  # in turn, so that other processes disturb both alike
-                comparison.baseline.append(self._call(inputs, False))
-                comparison.speculated.append(self._call(inputs, True))
-        except RetrievalError as error:
-            raise ValueError(str(error)) from error
-        self._comparisons.append(comparison)
-        self._print_comparison([comparison], comparison.verdict)
+                answer.baseline.append(self._call(inputs, speculation=None))
+                answer.speculated.append(self._call(inputs))
+        self._print_speed([answer], answer.verdict)
 
     def print_summary(self) -> None:
-        """Prints the speed of all answers together, and whether there was anything to gain."""
-        if len(self._answers) > 1:
-            print(f"\nAll {len(self._answers)} answers together:")
-            if self._compare:
-                same = sum(comparison.identical for comparison in self._comparisons)
-                self._print_comparison(self._comparisons, f"ids identical in {same}")
-            else:
-                self._print_row("speed", _speed(self._answers))
-        baseline = [call for comparison in self._comparisons for call in comparison.baseline]
-        if baseline and _fraction_waiting(baseline) < LITTLE_WAITING:
-            print(
-                "\nSearches are so fast here that there is little to gain: speculative retrieval "
-                "pays where the\nmodel waits long for them, with many passages for example."
-            )
+        """Prints the speed of all answers together."""
+        if len(self.answers) > 1:
+            self.console.print(f"\nAll {len(self.answers)} answers together:")
+            same = sum(answer.identical for answer in self.answers)
+            self._print_speed(self.answers, f"ids identical in {same}")
 
     def _prompt(self, question: str) -> Any:
         """The question in the chat template, if there is one; otherwise as it is."""
-        if self._tokenizer.chat_template is not None:
-            inputs = chat_inputs(self._tokenizer, [user(question)])
+        if self.base.tokenizer.chat_template is not None:
+            inputs = chat_inputs(self.base.tokenizer, [user(question)])
         else:
-            inputs = text_inputs(self._tokenizer, question)
-        return inputs.to(self._model.device)
+            inputs = text_inputs(self.base.tokenizer, question)
+        return inputs.to(self.model.device)
 
-    def _call(self, inputs: Any, speculating: bool, streamer: TextStreamer | None = None) -> Call:
+    def _call(self, inputs: Any, **options: Any) -> Call:
         stats = RetrievalStats()
-        how = self._speculating if speculating else {"speculation": None}
         torch.manual_seed(0)
-        began = perf_counter()
-        output = self._model.generate(
-            **inputs, **self._generating, **how, retrieval_stats=stats, streamer=streamer
+        decoded = decode(
+            self.model,
+            inputs,
+            custom_generate=iterative_ralm,
+            retriever=self.retriever,
+            tokenizer=self.base.tokenizer,
+            max_new_tokens=self.max_new_tokens,
+            retrieval_stats=stats,
+            **options,
         )
-        ids = output[0].tolist()
-        new_tokens = len(ids) - inputs["input_ids"].shape[1]
-        return Call(ids, new_tokens, perf_counter() - began, stats)
+        return Call(decoded.ids, decoded.seconds, stats)
 
     def _print_passages(self, stats: RetrievalStats) -> None:
         """Prints each passage once, in the order of first use."""
-        width = self._console.width - len(INDENT)
         label = "passages"
         for passage_id in dict.fromkeys(stats.best_ids):
-            steps = [i for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
-            name = f"{passage_id}, {printable(self._base.source(passage_id))}"
-            self._print_row(label, f"{name}: {_step_ranges(steps)} of {stats.steps}")
-            for line in _excerpt(self._base.text(passage_id), width):
-                self._console.print(INDENT + line, style="dim", markup=False)
+            steps = [str(i) for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
+            name = f"{passage_id}, {printable(self.base.source(passage_id))}"
+            self._print_row(label, f"{name}: steps {', '.join(steps)} of {stats.steps}")
+            words = printable(" ".join(self.base.text(passage_id).split()))
+            width = max(self.console.width - len(INDENT), 20)
+            for line in textwrap.wrap(words, width, max_lines=EXCERPT_LINES, placeholder=" …"):
+                self.console.print(Text(INDENT + line, "dim"))
             label = ""
 
     def _print_guesses(self, stats: RetrievalStats) -> None:
@@ -197,47 +140,28 @@ class Answers:
             "guesses", line.append(f"  {right} right ({RIGHT}), {wrong} wrong ({WRONG})")
         )
 
-    def _print_comparison(self, comparisons: list[Comparison], verdict: str) -> None:
-        baseline = [call for comparison in comparisons for call in comparison.baseline]
-        speculated = [call for comparison in comparisons for call in comparison.speculated]
+    def _print_speed(self, answers: list[Answer], verdict: str) -> None:
+        if not self.compare:
+            self._print_row("speed", _speed([answer.shown for answer in answers]))
+            return
+        baseline = [call for answer in answers for call in answer.baseline]
+        speculated = [call for answer in answers for call in answer.speculated]
         self._print_row("speed", f"baseline    {_speed(baseline, ROUNDS)}")
         self._print_row("", f"speculated  {_speed(speculated, ROUNDS)}")
-        slow, fast = (sum(call.seconds for call in calls) for calls in (baseline, speculated))
-        self._print_row("", f"{slow / fast:.2f}x, {verdict}")
+        self._print_row("", f"{speedup(baseline, speculated):.2f}x, {verdict}")
 
     def _print_row(self, label: str, text: str | Text) -> None:
-        self._console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
+        self.console.print(Text(f"  {label:<{len(INDENT) - 2}}").append(text))
 
 
 def _speed(calls: list[Call], rounds: int = 1) -> str:
-    """How fast some calls were, and how much of the time retrieval took; each prompt had `rounds`
-    calls."""
-    tokens = sum(call.new_tokens for call in calls)
-    seconds = sum(call.seconds for call in calls)
+    """How fast calls were, `rounds` for each question, and how much of the time retrieval took."""
+    tokens = sum(len(call.ids) for call in calls) // rounds
     searches = sum(call.stats.searches for call in calls) // rounds
-    queries = sum(call.stats.query_seconds for call in calls) / seconds
+    percent = 100 / sum(call.seconds for call in calls)
+    waiting = percent * sum(call.stats.waiting_seconds for call in calls)
+    queries = percent * sum(call.stats.query_seconds for call in calls)
     return (
-        f"{tokens // rounds} tokens, {tokens / seconds:.1f} tokens/s: "
-        f"{100 * _fraction_waiting(calls):.0f} % waiting for {searches} searches, "
-        f"{100 * queries:.0f} % making queries"
+        f"{tokens} tokens, {rate(calls):.1f} tokens/s: {waiting:.0f} % waiting for {searches} "
+        f"searches, {queries:.0f} % making queries"
     )
-
-
-def _fraction_waiting(calls: list[Call]) -> float:
-    """The fraction of the time that was spent waiting for searches."""
-    return sum(call.stats.waiting_seconds for call in calls) / sum(call.seconds for call in calls)
-
-
-def _step_ranges(steps: list[int]) -> str:
-    """`[1, 2, 3, 7]` as "steps 1-3, 7"."""
-    ranges = []
-    for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
-        run = [step for _, step in group]
-        ranges.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ("step " if len(steps) == 1 else "steps ") + ", ".join(ranges)
-
-
-def _excerpt(text: str, width: int) -> list[str]:
-    """The first lines of a passage, without control characters."""
-    words = printable(" ".join(text.split()))
-    return textwrap.wrap(words, max(width, 20), max_lines=EXCERPT_LINES, placeholder=" …")

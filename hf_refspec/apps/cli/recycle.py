@@ -1,4 +1,4 @@
-"""The command that builds a recycling table: `recycle`."""
+"""`hf-refspec recycle`: builds a recycling table."""
 
 from __future__ import annotations
 
@@ -12,34 +12,22 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ..shared.default_model import load
 from .answering import quieten_transformers
-from .arguments import DTYPES, add_source, load_dataset, positive
-
-# Of `TokenRecycling.build`, as the arguments are called too.
-_OPTIONS = [
-    *("top_k", "context", "max_contexts", "max_tokens"),
-    *("column", "pattern", "license", "corpus"),
-]
+from .arguments import DTYPES, add_source, check_source, load_dataset, positive
 
 
 def add_recycle(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec recycle`."""
     parser.set_defaults(run=_recycle)
     add_source(parser)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; by default SmolLM2-135M-Instruct")
     add("--dtype", choices=DTYPES, help="of the model; 16 bits are faster where the CPU has them")
     add("--out", type=Path, required=True, help="the new folder")
-    add("--top-k", type=positive, default=8, metavar="K", help="next tokens of each context")
-    add("--context", type=positive, default=3, metavar="N", help="the longest contexts, up to 3")
-    add("--max-contexts", type=positive, default=1 << 18, metavar="N")
     add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
     add("--license", help="of the corpus, for the card")
-    add("--corpus", help="the name of the corpus, for the card")
 
 
 def _recycle(args: Namespace) -> int:
-    if bool(args.source) == (args.dataset is not None):
-        raise ValueError("give one of: files or folders, --dataset NAME")
+    check_source(args)
     if args.out.exists():
         raise FileExistsError(f"{args.out} exists; choose another path, or delete it")
     for path in args.source:  # before the model is loaded
@@ -47,11 +35,10 @@ def _recycle(args: Namespace) -> int:
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents = args.source or load_dataset(args, streaming=True)
     quieten_transformers()
-    dtype = getattr(torch, args.dtype) if args.dtype else None
-    model, tokenizer = load(args.model, dtype=dtype)
-    options = {name: getattr(args, name) for name in _OPTIONS}
-    drafter = TokenRecycling.build(model, tokenizer, documents, **options)
-    drafter.save_pretrained(args.out)
+    model, tokenizer = load(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    names = ("max_tokens", "column", "pattern", "license")
+    options = {name: getattr(args, name) for name in names}
+    TokenRecycling.build(model, tokenizer, documents, **options).save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config
     print(args.out)
     print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")

@@ -14,46 +14,34 @@ from ...index.rest_trie import all_matches
 from ...store.datastore import Datastore
 from ...store.files import DatastoreError
 from ...store.printable import printable
-from .arguments import positive
 
+NODES = 24
 EXAMPLES = 3
 EXAMPLE_TOKENS = 12
 
 
 def add_search(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec search`."""
     parser.set_defaults(run=_search)
-    add = parser.add_argument
-    add("store", help="a folder or a Hub id")
-    add("text", help="the text that the drafts continue")
-    add("--tokenizer", help="default: the one that the datastore carries or names")
-    add("--form", choices=("full", "compact"))
-    add("--nodes", type=positive, default=24, metavar="N")
+    parser.add_argument("store", help="a folder or a Hub id")
+    parser.add_argument("text", help="the text that the drafts continue")
 
 
 def _search(args: Namespace) -> int:
     """Prints the longest match with some places where it occurs, and the draft tree."""
-    store = Datastore.from_pretrained(args.store, args.form)
-    tokenizer = store.load_tokenizer(args.tokenizer)
+    store = Datastore.from_pretrained(args.store)
+    tokenizer = store.load_tokenizer()
     with store.naming_damage():
         ids = np.array(tokenizer(args.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-    if len(ids) == 0:
-        raise ValueError("text has no tokens; give at least a word")
-    with store.naming_damage():
-        _print_drafts(store, ids, tokenizer, args.nodes)
+        if len(ids) == 0:
+            raise ValueError("text has no tokens; give at least a word")
+        if store.form == "full":
+            _print_matches(store, ids, tokenizer)
+        drafts = DatastoreDrafts(store)
+        drafts.begin(ids, store.config.vocab_size)
+        tree = drafts.draft(NODES)
+        print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
+        _print_tree(tree, tokenizer)
     return 0
-
-
-def _print_drafts(
-    store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase, nodes: int
-) -> None:
-    if store.form == "full":
-        _print_matches(store, ids, tokenizer)
-    drafts = DatastoreDrafts(store)
-    drafts.begin(ids, store.config.vocab_size)
-    tree = drafts.draft(nodes)
-    print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-    _print_tree(tree, tokenizer)
 
 
 def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -75,11 +63,10 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         if position < 0:
             raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
         end = position + match.length
-        before = _in_document(
-            shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position][::-1], shard
-        )
+        before = shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position]
+        before = _in_document(before[::-1], shard)[::-1]
         after = _in_document(shard.tokens[end : end + EXAMPLE_TOKENS], shard)
-        texts = (tokenizer.decode(part) for part in (before[::-1], ids[-match.length :], after))
+        texts = (tokenizer.decode(part) for part in (before, ids[-match.length :], after))
         print("  …{}⟦{}⟧{}…".format(*(printable(text.replace("\n", "↵")) for text in texts)))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ...generation.warmup import warmup
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from .answering import Texts, add_sources, quieten_transformers, read_text, sources
+from .answering import add_sources, quieten_transformers, read_references, sources
 from .arguments import DTYPES, positive
 
 if TYPE_CHECKING:
@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hf_refspec")
 
 _PASS_SECONDS = 5  # how long a second ctrl-C waits for the forward pass that is under way
+_LIMITS = (
+    ("--max-new-tokens", 2048, "of an answer; as many where a request does not say it (2048)"),
+    ("--max-seconds", 600, "for which one request is decoded (600)"),
+    ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
+    ("--max-waiting", 64, "requests in the queue; one is decoded at a time (64)"),
+)
 
 
 def add_serve(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec serve`."""
     parser.set_defaults(run=_serve)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
@@ -38,39 +43,12 @@ def add_serve(parser: ArgumentParser) -> None:
     add(
         "--isolate",
         action="store_true",
-        help="draft from nothing that an earlier request has taught: slower, and no client can "
-        "tell by the speed what others asked",
+        help="learn no drafts from one request for the next: slower, but the speed tells no client "
+        "what others asked",
     )
     limits = parser.add_argument_group("limits")
-    add = limits.add_argument
-    add(
-        "--max-new-tokens",
-        type=positive,
-        default=2048,
-        metavar="N",
-        help="of an answer; as many where a request does not say it (2048)",
-    )
-    add(
-        "--max-seconds",
-        type=positive,
-        default=600,
-        metavar="N",
-        help="for which one request is decoded (600)",
-    )
-    add(
-        "--max-body-bytes",
-        type=positive,
-        default=4 << 20,
-        metavar="N",
-        help="of a request (4 MiB)",
-    )
-    add(
-        "--max-waiting",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="requests in the queue; one is decoded at a time (64)",
-    )
+    for option, default, help in _LIMITS:
+        limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 
 
 def _port(text: str) -> int:
@@ -90,7 +68,7 @@ def _serve(args: Namespace) -> int:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
     _log_to_stderr()
-    references = [read_text(path, "--reference") for path in args.reference or ()]
+    references = read_references(args)
     with listen(args.host, args.port) as listening:
         served, engine = _load(args, references)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
@@ -105,35 +83,26 @@ def _serve(args: Namespace) -> int:
 
 
 def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
-    """The model that the arguments name, and what decodes with it.
-
-    Raises:
-        OSError: If a source of drafts cannot be read.
-        ValueError: If the model cannot be loaded or drafted for, or a source is not its own.
-    """
+    """The model that the arguments name, and the engine that decodes with it."""
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
 
-    load_config(args.model)  # which refuses what is no language model, before anything large
+    load_config(args.model)  # refuses anything but a language model before it loads more
     tokenizer = load_tokenizer(args.model)
-    drafters = sources(args, Texts(None, references), tokenizer)
+    drafters = sources(args, references, tokenizer)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     warmup()
     limits = args.max_seconds, args.max_waiting
     engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
     engine.start()
-    # Of a folder not its path, which is nobody else's business.
+    # Clients see the name of a folder, not its path.
     is_folder = args.model is not None and Path(args.model).exists()
     name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
     return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine
 
 
 def _check_extra() -> None:
-    """Looks for what only this command needs.
-
-    Raises:
-        ImportError: With the line that installs it.
-    """
+    """Refuses to start without the packages that only this command needs."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         try:
             import_module(name)
@@ -142,7 +111,7 @@ def _check_extra() -> None:
 
 
 def _log_to_stderr() -> None:
-    """A line for each request."""
+    """Prints a line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -10,7 +10,6 @@ from .arguments import DTYPES, positive
 
 
 def add_space(parser: ArgumentParser) -> None:
-    """Adds the arguments of `hf-refspec space`."""
     parser.set_defaults(run=_space)
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
@@ -43,11 +42,7 @@ def _space(args: Namespace) -> int:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Asks for the address before a model is loaded for it.
-
-    Raises:
-        OSError: If it is not to be had.
-    """
+    """Refuses an address that cannot be had, before a model is loaded."""
     try:
         with socket.create_server((host, port)):
             pass

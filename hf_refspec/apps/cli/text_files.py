@@ -1,4 +1,4 @@
-"""Finds the text files of folders."""
+"""The text files of folders."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from ...store.files import open_file
 
 
 def text_files(paths: list[Path], pattern: str) -> list[Path]:
-    """The files that hold text, in order, without hidden ones.
-
-    Raises:
-        FileNotFoundError: If a path does not exist, or there is no such file.
-        ValueError: If the pattern is not valid, or a path is that of a pipe or a device.
-    """
+    """The files that hold text, in order, without hidden ones; refuses to return none."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -25,11 +20,11 @@ def text_files(paths: list[Path], pattern: str) -> list[Path]:
     if not texts:
         names = ", ".join(map(str, paths))
         raise FileNotFoundError(
-            f"there is no text in {names}: {len(found)} files match --pattern {pattern!r}, and "
-            "none of them has text in it"
+            f"there is no text in {names}: {len(found)} files match --pattern {pattern!r}, none of "
+            "them with text"
         )
     if len(texts) < len(found):
-        print(f"left out {len(found) - len(texts):,} files that have no text", file=sys.stderr)
+        print(f"left out {len(found) - len(texts):,} files without text", file=sys.stderr)
     return texts
 
 

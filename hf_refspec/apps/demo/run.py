@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
-from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -22,9 +20,9 @@ from ...drafting.stats import SpeculationStats
 from ...generation.default_drafter import default_sources
 from ...generation.speculate import speculate
 from ...generation.warmup import warmup
-from ..shared.console import verdict
+from ..shared.comparison import Decoded, decode, rate, speedup, verdict
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
-from ..shared.prompts import Message, assistant, chat_inputs, system, user
+from ..shared.prompts import Message, assistant, chat_inputs, user
 from ..shared.scenes import Scene
 
 EXCERPT_LINES = 8
@@ -33,188 +31,143 @@ _SMALL = 1e9  # parameters
 _OF_A_SMALL_MODEL = "A model of this size knows little and often errs. "
 _DRAFTS = "Drafts change none of its words, only how soon they come. "
 _COLORS = "Coloured words were drafted by look-up, and accepted by the model. "
-_COLUMNS = ("scene", "tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "MAT", "ids")
+_COLUMNS = ("tokens", "plain tokens/s", "drafted tokens/s", "speed-up", "MAT", "ids")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, decoded plainly and with drafts.
-
-    Attributes:
-        scene (`str`): The name of its scene, numbered if it has several.
-        plain_ids, drafted_ids (`list[int]`): The new tokens.
-        plain_seconds, drafted_seconds (`float`): What they took.
-        stats ([`SpeculationStats`]): Of the drafted call.
-    """
+    """One answer of a scene, decoded plainly and with drafts."""
 
     scene: str
-    plain_ids: list[int]
-    drafted_ids: list[int]
-    plain_seconds: float
-    drafted_seconds: float
+    plain: Decoded
+    drafted: Decoded
     stats: SpeculationStats
 
     @property
     def identical(self) -> bool:
-        return self.plain_ids == self.drafted_ids
+        return self.plain.ids == self.drafted.ids
 
 
+@dataclass
 class Demo:
-    """Shows scenes with one model.
+    """Shows scenes with one model."""
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        max_new_tokens (`int`): The most tokens of an answer.
-        console (`Console`): Where to print.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        max_new_tokens: int,
-        console: Console,
-    ) -> None:
-        self.answers: list[Answer] = []
-        self._model = model
-        self._tokenizer = tokenizer
-        self._max_new_tokens = max_new_tokens
-        self._console = console
-        self._drafter = LiveDrafts(default_sources())
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_new_tokens: int
+    console: Console
+    answers: list[Answer] = field(default_factory=list)
+    _drafter: LiveDrafts = field(default_factory=lambda: LiveDrafts(default_sources()))
 
     def run(self, scenes: Iterable[Scene]) -> bool:
         """Shows all scenes and a table; returns whether all ids were identical."""
-        self._warm_up()
+        with self._waiting("warming up"):
+            self._warm_up()
         self._print_model()
         for scene in scenes:
             self._show(scene)
-        self._console.print(self._table())
+        self.console.print(self._table())
         return all(answer.identical for answer in self.answers)
 
     def _warm_up(self) -> None:
-        """Whatever happens once in a process: kernels are loaded, the model is probed and timed."""
-        with self._waiting("warming up"):
-            warmup()
-            inputs = self._inputs([user("Repeat: one two three one two three one two three")])
-            self._decode(inputs, drafted=False, max_new_tokens=_WARMUP_TOKENS)
-            self._decode(inputs, drafted=True, max_new_tokens=_WARMUP_TOKENS)
+        """Loads the kernels, probes the model and measures its passes, once for the process."""
+        warmup()
+        inputs = self._inputs([user("Repeat: one two three one two three one two three")])
+        for drafted in (False, True):
+            self._decode(inputs, drafted, _WARMUP_TOKENS)
 
     def _show(self, scene: Scene) -> None:
-        self._console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
+        self.console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
         self._print_document(scene)
-        messages = [] if scene.system is None else [system(scene.system)]
+        messages = [] if scene.system is None else [{"role": "system", "content": scene.system}]
         for name, question, message in scene.turns():
             messages.append(message)
-            self._console.print(Text(f"> {without_controls(question)}", "bold"))
-            inputs = self._inputs(messages)
-            answer = self._answer(name, inputs)
+            self.console.print(Text(f"> {without_controls(question)}", "bold"))
+            answer = self._answer(name, self._inputs(messages))
             self.answers.append(answer)
-            self._console.print(legend(answer.stats))
-            self._console.print(Text(_summary(answer), "bold"))
-            self._console.print()
-            text = self._tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
+            self.console.print(legend(answer.stats))
+            self.console.print(Text(_summary(answer), "bold"), end="\n\n")
+            text = self.tokenizer.decode(answer.drafted.ids, skip_special_tokens=True)
             messages.append(assistant(text))
 
     def _answer(self, scene: str, inputs: BatchEncoding) -> Answer:
         """Streams the drafted answer, and then decodes the same without drafts."""
-        stream = AnswerStream(self._console, self._tokenizer)
+        stream = AnswerStream(self.console, self.tokenizer)
         self._drafter.listener = stream.put
-        drafted_ids, drafted_seconds = self._decode(inputs, drafted=True)
+        drafted = self._decode(inputs, True, self.max_new_tokens)
         self._drafter.listener = None
         stream.end()
         with self._waiting("the same without drafts"):
-            plain_ids, plain_seconds = self._decode(inputs, drafted=False)
-        return Answer(
-            scene, plain_ids, drafted_ids, plain_seconds, drafted_seconds, self._drafter.stats
-        )
+            plain = self._decode(inputs, False, self.max_new_tokens)
+        return Answer(scene, plain, drafted, self._drafter.stats)
 
-    def _decode(
-        self, inputs: BatchEncoding, drafted: bool, max_new_tokens: int | None = None
-    ) -> tuple[list[int], float]:
-        """The new ids of an answer, greedily, and the seconds that they took."""
+    def _decode(self, inputs: BatchEncoding, drafted: bool, max_new_tokens: int) -> Decoded:
         drafting = {"custom_generate": speculate, "candidate_generator": self._drafter}
-        began = perf_counter()
-        output = self._model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens or self._max_new_tokens,
-            do_sample=False,
-            **(drafting if drafted else {}),
-        )
-        new_ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-        return new_ids, perf_counter() - began
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        return decode(self.model, inputs, **options, **(drafting if drafted else {}))
 
     def _inputs(self, messages: list[Message]) -> BatchEncoding:
-        return chat_inputs(self._tokenizer, messages).to(self._model.device)
+        return chat_inputs(self.tokenizer, messages).to(self.model.device)
 
     def _waiting(self, message: str) -> AbstractContextManager[object]:
-        """Says what is going on; a pipe and a picture get none of it."""
-        if not self._console.is_terminal or self._console.record:
+        """Shows on a terminal what is going on; a pipe and a picture get none of it."""
+        if not self.console.is_terminal or self.console.record:
             return nullcontext()
-        # Seldom redrawn: that takes time from what it waits for, which is measured.
-        return self._console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
+        # Seldom redrawn: redrawing takes time from the decoding that is measured.
+        return self.console.status(Text(f"{message} …", "dim"), refresh_per_second=1)
 
     def _print_model(self) -> None:
         """Which model answers, and what to expect of one of its size."""
-        model = self._model
+        model = self.model
         name = Path(model.config.name_or_path).name
         threads, parameters = torch.get_num_threads(), model.num_parameters()
         on_cpu = f"the CPU ({threads} thread{'s' if threads > 1 else ''})"
-        colors = self._console.color_system is not None and not self._console.no_color
-        self._console.print(
+        colors = self.console.color_system is not None and not self.console.no_color
+        self.console.print(
             f"[bold]{escape(name)}[/], {parameters / 1e6:,.0f} million parameters, "
             f"{str(model.dtype).removeprefix('torch.')}, on "
             f"{on_cpu if model.device.type == 'cpu' else 'a GPU'}. "
             f"{_OF_A_SMALL_MODEL if parameters < _SMALL else ''}{_DRAFTS}"
-            f"{_COLORS if colors or self._console.record else ''}\n"
+            f"{_COLORS if colors or self.console.record else ''}\n"
         )
 
     def _print_document(self, scene: Scene) -> None:
-        """The first lines of the text that stands in the prompt, and how long it is."""
+        """The first lines of the text in the prompt, and how long it is."""
         if scene.document is None:
             return
-        tokens = len(self._tokenizer(scene.document, add_special_tokens=False)["input_ids"])
+        tokens = len(self.tokenizer(scene.document, add_special_tokens=False)["input_ids"])
         text = Text(without_controls(scene.document.strip()).expandtabs(4), "dim")
-        lines = text.wrap(self._console, self._console.width)
+        lines = text.wrap(self.console, self.console.width)
         for line in lines[:EXCERPT_LINES]:
-            self._console.print(line)
+            self.console.print(line)
         more = "… " if len(lines) > EXCERPT_LINES else ""
-        self._console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
+        self.console.print(Text(f"{more}({tokens} tokens in the prompt)", "dim"))
 
     def _table(self) -> Table:
+        """A row for each answer, and one for all together."""
+        together = SpeculationStats()
+        for answer in self.answers:
+            together += answer.stats
+        same = f"{sum(answer.identical for answer in self.answers)} of {len(self.answers)}"
+        footers = [*_figures(self.answers, together), same]
         table = Table(box=SIMPLE_HEAD, show_footer=True)
-        for column, footer in zip(_COLUMNS, self._totals(), strict=True):
-            justify: Any = "left" if column == "scene" else "right"
-            table.add_column(column, footer=footer, justify=justify, vertical="bottom")
+        table.add_column("scene", "together", vertical="bottom")
+        for column, footer in zip(_COLUMNS, footers, strict=True):
+            table.add_column(column, footer, justify="right", vertical="bottom")
         for answer in self.answers:
-            tokens = len(answer.drafted_ids)
-            rates = _rates(tokens, answer.plain_seconds, answer.drafted_seconds)
             ids = "identical" if answer.identical else "DIFFER"
-            table.add_row(answer.scene, str(tokens), *rates, f"{answer.stats.mat:.2f}", ids)
+            table.add_row(answer.scene, *_figures([answer], answer.stats), ids)
         return table
-
-    def _totals(self) -> list[str]:
-        stats = SpeculationStats()
-        for answer in self.answers:
-            stats += answer.stats
-        plain = sum(answer.plain_seconds for answer in self.answers)
-        drafted = sum(answer.drafted_seconds for answer in self.answers)
-        same = sum(answer.identical for answer in self.answers)
-        rates = _rates(stats.tokens, plain, drafted)
-        ids = f"{same} of {len(self.answers)}"
-        return ["together", str(stats.tokens), *rates, f"{stats.mat:.2f}", ids]
 
 
 def _summary(answer: Answer) -> str:
-    plain, drafted, speedup = _rates(
-        len(answer.drafted_ids), answer.plain_seconds, answer.drafted_seconds
-    )
-    return (
-        f"plain {plain} tokens/s, drafted {drafted} tokens/s: {speedup}; "
-        f"MAT {answer.stats.mat:.2f}; {verdict(answer.plain_ids, answer.drafted_ids)}"
-    )
+    _, plain, drafted, faster, mat = _figures([answer], answer.stats)
+    ids = verdict(answer.plain.ids, answer.drafted.ids)
+    return f"plain {plain} tokens/s, drafted {drafted} tokens/s: {faster}; MAT {mat}; {ids}"
 
 
-def _rates(tokens: int, plain: float, drafted: float) -> tuple[str, str, str]:
-    """Tokens per second plainly and drafted, and the speed-up."""
-    return f"{tokens / plain:.1f}", f"{tokens / drafted:.1f}", f"{plain / drafted:.2f}x"
+def _figures(answers: Sequence[Answer], stats: SpeculationStats) -> list[str]:
+    """Tokens, tokens per second plainly and drafted, speed-up and MAT of answers together."""
+    plain, drafted = [each.plain for each in answers], [each.drafted for each in answers]
+    rates = [f"{rate(calls):.1f}" for calls in (plain, drafted)]
+    return [str(stats.tokens), *rates, f"{speedup(plain, drafted):.2f}x", f"{stats.mat:.2f}"]

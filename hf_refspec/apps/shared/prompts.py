@@ -1,15 +1,11 @@
-"""Chats and plain texts as a model's input ids, and whether they fit into its context."""
+"""Turns chats and plain texts into input ids, and checks that they fit into a model's context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from transformers import (
-    BatchEncoding,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
 from ...text_config import context_length
 from .default_model import HUB_ID
@@ -17,18 +13,11 @@ from .default_model import HUB_ID
 Message: TypeAlias = dict[str, str]
 
 
-def system(content: str) -> Message:
-    """What a model is told before a chat begins."""
-    return {"role": "system", "content": content}
-
-
 def user(content: str) -> Message:
-    """What the user of a chat writes."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str) -> Message:
-    """What the model answers."""
     return {"role": "assistant", "content": content}
 
 
@@ -38,32 +27,25 @@ def with_document(document: str, question: str) -> str:
 
 
 def tokens_left(
-    prompt: BatchEncoding, config: PretrainedConfig, noun: str, way_out: str, wanted: int
+    prompt: BatchEncoding, config: PretrainedConfig, noun: str, hint: str, wanted: int
 ) -> int:
-    """How many of the `wanted` new tokens fit into a model's context behind a prompt.
-
-    Raises:
-        ValueError: If there is no room for any: names both lengths and what to do, `way_out`.
-    """
+    """How many of the `wanted` new tokens fit into the model's context after a prompt; refuses one
+    that leaves no room, with the `hint` what to do."""
     length, longest = prompt["input_ids"].shape[1], context_length(config)
     if longest is None:
         return wanted
     if length >= longest:
         raise ValueError(
             f"{noun} has {length:,} tokens, and the model's context holds {longest:,} with the "
-            f"answer; {way_out}"
+            f"answer; {hint}"
         )
     return min(wanted, longest - length)
 
 
-def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, way_out: str) -> None:
-    """Refuses a tokenizer that has none.
-
-    Raises:
-        ValueError: With what to do instead, `way_out`.
-    """
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, name: str | None, hint: str) -> None:
+    """Refuses a tokenizer without a chat template, with the `hint` what to do."""
     if tokenizer.chat_template is None:
-        raise ValueError(f"the tokenizer of {name or HUB_ID} has no chat template; {way_out}")
+        raise ValueError(f"the tokenizer of {name or HUB_ID} has no chat template; {hint}")
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> BatchEncoding:

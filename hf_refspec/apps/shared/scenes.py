@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .prompts import Message, user, with_document
 
-FILE_TOKENS = 400  # of a file that are shown to the model
+FILE_TOKENS = 400  # the most of a file that the model reads
 
-# Without it a small model soon leaves the text behind and invents.
+# Without this instruction a small model soon invents.
 FROM_THE_TEXT = "Answer the question in up to three sentences of the text."
 
 NOTICE = """\
@@ -32,17 +32,15 @@ def to_fahrenheit(celsius):
 ```"""
 
 
+QUERIES = (
+    "Write a SQL query that lists all customers from Berlin.",
+    "Change it so that it lists all customers from Paris.",
+)
+
+
 @dataclass(frozen=True)
 class Scene:
-    """A chat of one or more questions.
-
-    Attributes:
-        name (`str`): In one word.
-        title (`str`): What it shows.
-        questions (`tuple[str, ...]`): What the user writes.
-        document (`str`, *optional*): A text that stands before the first question.
-        system (`str`, *optional*): What the model is told before all.
-    """
+    """A chat of one or more questions, the first of them about `document`."""
 
     name: str
     title: str
@@ -51,7 +49,7 @@ class Scene:
     system: str | None = None
 
     def turns(self) -> Iterator[tuple[str, str, Message]]:
-        """Of each turn its name, the question, and the message that the model gets for it."""
+        """The name of each turn, its question, and the message that the model receives."""
         for number, question in enumerate(self.questions, 1):
             name = self.name if len(self.questions) == 1 else f"{self.name} {number}"
             content = question
@@ -73,46 +71,21 @@ def built_in_scenes() -> list[Scene]:
         Scene(
             "edit", "An edit of Python code", ("Add docstrings to these functions.",), TEMPERATURE
         ),
-        Scene(
-            "chat",
-            "Two turns of a chat",
-            (
-                "Write a SQL query that lists all customers from Berlin.",
-                "Change it so that it lists all customers from Paris.",
-            ),
-        ),
+        Scene("chat", "Two turns of a chat", QUERIES),
     ]
 
 
 def scenes_of_file(text: str, name: str, tokenizer: PreTrainedTokenizerBase) -> list[Scene]:
-    """A question about a text and an edit of it, both of its first lines.
-
-    Args:
-        text (`str`): The text, not empty.
-        name (`str`): Its file's name; the suffix tells whether it is Python.
-        tokenizer (`PreTrainedTokenizerBase`): Counts the tokens.
-    """
-    part = _beginning(text, tokenizer)
+    """A question about a text, and an edit of it: of its first lines, if it is too long."""
+    part, ids = text, tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) > FILE_TOKENS:
+        part = tokenizer.decode(ids[:FILE_TOKENS])
+        part = part[: part.rfind("\n") + 1] or part
     python = name.endswith(".py")
+    question = "What is this about?"
     edit = "Add docstrings to this code." if python else "Correct the spelling of this text."
     document = f"```python\n{part}```" if python else part
     return [
-        Scene(
-            "document",
-            f"A question about {name}",
-            ("What is this about?",),
-            document,
-            FROM_THE_TEXT,
-        ),
+        Scene("document", f"A question about {name}", (question,), document, FROM_THE_TEXT),
         Scene("edit", f"An edit of {name}", (edit,), document),
     ]
-
-
-def _beginning(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The first lines, as many as have at most `FILE_TOKENS` tokens; part of the first if need
-    be."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) <= FILE_TOKENS:
-        return text
-    part = tokenizer.decode(ids[:FILE_TOKENS])
-    return part[: part.rfind("\n") + 1] or part

@@ -8,19 +8,13 @@ PART_OF_CHARACTER = "\ufffd"
 
 
 class TextStream:
-    """Turns the tokens of an answer into text one after another, without special tokens. All that
-    it returns, put together, is the text of all tokens.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): Theirs.
-    """
+    """Turns tokens into text one after another, without special tokens; the pieces together are the
+    text of all tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        # A window of tokens, since a token's text can depend on the one before it, and how many of
-        # them are read.
-        self._ids: list[int] = []
-        self._read = 0
+        self._ids: list[int] = []  # a window: a token's text can depend on the one before it
+        self._read = 0  # how many of these have been returned as text
 
     def put(self, token: int) -> str:
         """The text that a token adds; nothing while it ends inside a character."""

@@ -17,6 +17,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ...generation.speculate import speculate
+from ..shared.comparison import first_difference
 from ..shared.live_drafts import Listener
 from ..shared.text_stream import TextStream
 from .steps import RecordedDrafts, Step
@@ -98,12 +99,9 @@ class Race:
     def first_difference(self) -> int | None:
         """The first position at which the ids differ; `None` where they are equal, as far as both
         have come."""
-        pairs = enumerate(zip(self.plain.ids, self.drafted.ids, strict=False))
-        differing = next((i for i, (one, other) in pairs if one != other), None)
-        lengths = len(self.plain.ids), len(self.drafted.ids)
-        if differing is None and self.finished and lengths[0] != lengths[1]:
-            return min(lengths)
-        return differing
+        position = first_difference(self.plain.ids, self.drafted.ids)
+        ended = position == min(len(self.plain.ids), len(self.drafted.ids))
+        return None if ended and not self.finished else position
 
     def _record(self, tokens: Sequence[int], owners: Sequence[int | None]) -> None:
         self.steps.append(Step(list(tokens), self._drafter.verified, self._drafter.drafts))

@@ -8,20 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from hf_refspec.apps.chat.chat import Chat, Interrupt
 
 from hf_refspec import ReferenceCopy
-from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.cli.chat import Chat, Interrupt
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("model")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture
@@ -54,11 +45,6 @@ def test_each_line_is_a_message_and_the_history_goes_on(talk):
     assert printed.count("(stopped after 8 tokens)") == 2
 
 
-def test_an_answer_that_the_limit_cuts_off_says_so(talk):
-    _, printed = talk("one")
-    assert "(stopped after 8 tokens)" in printed
-
-
 def test_a_context_stands_before_the_first_message_only(talk):
     chat, _ = talk("one", "two", "/reset", "three", document="a text\n")
     assert contents(chat)[::2] == ["a text\n\nthree"]
@@ -69,8 +55,8 @@ def test_a_context_stands_before_the_first_message_only(talk):
 def test_commands(talk):
     chat, printed = talk("/help", "/stats", "one", "/stats", "/nonsense x", "/exit", "two")
     assert contents(chat)[::2] == ["one"]
-    assert printed.index("/reset") < printed.index("There is no answer yet.")
-    assert "8 tokens in " in printed and "ReferenceCopy" in printed
+    assert printed.index("/reset") < printed.index("0 tokens in ") < printed.index("8 tokens in ")
+    assert "■ ReferenceCopy " in printed
     assert "There is no /nonsense." in printed
 
 
@@ -100,17 +86,20 @@ def test_interrupts_stop_first_after_a_pass_and_then_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_answer_broken_off_is_forgotten_with_its_question(talk, byte_llama, monkeypatch):
-    generate = type(byte_llama).generate
+def test_an_answer_broken_off_is_forgotten_with_its_question(
+    talk, byte_llama, tokenizer, monkeypatch
+):
+    generate, mark = type(byte_llama).generate, tokenizer("~")["input_ids"][0]
 
     def interrupted(self, *args, **kwargs):
-        if (kwargs["input_ids"] == ord("!")).any():
+        if (kwargs["input_ids"] == mark).any():
             raise KeyboardInterrupt
         return generate(self, *args, **kwargs)
 
     monkeypatch.setattr(type(byte_llama), "generate", interrupted)
-    chat, _ = talk("one", "two")
-    assert contents(chat)[::2] == ["one", "two"]
+    chat, printed = talk("one", "two~", "three")
+    assert contents(chat)[::2] == ["one", "three"]
+    assert printed.count("(broken off; the question is forgotten)") == 1
 
 
 def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monkeypatch):
@@ -130,7 +119,7 @@ def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monk
 
 
 def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
-    command = [sys.executable, "-u", "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
+    command = [sys.executable, "-u", "-m", "hf_refspec", "chat", "--model", folder]
     child = subprocess.Popen(
         [*command, "--max-new-tokens", "1900"],
         stdin=subprocess.PIPE,
@@ -145,6 +134,7 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     child.stdin.flush()
     child.stdout.read(1)  # the answer has begun
     child.send_signal(signal.SIGINT)
+    child.stdin.buffer.write(b"\xff\xfe no text\n")  # ends no conversation
     output, error = child.communicate("/reset\ntwo\n/stats\n", timeout=120)
     assert child.returncode == 0 and error == ""
     assert output.count("(stopped)") == 1
@@ -152,27 +142,13 @@ def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
     assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
 
 
-def test_a_line_that_is_not_utf_8_ends_no_conversation(folder):
-    command = [sys.executable, "-m", "hf_refspec.apps.cli.main", "chat", "--model", folder]
-    lines = b"\xff\xfe bad\n/stats\n"
-    done = subprocess.run([*command, "--max-new-tokens", "4"], input=lines, capture_output=True)
-    assert done.returncode == 0 and b"4 tokens in" in done.stdout
+def test_a_model_without_a_chat_template_is_refused(templateless, refused):
+    message = refused("chat", "--model", templateless)
+    assert templateless in message and "hf-refspec generate" in message
 
 
-def test_a_model_without_a_chat_template_is_refused_before_its_weights_are_loaded(
-    tmp_path, byte_llama, tokenizer, capsys
-):
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
-    byte_llama.config.save_pretrained(tmp_path)  # and no weights
-    assert main(["chat", "--model", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert str(tmp_path) in message and "hf-refspec generate" in message
-
-
-def test_a_context_longer_than_the_models_is_refused(tmp_path, folder, capsys):
+def test_a_context_longer_than_the_models_is_refused(tmp_path, folder, refused):
     file = tmp_path / "long.txt"
     file.write_text("x" * 3000, encoding="utf-8")
-    assert main(["chat", "--model", folder, "--context", str(file)]) == 2
-    message = capsys.readouterr().err
+    message = refused("chat", "--model", folder, "--context", file)
     assert f"--context {file}" in message and "2,048" in message

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import datasets
-import huggingface_hub
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -62,27 +61,20 @@ def compact_store(tmp_path_factory, store) -> str:
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """A tokenizer that is nowhere is looked for on the Hub, which must not be waited for."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-
-
 @pytest.fixture
-def search(tokenizer_folder, capsys):
+def search(capsys):
     """Runs a search and returns what it prints, line by line."""
 
-    def searched(store, text, *options) -> list[str]:
+    def searched(store, text) -> list[str]:
         capsys.readouterr()
-        assert run("search", store, text, "--tokenizer", tokenizer_folder, *options) == 0
+        assert run("search", store, text) == 0
         return capsys.readouterr().out.splitlines()
 
     return searched
 
 
 def run(*arguments) -> int:
-    given = list(map(str, arguments))
-    return main([*given, "--num-proc", "1"] if given[0] in ("build", "extend") else given)
+    return main([*map(str, arguments)])
 
 
 def texts_of(folder, tokenizer) -> list[str]:
@@ -109,13 +101,11 @@ def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer
 def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
     tmp_path, corpus, tokenizer, tokenizer_folder, capsys
 ):
-    arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
-    arguments += ["--pattern", "*.py", "--corpus", "my code", "--license", "MIT"]
-    assert run("build", corpus, *arguments) == 0
+    arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store", "--license", "MIT"]
+    assert run("build", corpus, *arguments, "--pattern", "*.py", "--shard-tokens", 60) == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    printed = capsys.readouterr().out
-    assert "corpus      my code\n" in printed
-    assert "licence     MIT\n" in printed
+    assert "licence     MIT\n" in capsys.readouterr().out
+    assert Datastore(tmp_path / "store").config.source["shard_tokens"] == 60
 
 
 def test_builds_from_a_preset_with_its_name_and_licence(
@@ -131,8 +121,7 @@ def test_builds_from_a_preset_with_its_name_and_licence(
     assert "licence     PSF-2.0\n" in printed
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["json", "parquet"])
+@pytest.mark.parametrize(("kind", "streaming"), [("json", []), ("parquet", ["--streaming"])])
 def test_builds_from_a_dataset_of_this_machine(
     tmp_path, tokenizer, tokenizer_folder, kind, streaming, monkeypatch
 ):
@@ -143,38 +132,29 @@ def test_builds_from_a_dataset_of_this_machine(
     getattr(datasets.Dataset.from_dict(rows), f"to_{kind}")(folder / f"train.{kind}")
     arguments = ["--dataset", folder, "--column", "body", "--tokenizer", tokenizer_folder]
     arguments += ["--out", tmp_path / "store", "--deduplicate"]
-    assert run("build", *arguments, *(["--streaming"] if streaming else [])) == 0
+    assert run("build", *arguments, *streaming) == 0
     assert texts_of(tmp_path / "store", tokenizer) == ["one", "two"]
-
-
-def test_shards_of_any_size_become_one(tmp_path, corpus, tokenizer, tokenizer_folder):
-    arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
-    assert run("build", corpus, *arguments, "--shard-tokens", 60) == 0
-    built = Datastore(tmp_path / "store")
-    assert len(built.config.shards) == 1 and built.tokens > 60
-    assert built.config.source["shard_tokens"] == 60
-    assert texts_of(tmp_path / "store", tokenizer) == list(TEXTS.values())
 
 
 # --- extend, merge, compact, info
 
 
-def test_extends_by_more_documents(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
-    arguments = ["--tokenizer", tokenizer_folder]
-    run("build", corpus / "a.py", *arguments, "--out", tmp_path / "store")
-    capsys.readouterr()
-    assert run("extend", tmp_path / "store", corpus / "b.py", *arguments) == 0
-    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"], TEXTS["b.py"]]
-    assert "2 documents, 1 shard," in capsys.readouterr().out
-
-
-def test_merges_all_shards(tmp_path, corpus, tokenizer, tokenizer_folder, capsys):
-    run("build", corpus, "--tokenizer", tokenizer_folder, "--out", tmp_path / "store")
-    Datastore(tmp_path / "store").extend([[7]], progress=False)
-    run("info", tmp_path / "store")
+def test_merges_all_shards_and_compacts_into_the_store_itself(
+    tmp_path, corpus, tokenizer_folder, capsys
+):
+    store = tmp_path / "store"
+    run("build", corpus, "--tokenizer", tokenizer_folder, "--out", store)
+    Datastore(store).extend([[7]], progress=False)
+    run("info", store)
     assert "4 documents, 2 shards" in capsys.readouterr().out
-    assert run("merge", tmp_path / "store") == 0
+    assert run("merge", store) == 0
     assert "4 documents, 1 shard," in capsys.readouterr().out
+    assert run("compact", store) == 0
+    printed = capsys.readouterr().out
+    assert "full        " in printed
+    sizes = Datastore(store, form="full").config.ngrams.ngrams
+    orders = ", ".join(map(str, sizes))
+    assert f"compact     {sum(sizes)} n-grams ({orders} of the orders 1, 2, ...)" in printed
 
 
 def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
@@ -197,26 +177,12 @@ def test_the_tokenizer_is_found_again_where_its_folder_is_gone(
     assert Datastore(other).config.tokenizer == "words"
 
 
-def test_compacts_into_the_store_itself(tmp_path, corpus, tokenizer_folder, capsys):
-    folder = tmp_path / "store"
-    run("build", corpus, "--tokenizer", tokenizer_folder, "--out", folder)
-    capsys.readouterr()
-    assert run("compact", folder, "--max-ngram", 2, "--ngrams-per-order", 5) == 0
-    printed = capsys.readouterr().out
-    assert "full        " in printed
-    assert "compact     10 n-grams (5, 5 of the orders 1, 2, ...)" in printed
-    assert Datastore(folder, form="full").config.ngrams.ngrams == [5, 5]
-
-
 def test_compacts_into_a_folder_of_its_own(tmp_path, store, capsys):
     out = tmp_path / "compact"
     assert run("compact", store, "--out", out, "--max-bytes", 5000) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}\n")
-    assert "full        " not in printed
-    compacted = Datastore(out)
-    assert compacted.form == "compact"
-    assert 0 < compacted.config.ngrams.file.size <= 5000
+    assert printed.startswith(f"{out}\n") and "full        " not in printed
+    assert 0 < Datastore(out).config.ngrams.file.size <= 5000
     assert Datastore(store).config.ngrams is None
 
 
@@ -225,15 +191,14 @@ def test_info_tells_what_is_in_it(store, compact_store, capsys):
     full = capsys.readouterr().out
     assert "vocabulary  259\n" in full
     assert Datastore(store).config.fingerprint in full
-    assert "compact " not in full
-    assert "as they were written" not in full
+    assert "compact " not in full and "as they were written" not in full
     assert run("info", compact_store) == 0
     compact = capsys.readouterr().out
     corpus_tokens = sum(map(len, TEXTS.values())) + len(TEXTS)
     assert re.search(rf"compact +\d+ n-grams .* MB, of {corpus_tokens} tokens\n", compact)
 
 
-def test_info_verifies_all_files(tmp_path, store, capsys):
+def test_info_verifies_all_files(tmp_path, store, capsys, refused):
     assert run("info", store, "--verify") == 0
     assert "all files are as they were written" in capsys.readouterr().out
     damaged = tmp_path / "damaged"
@@ -243,23 +208,19 @@ def test_info_verifies_all_files(tmp_path, store, capsys):
     content[-1] ^= 1
     file.write_bytes(content)
     assert run("info", damaged) == 0
-    capsys.readouterr()
-    assert run("info", damaged, "--verify") == 2
-    printed, refused = capsys.readouterr()
-    assert "as they were written" not in printed
-    assert file.name in refused and refused.count("\n") == 1
+    assert file.name in refused("info", damaged, "--verify")
 
 
 # --- search
 
 
 def test_search_shows_the_longest_match_and_what_stands_around_it(store, search):
-    lines = search(store, "xyz the cat sat on the ", "--nodes", 8)
+    lines = search(store, "xyz the cat sat on the ")
     # Nothing else ends in "z the", so that the match begins behind it.
     assert lines[0] == "the last 20 tokens, ' the cat sat on the ', occur 1 times, such as:"
     assert lines[1] == "  … on the mat,⟦ the cat sat on the ⟧hat↵…"
-    assert lines[2] == "the draft tree, 8 nodes, each with the probability that it is accepted:"
-    assert len(lines) == 11
+    assert lines[2].endswith(" nodes, each with the probability that it is accepted:")
+    assert len(lines) == 3 + int(lines[2].split()[3])
 
 
 def test_search_shows_a_few_of_many_places(store, search):
@@ -285,8 +246,7 @@ def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
 
 @pytest.mark.parametrize("form", ["full", "compact"])
 def test_search_prints_the_tree_with_its_probabilities(store, compact_store, form, search):
-    folder = store if form == "full" else compact_store
-    lines = search(folder, "the ", "--nodes", 30, "--form", form)
+    lines = search(store if form == "full" else compact_store, "the ")
     start = next(i for i, line in enumerate(lines) if line.startswith("the draft tree, "))
     nodes = tree_of(lines[start + 1 :])
     probs = dict(nodes)
@@ -296,7 +256,7 @@ def test_search_prints_the_tree_with_its_probabilities(store, compact_store, for
     # Behind "the " stands "cat" twice, "mat" and "hat" once each.
     assert probs[("c",)] > probs[("m",)] > 0
     assert probs[("h",)] > 0
-    assert ("c", "a", "t") in probs
+    assert max(map(len, probs)) > 1
     if form == "compact":
         assert start == 0  # matches cannot be shown
 
@@ -310,20 +270,10 @@ def test_search_says_where_nothing_is_found(store, search):
 # --- bad input
 
 
-def only_line(capsys) -> str:
-    """The one line that a refusal prints."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("hf-refspec: ")
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err
-
-
 BUILD = ["build", "--tokenizer", "{tokenizer}", "--out", "{new}"]
 REFUSED = {
     "no source": (BUILD, "give one of: files or folders"),
-    "two kinds of source": ([*BUILD, "{corpus}", "--preset", "python-stdlib"], "give one of"),
-    "a dataset and files": ([*BUILD, "{corpus}", "--dataset", "{corpus}"], "give one of"),
+    "two kinds of source": ([*BUILD, "{corpus}", "--dataset", "{corpus}"], "give one of"),
     "a dataset that is nowhere": (
         [*BUILD, "--dataset", "org/none"],
         "'org/none' is no folder here and no dataset in the cache, and the Hub cannot be reached",
@@ -336,63 +286,17 @@ REFUSED = {
         ["build", "{corpus}", "--tokenizer", "{tokenizer}", "--out", "{store}"],
         "{store} exists",
     ),
-    "a missing tokenizer": (
-        ["build", "{corpus}", "--tokenizer", "{missing}", "--out", "{new}"],
-        "{missing}",
-    ),
-    "more of another tokenizer": (
-        ["extend", "{store}", "{corpus}", "--tokenizer", "{other}"],
-        "another tokenizer",
-    ),
-    "more for a missing store": (
-        ["extend", "{missing}", "{corpus}", "--tokenizer", "{tokenizer}"],
-        "{missing}",
-    ),
-    "extending what the tokenizer was not made for": (
-        ["extend", "{store}", "{corpus}", "--tokenizer", "{corpus}"],
+    "a folder that is no tokenizer": (
+        ["build", "{corpus}", "--tokenizer", "{corpus}", "--out", "{new}"],
         "not the folder of a tokenizer: it has no tokenizer.json",
     ),
+    "more for a missing store": (["extend", "{missing}", "{corpus}"], "{missing}"),
     "retokenizing what is compact": (
         ["retokenize", "{compact}", "--tokenizer", "{other}", "--out", "{new}"],
         "has only the compact form",
     ),
-    "retokenizing to a folder that exists": (
-        ["retokenize", "{store}", "--tokenizer", "{other}", "--out", "{compact}"],
-        "{compact} exists",
-    ),
-    "compacting a missing store": (["compact", "{missing}"], "{missing}"),
-    "compacting what is compact": (["compact", "{compact}"], "needs the full form"),
-    "compacting to a folder that exists": (
-        ["compact", "{store}", "--out", "{compact}"],
-        "{compact} exists",
-    ),
-    "too few bytes": (
-        ["compact", "{store}", "--out", "{new}", "--max-bytes", "9"],
-        "at least 4096",
-    ),
     "what is in a missing store": (["info", "{missing}"], "{missing}"),
-    "what is in a folder of text": (["info", "{corpus}"], "{corpus}"),
-    "searching a missing store": (["search", "{missing}", "the"], "{missing}"),
-    "searching for nothing": (
-        ["search", "{store}", "", "--tokenizer", "{tokenizer}"],
-        "text has no tokens",
-    ),
-    "searching with another tokenizer": (
-        ["search", "{store}", "the", "--tokenizer", "{other}"],
-        "another tokenizer",
-    ),
-    "searching with a missing tokenizer": (
-        ["search", "{store}", "the", "--tokenizer", "{missing}"],
-        "{missing}",
-    ),
-    "the full form of a compact store": (
-        ["search", "{compact}", "the", "--form", "full"],
-        "has only the compact form",
-    ),
-    "the compact form of a full store": (
-        ["search", "{store}", "the", "--form", "compact"],
-        "has no compact form",
-    ),
+    "searching for nothing": (["search", "{store}", ""], "text has no tokens"),
 }
 
 
@@ -406,7 +310,8 @@ def test_bad_input_exits_with_2_and_one_line(
     compact_store,
     tokenizer_folder,
     other_tokenizer,
-    capsys,
+    offline,
+    refused,
 ):
     places = {
         "missing": tmp_path / "missing",
@@ -417,27 +322,6 @@ def test_bad_input_exits_with_2_and_one_line(
         "tokenizer": tokenizer_folder,
         "other": other_tokenizer,
     }
-    before = {path: path.read_bytes() for path in Path(store).iterdir()}
-    capsys.readouterr()  # what making the fixtures has printed
-    assert run(*(argument.format(**places) for argument in arguments)) == 2
-    assert message.format(**places) in only_line(capsys)
+    given = (argument.format(**places) for argument in arguments)
+    assert message.format(**places) in refused(*given)
     assert not any(tmp_path.iterdir())
-    assert {path: path.read_bytes() for path in Path(store).iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["build", "a.txt", "--out", "x"],
-        ["build", "a.txt", "--tokenizer", "t"],
-        ["build", "--preset", "everything", "--tokenizer", "t", "--out", "x"],
-        ["compact", "x", "--max-bytes", "0"],
-        ["search", "x"],
-        ["search", "x", "the", "--form", "short"],
-    ],
-)
-def test_a_command_that_cannot_be_read_exits_with_2_and_its_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    assert exit.value.code == 2
-    assert "usage: hf-refspec" in capsys.readouterr().err

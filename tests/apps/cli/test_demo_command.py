@@ -7,13 +7,6 @@ import pytest
 from hf_refspec.apps.cli.main import main
 
 
-@pytest.fixture
-def folder(tmp_path, byte_llama, tokenizer) -> str:
-    byte_llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
 def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
     file = tmp_path / "area.py"
     file.write_text("def area(width, height):\n    return width * height\n", encoding="utf-8")
@@ -28,21 +21,14 @@ def test_a_model_and_a_file_of_ones_own(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00"])
-def test_a_file_that_cannot_be_shown_is_named(folder, tmp_path, capsys, content):
+def test_a_file_that_cannot_be_shown_is_named(folder, tmp_path, refused, content):
     file = tmp_path / "area.py"
     if content is not None:
         file.write_bytes(content)
-    assert main(["demo", "--model", folder, "--file", str(file)]) == 2
-    assert f"--file {file}" in capsys.readouterr().err
+    assert f"--file {file}" in refused("demo", "--model", folder, "--file", file)
 
 
-def test_a_model_without_a_chat_template_is_refused(folder, tmp_path, capsys):
-    (tmp_path / "model" / "chat_template.jinja").unlink()
-    assert main(["demo", "--model", folder]) == 2
-    assert "no chat template; choose a --model with one" in capsys.readouterr().err
-
-
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_shown(folder, capsys):
-    assert main(["demo", "--model", folder, "--svg", "nowhere/demo.svg"]) == 2
-    output, error = capsys.readouterr()
-    assert output == "" and "--svg nowhere/demo.svg cannot be written" in error
+def test_what_cannot_be_shown_or_written_is_refused_first(folder, templateless, refused):
+    assert "no chat template; choose a --model" in refused("demo", "--model", templateless)
+    message = refused("demo", "--model", folder, "--svg", "nowhere/demo.svg")
+    assert "--svg nowhere/demo.svg cannot be written" in message

@@ -6,38 +6,19 @@ import io
 import re
 import subprocess
 import sys
+from functools import partial
 
-import huggingface_hub
 import pytest
 from texts import some_texts
 
-from hf_refspec import Datastore
+from hf_refspec import Datastore, RetrievalCache
 from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared.prompts import chat_inputs, user
 
-SHORT = ["--max-new-tokens", "12", "--max-draft-tokens", "8"]
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    """What is nowhere is looked for on the Hub, which must not be waited for."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+SHORT = ["--max-new-tokens", "12"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("model")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def templateless(tmp_path_factory, byte_llama, tokenizer) -> str:
-    path = tmp_path_factory.mktemp("templateless")
-    byte_llama.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    (path / "chat_template.jinja").unlink()
-    return str(path)
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.fixture
@@ -53,27 +34,21 @@ def generate(folder, capsys):
 
 
 @pytest.fixture
-def refused(folder, capsys):
-    """Runs the command, which must refuse; returns its message."""
-
-    def run(*arguments, model=folder) -> str:
-        capsys.readouterr()
-        assert main(["generate", "--model", model, *SHORT, *map(str, arguments)]) == 2
-        output, error = capsys.readouterr()
-        assert output == "" and error.startswith("hf-refspec: ") and error.count("\n") == 1
-        return error
-
-    return run
+def refused(refused, folder):
+    return partial(refused, "generate", "--model", folder)
 
 
-def test_only_the_text_goes_to_stdout_and_the_statistics_to_stderr(generate, tmp_path):
-    plain, _ = generate("the cat sat on", "--max-draft-tokens", "0")
+def test_only_the_text_goes_to_stdout_and_the_statistics_to_stderr(
+    generate, byte_llama, tokenizer, tmp_path
+):
+    inputs = chat_inputs(tokenizer, [user("the cat sat on")])
+    ids = byte_llama.generate(**inputs, max_new_tokens=12)[0, inputs["input_ids"].shape[1] :]
+    plain = tokenizer.decode(ids, skip_special_tokens=True)
     reference = tmp_path / "reference.txt"
     reference.write_text(plain, encoding="utf-8")
     drafted, statistics = generate("the cat sat on", "--reference", reference)
-    assert drafted == plain
+    assert drafted == plain + "\n"
     assert re.fullmatch(r"12 tokens in \d+ passes, MAT \d.*\n", statistics)
-    assert int(re.search(r"(\d+) accepted", statistics)[1]) > 0
 
 
 def test_the_prompt_is_an_argument_a_file_or_stdin(generate, tmp_path, monkeypatch):
@@ -86,13 +61,10 @@ def test_the_prompt_is_an_argument_a_file_or_stdin(generate, tmp_path, monkeypat
 
 def test_plain_text_is_put_into_the_chat_template_where_there_is_one(generate, templateless):
     chat, _ = generate("the cat")
-    assert generate("user: the cat\nassistant: ", "--no-chat")[0] == chat
-    assert generate("the cat", "--chat")[0] == chat
-    as_it_is, _ = generate("the cat", "--no-chat")
-    assert as_it_is != chat
-    assert generate("the cat", model=templateless)[0] == as_it_is
+    assert generate("user: the cat\nassistant: ", model=templateless)[0] == chat
+    assert generate("the cat", model=templateless)[0] != chat
     templated = "<s>user: the cat\nassistant: "  # has a special token: it is in a template already
-    assert generate(templated)[0] == generate(templated, "--no-chat")[0]
+    assert generate(templated)[0] == generate(templated, model=templateless)[0]
 
 
 def test_context_is_read_by_the_model_and_a_reference_is_not(generate, tmp_path):
@@ -103,20 +75,18 @@ def test_context_is_read_by_the_model_and_a_reference_is_not(generate, tmp_path)
 
 
 def test_sampling_depends_on_the_seed_alone(generate):
-    sampling = ["--do-sample", "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95"]
+    sampling = ["--do-sample", "--temperature", "0.9"]
     texts = [generate("the cat", *sampling, "--seed", seed)[0] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    plain = generate("the cat", *sampling, "--seed", 1, "--max-draft-tokens", "0")
-    assert plain[0] == texts[0]
 
 
 def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, tokenizer):
     Datastore.build(some_texts(4), tokenizer, tmp_path / "store", progress=False)
     options = ["--datastore", tmp_path / "store", "--cache", tmp_path / "cache"]
     first, _ = generate("the cat", *options)
-    second, statistics = generate("the cat", *options)
+    second, _ = generate("the cat", *options)
     assert first == second == generate("the cat")[0]
-    assert int(re.search(r"(\d+) accepted", statistics)[1]) >= 8  # all of it is in the cache
+    assert len(RetrievalCache(tokenizer=tokenizer, path=tmp_path / "cache")) == 2
 
 
 @pytest.mark.parametrize(
@@ -127,9 +97,7 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
             ["x", "--reference", "missing.md"],
             ["--reference missing.md", "up to the next option"],
         ),
-        (["--reference", "no.md", "my prompt"], ["--reference no.md", "up to the next option"]),
         (["x", "--context", "missing.md"], ["--context missing.md"]),
-        (["x", "--datastore", "missing/store"], ["missing/store"]),
         (["x", "--model", "missing/model/folder"], ["missing/model/folder"]),
         (["x", "--prompt-file", "y.txt"], ["'x'", "y.txt", "not both"]),
         ([" "], ["the prompt is empty"]),
@@ -137,8 +105,6 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
         (["x", "--seed", "1"], ["--seed 1", "--do-sample"]),
         (["x", "--do-sample", "--temperature", "0"], ["--temperature 0.0", "above 0"]),
         (["x", "--do-sample", "--temperature", "nan"], ["--temperature nan", "above 0"]),
-        (["x", "--do-sample", "--top-k", "-1"], ["--top-k -1", "0, for all tokens"]),
-        (["x", "--do-sample", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
         (["x", "--do-sample", "--seed", str(2**70)], [f"--seed {2**70}", "64 bits"]),
         (["\udcff"], ["the prompt is not a text in UTF-8"]),
         (["x" * 3000], ["the prompt has 3,018 tokens", "2,048", "shorten it"]),
@@ -171,17 +137,6 @@ def test_bytes_that_are_no_text_are_no_prompt(folder):
     assert done.stderr.startswith(b"hf-refspec: the prompt is not a text in UTF-8")
 
 
-def test_top_k_of_0_is_all_tokens_as_in_transformers(generate):
-    sampling = ["--do-sample", "--temperature", "5.0", "--seed", 1]
-    every, _ = generate("the cat", *sampling, "--top-k", "0")
-    assert every != generate("the cat", *sampling)[0]  # of the 50 that are the default
-
-
-def test_a_chat_needs_a_template(refused, templateless):
-    message = refused("x", "--chat", model=templateless)
-    assert templateless in message and "leave --chat out" in message
-
-
 def test_an_answer_ends_where_the_context_of_the_model_does(generate):
     prompt = "x" * (2048 - len("user: \nassistant: ") - 5)
     _, statistics = generate(prompt)
@@ -189,15 +144,7 @@ def test_an_answer_ends_where_the_context_of_the_model_does(generate):
 
 
 def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
-    command = [
-        sys.executable,
-        "-m",
-        "hf_refspec.apps.cli.main",
-        "generate",
-        "the cat",
-        "--model",
-        folder,
-    ]
+    command = [sys.executable, "-m", "hf_refspec", "generate", "the cat", "--model", folder]
     child = subprocess.Popen(
         [*command, "--max-new-tokens", "1500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -206,13 +153,3 @@ def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait() == 141
-
-
-def test_the_number_of_draft_tokens_is_a_number_or_auto(generate, folder, capsys):
-    assert generate("the cat", "--max-draft-tokens", "auto")[0] == generate("the cat")[0]
-    for number in ("many", "-1"):
-        with pytest.raises(SystemExit) as exit:
-            main(["generate", "the cat", "--model", folder, "--max-draft-tokens", number])
-        assert exit.value.code == 2
-        message = f"must be a number from 0 on, or auto, but is {number!r}"
-        assert message in capsys.readouterr().err

@@ -35,16 +35,7 @@ def start(folder):
     children = []
 
     def started(*arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "hf_refspec.apps.cli.main",
-            "serve",
-            "--model",
-            folder,
-            "--port",
-            "0",
-        ]
+        command = [sys.executable, "-m", "hf_refspec", "serve", "--model", folder, "--port", "0"]
         child = subprocess.Popen(
             [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, encoding="utf-8"
         )
@@ -61,14 +52,6 @@ def start(folder):
     for child in children:
         child.kill()
         child.communicate()
-
-
-def refused(capsys, *arguments) -> str:
-    capsys.readouterr()
-    assert main(["serve", "--port", "0", *map(str, arguments)]) == 2
-    output, error = capsys.readouterr()
-    assert output == "" and error.startswith("hf-refspec: ") and error.count("\n") == 1
-    return error
 
 
 def test_ctrl_c_lets_what_runs_finish_and_exits_with_0(start, tmp_path, tokenizer):
@@ -98,16 +81,26 @@ def test_a_second_ctrl_c_ends_at_once_and_others_are_let_in_with_a_warning(start
     assert "cancelled: 3 +" in error
 
 
-def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys, tmp_path):
+def test_a_port_in_use_is_refused_before_anything_is_loaded(refused, tmp_path):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        error = refused(capsys, "--port", port, "--model", tmp_path / "nothing")
+        error = refused("serve", "--port", port, "--model", tmp_path / "nothing")
     assert f"--port {port} is in use" in error
 
 
-def test_a_host_that_is_not_of_this_machine_is_refused(capsys):
-    assert "--host 192.0.2.1" in refused(capsys, "--host", "192.0.2.1")
-    assert "--host no.such.host.invalid" in refused(capsys, "--host", "no.such.host.invalid")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "192.0.2.1"], "--host 192.0.2.1"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+        (["--isolate", "--cache", "new"], "--cache keeps answers"),
+        (["--reference", "nothing"], "nothing"),
+        (["--datastore", "./nothing"], "./nothing"),
+        (["--cache", __file__], __file__),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, folder, arguments, message):
+    assert message in refused("serve", "--port", "0", "--model", folder, *arguments)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
@@ -119,38 +112,27 @@ def test_what_is_no_port_is_refused(capsys, port):
 
 @pytest.mark.parametrize("config", [T5Config(), BertConfig(architectures=["BertForMaskedLM"])])
 def test_what_is_no_causal_language_model_is_refused_before_its_weights_are_loaded(
-    capsys, tmp_path, tokenizer, config
+    refused, tmp_path, tokenizer, config
 ):
     tokenizer.save_pretrained(tmp_path)
     config.save_pretrained(tmp_path)  # and no weights
-    assert "is no decoder-only language model" in refused(capsys, "--model", tmp_path)
+    message = refused("serve", "--port", "0", "--model", tmp_path)
+    assert "is no decoder-only language model" in message
 
 
 def test_a_model_that_samples_beams_is_refused(
-    capsys, tmp_path, byte_llama, tokenizer, monkeypatch
+    refused, tmp_path, byte_llama, tokenizer, monkeypatch
 ):
     monkeypatch.setattr(byte_llama.generation_config, "num_beams", 2)
     byte_llama.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert "num_beams" in refused(capsys, "--model", tmp_path)
+    assert "num_beams" in refused("serve", "--port", "0", "--model", tmp_path)
 
 
-def test_a_missing_extra_is_named_with_the_line_that_installs_it(capsys, monkeypatch):
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    error = refused(capsys)
+    error = refused("serve")
     assert "uvicorn" in error and 'pip install "hf_refspec[serve]"' in error
-
-
-@pytest.mark.parametrize("option", ["--reference", "--datastore", "--cache"])
-def test_a_source_that_cannot_be_read_is_refused(capsys, tmp_path, folder, option):
-    file = tmp_path / "nothing"
-    if option == "--cache":
-        file.touch()
-    assert str(file) in refused(capsys, "--model", folder, option, file)
-
-
-def test_a_cache_of_answers_and_isolated_requests_exclude_each_other(capsys, tmp_path):
-    assert "--cache keeps answers" in refused(capsys, "--isolate", "--cache", tmp_path)
 
 
 def test_only_this_machine_can_reach_it_by_default():

@@ -7,14 +7,6 @@ import socket
 
 import pytest
 
-from hf_refspec.apps.cli.main import main
-
-
-def refusal(capsys, *arguments) -> str:
-    assert main(["space", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
 
 @pytest.fixture
 def no_gradio(monkeypatch):
@@ -24,20 +16,20 @@ def no_gradio(monkeypatch):
     )
 
 
-def test_a_missing_extra_is_named(no_gradio, capsys):
-    assert 'pip install "hf_refspec[space]"' in refusal(capsys)
+def test_a_missing_extra_is_named(no_gradio, refused):
+    assert 'pip install "hf_refspec[space]"' in refused("space")
 
 
-def test_a_port_in_use_is_told(capsys):
+def test_a_port_in_use_is_told(refused):
     pytest.importorskip("gradio")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        line = refusal(capsys, "--port", port)
+        line = refused("space", "--port", port)
     assert f"cannot serve at 127.0.0.1:{port} (Address already in use)" in line
     assert "choose another --port" in line
 
 
-def test_a_port_that_is_none_and_private_without_push_are_refused(capsys):
+def test_a_port_that_is_none_and_private_without_push_are_refused(refused):
     pytest.importorskip("gradio")
-    assert "cannot serve at 127.0.0.1:99999" in refusal(capsys, "--port", "99999")
-    assert "--private has no effect without --push" in refusal(capsys, "--private")
+    assert "cannot serve at 127.0.0.1:99999" in refused("space", "--port", "99999")
+    assert "--private has no effect without --push" in refused("space", "--private")

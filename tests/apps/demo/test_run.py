@@ -7,7 +7,8 @@ import io
 import pytest
 
 from hf_refspec.apps.demo.run import Demo
-from hf_refspec.apps.shared.console import Terminal, verdict
+from hf_refspec.apps.shared.comparison import Decoded
+from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.default_model import load
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, built_in_scenes, scenes_of_file
 
@@ -33,16 +34,16 @@ def test_the_default_model_answers_the_same_with_drafts_in_every_scene(smollm):
     assert printed.count("; ids identical") == 4
     assert "4 of 4" in printed
     for answer in demo.answers:
-        text = tokenizer.decode(answer.drafted_ids, skip_special_tokens=True)
+        text = tokenizer.decode(answer.drafted.ids, skip_special_tokens=True)
         assert text.rstrip() in printed
-        assert answer.stats.tokens == len(answer.drafted_ids) <= 10
+        assert answer.stats.tokens == len(answer.drafted.ids) <= 10
 
 
 def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
     chat = Scene("chat", "a chat", ("one", "two"))
     demo, _, _ = show(byte_llama, tokenizer, [chat], 8)
     alone, _, _ = show(byte_llama, tokenizer, [Scene("alone", "alone", ("two",))], 8)
-    assert demo.answers[1].drafted_ids != alone.answers[0].drafted_ids
+    assert demo.answers[1].drafted.ids != alone.answers[0].drafted.ids
 
 
 def test_colours_are_for_terminals_that_want_them(byte_llama, tokenizer, monkeypatch):
@@ -60,16 +61,14 @@ def test_colours_are_for_terminals_that_want_them(byte_llama, tokenizer, monkeyp
 def test_ids_that_differ_are_told_with_their_position(byte_llama, tokenizer, monkeypatch):
     decode = Demo._decode
 
-    def changed(self, inputs, drafted, max_new_tokens=None):
-        ids, seconds = decode(self, inputs, drafted, max_new_tokens)
-        return ([*ids[:3], ids[3] ^ 1, *ids[4:]] if drafted else ids), seconds
+    def changed(self, inputs, drafted, max_new_tokens):
+        ids = decode(self, inputs, drafted, max_new_tokens).ids
+        return Decoded([*ids[:3], ids[3] ^ drafted, *ids[4:]], 1.0)
 
     monkeypatch.setattr(Demo, "_decode", changed)
     scene = Scene("a", "a", ("b",))
     _, identical, printed = show(byte_llama, tokenizer, [scene], 8, width=200)
     assert not identical and "IDS DIFFER from position 3" in printed
-    assert verdict([1, 2], [1, 2]) == "ids identical"
-    assert verdict([1, 2], [1]) == "IDS DIFFER from position the end"
 
 
 def test_a_file_of_ones_own_is_asked_about_and_edited(tokenizer):

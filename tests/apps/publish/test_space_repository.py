@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import pytest
 import yaml
+from hub_server import hub_in_place
 
 from hf_refspec import __version__
 from hf_refspec.apps.cli.main import main
@@ -18,6 +19,12 @@ from hf_refspec.apps.publish.space_repository import files, push
 
 pytest.importorskip("gradio")
 REPO = "owner/page"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with hub_in_place(monkeypatch, tmp_path) as server:
+        yield server
 
 
 def test_a_push_writes_a_space_in_one_commit(hub, capsys):
@@ -31,8 +38,12 @@ def test_a_push_writes_a_space_in_one_commit(hub, capsys):
     assert "serve(model='org/model', dtype='bfloat16')" in pushed["app.py"]
 
 
-def test_the_readme_tells_the_hub_how_to_run_it():
-    _, metadata, text = files(REPO, datastore="org/store")["README.md"].split("---\n", 2)
+def test_the_files_tell_the_hub_how_to_run_it():
+    written = files(REPO, datastore="org/store")
+    torch = version("torch").partition("+")[0]
+    expected = [f"hf_refspec[space]=={__version__}", f"torch=={torch}"]
+    assert written["requirements.txt"].splitlines()[:2] == expected
+    _, metadata, text = written["README.md"].split("---\n", 2)
     about = yaml.safe_load(metadata)
     assert about["sdk"] == "gradio" and about["sdk_version"] == version("gradio")
     assert about["python_version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -43,25 +54,15 @@ def test_the_readme_tells_the_hub_how_to_run_it():
     assert text.strip().startswith("# hf_refspec")
 
 
-def test_the_requirements_are_the_versions_that_were_tried():
-    lines = files(REPO)["requirements.txt"].splitlines()
-    torch = version("torch").partition("+")[0]
-    assert lines[:2] == [f"hf_refspec[space]=={__version__}", f"torch=={torch}"]
-
-
-def test_a_second_push_replaces_the_files_and_a_private_one_stays_so(hub):
+def test_a_second_push_replaces_the_files_and_never_what_is_private_publicly(hub):
     push(REPO, files(REPO), private=True)
-    assert hub.repos[REPO].private
     push(REPO, files(REPO, dtype="bfloat16"))
     assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
     assert hub.repos[REPO].private
-
-
-def test_what_was_to_be_private_is_not_pushed_to_a_public_space(hub):
-    push(REPO, files(REPO))
+    hub.repos[REPO].private = False
     with pytest.raises(OSError, match="is public already"):
-        push(REPO, files(REPO, dtype="bfloat16"), private=True)
-    assert b"bfloat16" not in hub.repos[REPO].files()["app.py"]
+        push(REPO, files(REPO), private=True)
+    assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
 
 
 def test_nobody_who_may_not_write_pushes(hub, monkeypatch, capsys):

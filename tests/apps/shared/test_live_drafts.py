@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from hf_refspec import ReferenceCopy
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, legend
-from hf_refspec.drafting.observation import Observation
-from hf_refspec.generation.default_drafter import default_sources
 
 # What a model may write: all but the control characters that are replaced.
 TEXTS = st.text(
@@ -75,11 +72,6 @@ def test_drafted_words_have_the_colour_of_their_source(tokenizer, owner, color):
     assert printed.count(f"{color}c") == 1 and ("\x1b[" in printed) == bool(color)
 
 
-def test_without_colour_there_are_no_codes(tokenizer, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in streamed(tokenizer, "cat", owner=0, force_terminal=True, width=40)
-
-
 def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
     heard: list[tuple[int, int | None]] = []
     reference = byte_llama.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=40, do_sample=False)
@@ -100,11 +92,3 @@ def test_each_token_is_told_once_with_the_source_that_counts_it(byte_llama):
     named = legend(drafter.stats).plain
     assert named.count("ReferenceCopy") == 2
     assert named.endswith(f"the model itself {len(heard) - sum(firsts)}")
-
-
-def test_without_a_listener_it_drafts_as_a_blend_does():
-    drafter = LiveDrafts(default_sources())
-    with drafter.session(np.array([1, 2, 3, 1, 2]), 10):
-        assert 3 in drafter.draft(4).tokens
-        drafter.observe(Observation(np.array([3])))
-    assert drafter.stats.sources[0].name == "ReferenceCopy"
