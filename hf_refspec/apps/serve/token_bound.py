@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, known before it is tokenised."""
+"""The fewest tokens that a text can have, known before it is tokenised."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ class TokenBound:
     """The fewest tokens that a text can have.
 
     A byte-level BPE tokenizer spells every byte of a text with one character of a token, so that
-    a text has at least as many tokens as the longest of them goes into it. Bytes that are not in
-    the vocabulary are dropped, and not counted. Other tokenizers may shorten a text by any factor
+    a text has at least its length divided by the longest token's. Bytes that are not in the
+    vocabulary are dropped, and not counted. Other tokenizers may shorten a text by any factor
     (they strip spaces, or fuse what is unknown); for them the bound is 0.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -69,6 +66,6 @@ def _flat(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _letters() -> list[str]:
-    """The character that byte-level tokenizers, since GPT-2, write for each byte."""
+    """The character that byte-level tokenizers write for each byte, as GPT-2 does."""
     own, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, count(256)
     return [chr(n if n in own else next(others)) for n in range(256)]

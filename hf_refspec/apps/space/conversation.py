@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
-from ..shared.prompts import Message, assistant, chat_inputs, tokens_left, user, with_document
+from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
 from .public_store import open_public
 from .race import Race
 from .steps import RecordedDrafts
@@ -19,14 +19,8 @@ from .steps import RecordedDrafts
 
 @dataclass(frozen=True)
 class Host:
-    """What answers the visitors.
-
-    Attributes:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
-        datastore (`str`, *optional*): The datastore that is drafted from unless a visitor names
-            another: a folder or a Hub id.
-    """
+    """What answers the visitors: a model, its tokenizer with a chat template, and the datastore, a
+    folder or a Hub id, that is drafted from unless a visitor names another."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -37,7 +31,7 @@ class Host:
 
         Raises:
             OSError: If it cannot be read.
-            ValueError: If it is none on the Hub, damaged, or of another tokenizer.
+            ValueError: If it is no datastore on the Hub, damaged, or of another tokenizer.
         """
         sources = default_sources()
         if datastore:
@@ -50,13 +44,10 @@ class Host:
 
 @dataclass
 class Conversation:
-    """Messages and answers, and the drafter that goes on learning from one to the next.
+    """Messages, each with the race of its answer, and the drafter that learns from one to the next.
 
-    Attributes:
-        document (`str`): A text that stands before the first message.
-        turns (`list[tuple[str, Race]]`): Each message, and its answer.
-        busy (`Lock`): Is held while an answer is shown.
-        left (`bool`): Whether the visitor has begun another conversation.
+    `document` stands before the first message. `busy` is held while an answer is shown, and `left`
+    is set when the visitor has begun another conversation.
     """
 
     document: str = ""
@@ -67,7 +58,7 @@ class Conversation:
     _drafter: RecordedDrafts | None = None
 
     def ask(self, host: Host, message: str, datastore: str, max_new_tokens: int) -> Race:
-        """Adds a message; its answer is decoded as the race is run.
+        """Adds a message; running the race decodes its answer.
 
         Raises:
             OSError: If the datastore cannot be read.
@@ -75,11 +66,17 @@ class Conversation:
         """
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
-        inputs = chat_inputs(host.tokenizer, [*self._messages(), self._next(message)])
-        noun, way_out = "the message with its document", "shorten them"
+        messages = []
+        for earlier, race in self.turns:
+            messages += [user(earlier), assistant(race.drafted.text)]
+        messages.append(user(message))
+        if self.document.strip():
+            messages[0] = user(with_document(self.document, messages[0]["content"]))
+        inputs = chat_inputs(host.tokenizer, messages)
+        noun, hint = "the message with its document", "shorten them"
         if self.turns:
-            noun, way_out = "the conversation", "begin a new one"
-        fitting = tokens_left(inputs, host.model.config, noun, way_out, max_new_tokens)
+            noun, hint = "the conversation", "begin a new one"
+        fitting = tokens_left(inputs, host.model.config, noun, hint, max_new_tokens)
         if self._drafter is None or datastore.strip() != self._datastore:
             self._drafter = host.drafter(datastore.strip())
             self._datastore = datastore.strip()
@@ -88,26 +85,13 @@ class Conversation:
         return race
 
     def stop(self) -> None:
-        """Ends the answer that is under way."""
+        """Ends the current answer."""
         if self.turns:
             self.turns[-1][1].stopped = True
 
     def leave(self) -> None:
-        """Ends the answer that is under way, and waits until nothing of it is shown any more."""
+        """Ends the current answer, and waits until nothing more of it is shown."""
         self.left = True
         self.stop()
         with self.busy:
             pass
-
-    def _messages(self) -> list[Message]:
-        messages: list[Message] = []
-        for number, (message, race) in enumerate(self.turns):
-            content = self._with_document(message) if number == 0 else message
-            messages += [user(content), assistant(race.drafted.text)]
-        return messages
-
-    def _next(self, message: str) -> Message:
-        return user(message if self.turns else self._with_document(message))
-
-    def _with_document(self, message: str) -> str:
-        return with_document(self.document, message) if self.document.strip() else message

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..shared.scenes import FROM_THE_TEXT, NOTICE, TEMPERATURE
 
 
-@dataclass(frozen=True)
-class Preset:
-    """What a button fills in.
-
-    Attributes:
-        label (`str`): The button's.
-        messages (`tuple[str, ...]`): The first message, and those that may follow its answer.
-        document (`str`): Stands before the first message; may be empty.
-    """
+class Preset(NamedTuple):
+    """What a button fills in: the first message, and a document that stands before it. The other
+    messages are offered after the answers."""
 
     label: str
     messages: tuple[str, ...]
@@ -51,8 +45,5 @@ PRESETS = (
 
 def following(message: str) -> str:
     """The message that follows this one in its preset; empty if none does."""
-    for preset in PRESETS:
-        for one, next in zip(preset.messages, preset.messages[1:], strict=False):
-            if one == message.strip():
-                return next
-    return ""
+    pairs = {one: next for each in PRESETS for one, next in zip(each.messages, each.messages[1:])}
+    return pairs.get(message.strip(), "")

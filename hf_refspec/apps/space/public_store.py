@@ -10,17 +10,12 @@ from huggingface_hub import HfApi
 from ...store.datastore import Datastore
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_SECONDS = 10.0  # How long the Hub may take to answer.
+_SECONDS = 10.0  # for the Hub to answer
 
 
 def open_public(repo_id: str) -> Datastore:
-    """Opens a datastore that anybody may read.
-
-    The page shows drafts, and so what is in a datastore: neither the host's folders nor its token
-    nor what that has downloaded are for its visitors.
-
-    Args:
-        repo_id (`str`): A dataset repo, "organisation/name".
+    """Opens a dataset repo, "organisation/name", that anybody may read. The page shows drafts, and
+    so what is in a datastore: visitors may not see the host's folders, nor what its token may read.
 
     Raises:
         OSError: If it cannot be read.
@@ -33,7 +28,7 @@ def open_public(repo_id: str) -> Datastore:
         )
     try:
         info = HfApi(token=False).dataset_info(repo_id, timeout=_SECONDS)
-    except Exception as error:  # It raises those of several libraries, not all of them its own.
+    except Exception as error:  # of several libraries
         reason = str(error).strip().partition("\n")[0]
         raise OSError(
             f"there is no public dataset repo {repo_id!r} on the Hub, or the Hub does not answer "

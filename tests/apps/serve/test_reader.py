@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from hf_refspec.apps.serve import reader
+from hf_refspec.apps.serve import parsing
 from hf_refspec.apps.serve.errors import ApiError
-from hf_refspec.apps.serve.reader import Reader
+from hf_refspec.apps.serve.parsing import Reader
 
 
 def test_when_too_many_wait_to_be_read_the_next_is_refused(monkeypatch):
-    monkeypatch.setattr(reader, "_MOST", 2)
+    monkeypatch.setattr(parsing, "_MOST_UNREAD", 2)
     may_end = threading.Event()
 
     def wait(body: bytes) -> bytes:

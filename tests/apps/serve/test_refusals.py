@@ -11,7 +11,7 @@ import pytest
 import requests
 from running_server import NAME, serving
 
-from hf_refspec.apps.serve import body_limit
+from hf_refspec.apps.serve import parsing
 
 MESSAGES = [{"role": "user", "content": "one"}]
 CHAT = {"model": NAME, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
@@ -231,9 +231,9 @@ def test_a_body_that_is_too_large_is_refused_also_where_its_length_is_not_announ
 
 
 def test_a_body_that_never_comes_is_not_waited_for(server, monkeypatch):
-    monkeypatch.setattr(body_limit, "_SECONDS", 0.2)
+    monkeypatch.setattr(parsing, "_BODY_SECONDS", 0.2)
     answer = exchange(server, HEAD + b"Content-Length: 100\r\n\r\n{")
-    assert answer.startswith(b"HTTP/1.1 408") and b"did not come" in answer
+    assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive" in answer
 
 
 def test_a_page_that_points_its_own_name_at_this_machine_is_refused(server):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hf_refspec.apps.serve.stop_strings import StopStrings
+from hf_refspec.apps.serve.generation import StopStrings
 
 TEXTS = st.text("ab", max_size=20)
 STRINGS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
