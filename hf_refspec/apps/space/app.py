@@ -42,11 +42,12 @@ def load_host(
     and timed."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
-    if datastore is not None:
-        Datastore.from_pretrained(datastore).check_tokenizer(tokenizer)  # before a model is loaded
+    store = None if datastore is None else Datastore.from_pretrained(datastore)
+    if store is not None:
+        store.check_tokenizer(tokenizer)  # before a model is loaded
     loaded = load_model(model, dtype=None if dtype is None else getattr(torch, dtype))
-    host = Host(loaded, tokenizer, datastore)
+    host = Host(loaded, tokenizer, store)
     warmup()
-    for _ in Conversation().ask(host, _WARMUP, "", max_new_tokens=12).run():
+    for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
     return host

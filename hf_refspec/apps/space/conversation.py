@@ -12,34 +12,23 @@ from ...drafting.datastore_drafts import DatastoreDrafts
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
-from .public_store import open_public
 from .race import Race
 from .steps import RecordedDrafts
 
 
 @dataclass(frozen=True)
 class Host:
-    """What answers the visitors: a model, its tokenizer with a chat template, and the datastore, a
-    folder or a Hub id, that is drafted from unless a visitor names another."""
+    """What answers the visitors: a model, a tokenizer with a chat template, and perhaps a datastore
+    to draft from."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    datastore: str | None = None
+    datastore: Datastore | None = None
 
-    def drafter(self, datastore: str) -> RecordedDrafts:
-        """The default sources, and a datastore if one is named: the host's own or a public one.
-
-        Raises:
-            OSError: If it cannot be read.
-            ValueError: If it is no datastore on the Hub, damaged, or of another tokenizer.
-        """
-        sources = default_sources()
-        if datastore:
-            own = datastore == self.datastore
-            store = Datastore.from_pretrained(datastore) if own else open_public(datastore)
-            store.check_tokenizer(self.tokenizer)
-            sources.append(DatastoreDrafts(store))
-        return RecordedDrafts(sources)
+    def drafter(self) -> RecordedDrafts:
+        """The default sources and the datastore."""
+        drafts = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
+        return RecordedDrafts([*default_sources(), *drafts])
 
 
 @dataclass
@@ -54,15 +43,13 @@ class Conversation:
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)
     left: bool = False
-    _datastore: str | None = None
     _drafter: RecordedDrafts | None = None
 
-    def ask(self, host: Host, message: str, datastore: str, max_new_tokens: int) -> Race:
+    def ask(self, host: Host, message: str, max_new_tokens: int) -> Race:
         """Adds a message; running the race decodes its answer.
 
         Raises:
-            OSError: If the datastore cannot be read.
-            ValueError: If the message is empty or too long, or the datastore cannot be used.
+            ValueError: If the message is empty, or the conversation too long.
         """
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
@@ -77,9 +64,8 @@ class Conversation:
         if self.turns:
             noun, hint = "the conversation", "begin a new one"
         fitting = tokens_left(inputs, host.model.config, noun, hint, max_new_tokens)
-        if self._drafter is None or datastore.strip() != self._datastore:
-            self._drafter = host.drafter(datastore.strip())
-            self._datastore = datastore.strip()
+        if self._drafter is None:
+            self._drafter = host.drafter()
         race = Race(host.model, host.tokenizer, inputs, fitting, self._drafter)
         self.turns.append((message, race))
         return race

@@ -20,8 +20,6 @@ from .style import css
 from .tree_view import step_html
 
 _SECONDS_BETWEEN_PICTURES = 0.15
-_NEW_TOKENS = 160
-_MOST_NEW_TOKENS = 512
 _SHOWN = ("chat", "document", "message", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
@@ -49,17 +47,10 @@ def page(host: Host) -> gr.Blocks:
                     elem_id="rs-document",
                 )
                 with gr.Accordion("Settings", open=False):
-                    datastore = gr.Textbox(
-                        host.datastore or "",
-                        label="Datastore",
-                        info="Optional: a dataset repo on the Hub, for this model's tokenizer.",
-                        placeholder="organisation/name",
-                        elem_id="rs-datastore",
-                    )
                     new_tokens = gr.Slider(
                         16,
-                        _MOST_NEW_TOKENS,
-                        _NEW_TOKENS,
+                        512,
+                        160,
                         step=16,
                         label="New tokens at most",
                         elem_id="rs-new-tokens",
@@ -83,7 +74,7 @@ def page(host: Host) -> gr.Blocks:
         gr.on(
             [send.click, message.submit],
             partial(_race, host),
-            [state, document, message, datastore, new_tokens],
+            [state, document, message, new_tokens],
             [state, *shown],
             concurrency_limit=1,  # two races at once would slow each other down
             show_progress="full",  # which tells a visitor that another one is served first
@@ -92,9 +83,8 @@ def page(host: Host) -> gr.Blocks:
             **private,
         )
         stop.click(_stop, state, None, queue=False, **private)
-        number.change(
-            partial(_look, host), [state, number], tree, show_progress="hidden", **private
-        )
+        looked = partial(_look, host)
+        number.change(looked, [state, number], tree, show_progress="hidden", **private)
         for button, preset in [(new, None), *zip(presets, PRESETS, strict=True)]:
             button.click(partial(_begin_anew, preset), state, [state, *shown], **private)
     return blocks
@@ -103,12 +93,12 @@ def page(host: Host) -> gr.Blocks:
 def start(blocks: gr.Blocks, **options: Any) -> str:
     """Serves a page until it is closed, without waiting for that; returns its address. `options` go
     to `gradio.Blocks.launch`."""
-    system = ["system-ui", "sans-serif"]
-    theme = gr.themes.Default(
-        primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]
-    )
+    fonts: dict[str, Any] = {
+        "font": ["system-ui", "sans-serif"],
+        "font_mono": ["ui-monospace", "monospace"],
+    }
     _, address, _ = blocks.launch(
-        theme=theme,
+        theme=gr.themes.Default(primary_hue="blue", **fonts),
         css=css(),
         footer_links=[],
         ssr_mode=False,
@@ -139,7 +129,7 @@ def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterat
     with conversation.busy:
         try:
             yield from _answer(host, conversation, *fields)
-        except (OSError, RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
+        except (RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
             yield _shown(conversation, chat=conversation_html(conversation, str(error)))
 
 
@@ -148,12 +138,11 @@ def _answer(
     conversation: Conversation,
     document: str,
     message: str,
-    datastore: str,
     new_tokens: float,
 ) -> Iterator[tuple[Any, ...]]:
     if not conversation.turns:
         conversation.document = document
-    race = conversation.ask(host, message, datastore, int(new_tokens))
+    race = conversation.ask(host, message, int(new_tokens))
     fixed = gr.Textbox(interactive=False)
     yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
     drawn = perf_counter()

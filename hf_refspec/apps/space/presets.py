@@ -16,34 +16,22 @@ class Preset(NamedTuple):
     document: str = ""
 
 
+_NEWS, _HOURS = "What is new at the library of Ashford?", "When is the library open on Saturdays?"
+_BERLIN = "Write a SQL query that lists all customers from Berlin."
+_PARIS = "Change it so that it lists all customers from Paris."
+_ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
+_TRANSFER = "Write it again, with a method that transfers an amount to another account."
 PRESETS = (
-    Preset(
-        "RAG",
-        (
-            f"{FROM_THE_TEXT} What is new at the library of Ashford?",
-            "When is the library open on Saturdays?",
-        ),
-        NOTICE,
-    ),
+    Preset("RAG", (f"{FROM_THE_TEXT} {_NEWS}", _HOURS), NOTICE),
     Preset("Edit", ("Add docstrings to these functions.",), TEMPERATURE),
-    Preset(
-        "Chat",
-        (
-            "Write a SQL query that lists all customers from Berlin.",
-            "Change it so that it lists all customers from Paris.",
-        ),
-    ),
-    Preset(
-        "Code",
-        (
-            "Write a Python class for a bank account with deposit, withdraw and balance.",
-            "Write it again, with a method that transfers an amount to another account.",
-        ),
-    ),
+    Preset("Chat", (_BERLIN, _PARIS)),
+    Preset("Code", (_ACCOUNT, _TRANSFER)),
 )
 
 
 def following(message: str) -> str:
     """The message that follows this one in its preset; empty if none does."""
-    pairs = {one: next for each in PRESETS for one, next in zip(each.messages, each.messages[1:])}
-    return pairs.get(message.strip(), "")
+    for _, messages, _ in PRESETS:
+        if message.strip() in messages[:-1]:
+            return messages[messages.index(message.strip()) + 1]
+    return ""

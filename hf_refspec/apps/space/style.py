@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-# In the order of a blend's sources: Okabe and Ito's colours, which people with any colour vision can
-# tell apart. The lines below the words differ as well.
-_SOURCES = {
-    "#0072b2": "solid",
-    "#e69f00": "dashed",
-    "#009e73": "dotted",
-    "#cc79a7": "double",
-    "#d55e00": "solid",
-}
-
+# Okabe and Ito's colours, which people with any colour vision can tell apart, in the order of a
+# blend's sources. The lines below the words differ as well.
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00")
+_LINES = ("solid", "dashed", "dotted", "double", "solid")
 _CSS = """
 .gradio-container { max-width: 1240px !important; margin: 0 auto; }
 .rs { color: var(--body-text-color); --tint: 20%; }
@@ -70,13 +64,13 @@ _CSS = """
 
 def source_class(source: int) -> str:
     """The CSS class of a blend's source, by its index."""
-    return f"s{source % len(_SOURCES)}"
+    return f"s{source % len(_COLORS)}"
 
 
 def css() -> str:
     """The page's CSS."""
     rules = (
         f".rs .{source_class(i)} {{ --color: {color}; --line: {line}; }}\n"
-        for i, (color, line) in enumerate(_SOURCES.items())
+        for i, (color, line) in enumerate(zip(_COLORS, _LINES, strict=True))
     )
     return _CSS + "".join(rules)
