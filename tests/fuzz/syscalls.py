@@ -1,4 +1,4 @@
-"""Stops a process at the Nth of its file operations, whatever library or thread does it (Linux).
+"""Kills a process at the Nth of its file operations, whatever library or thread does it (Linux).
 
 A child is traced as by a debugger: it waits before every system call. Those that change files below
 a folder are counted. Before the Nth, or when half of what it wrote is there, the child is killed.
@@ -12,8 +12,8 @@ import platform
 import signal
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Of <sys/ptrace.h>.
 _TRACEME, _SYSCALL, _SETOPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
@@ -65,15 +65,9 @@ if _ptrace is not None:
     _ptrace.restype, _ptrace.argtypes = ctypes.c_long, [ctypes.c_long, *[ctypes.c_void_p] * 3]
 
 
-@dataclass(frozen=True)
-class Traced:
-    """How a child went.
-
-    Attributes:
-        operations (`list[str]`): Its file operations, each with the name of the file.
-        killed (`bool`): Whether it was killed over one.
-        status (`int`): What it ended with, if not: 0 if all was well.
-    """
+class Traced(NamedTuple):
+    """How a child went: its file operations, each with the name of the file, and whether it was
+    killed over one, or else the status that it ended with: 0 if all was well."""
 
     operations: list[str]
     killed: bool
@@ -83,18 +77,9 @@ class Traced:
 def trace(
     work: Callable[[], object], below: Path, stop: int | None = None, torn: bool = False
 ) -> Traced:
-    """Runs `work` in a child.
-
-    Args:
-        work (`Callable`): What the child does. An exception ends it with the status 1.
-        below (`Path`): Operations on files below this folder are counted.
-        stop (`int`, *optional*): The number, from 0 on, of the operation that it is killed before.
-        torn (`bool`, *optional*, defaults to `False`): If that is a write, kill it after it, and
-            take away the second half of what it wrote.
-
-    Raises:
-        OSError: If the system does not let a process be traced.
-    """
+    """Runs `work` in a child, and kills it before the operation on files below a folder that has
+    the number `stop`, from 0 on. If that is a write and is to be `torn`, it kills the child after
+    it, and takes away the second half of what was written."""
     child = os.fork()
     if child == 0:
         status = 1

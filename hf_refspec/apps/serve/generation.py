@@ -84,9 +84,7 @@ class Generation(StoppingCriteria):
             self._prefill.enter_context(_Interruptible(self._check))
             yield
 
-    def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
-    ) -> Any:  # bool of shape (1,)
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
         self._prefill.close()  # the passes that follow are short
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
@@ -133,9 +131,8 @@ class Generation(StoppingCriteria):
 
     @property
     def rejected_prediction_tokens(self) -> int:
-        prediction = self.request.prediction
-        predicted = 0 if prediction is None else len(prediction)
-        return max(0, predicted - self.accepted_prediction_tokens)
+        predicted = () if self.request.prediction is None else self.request.prediction
+        return max(0, len(predicted) - self.accepted_prediction_tokens)
 
 
 class StopStrings:

@@ -10,18 +10,8 @@ from pydantic_core import PydanticCustomError
 from .errors import ApiError
 
 # Fields that change no answer.
-_IGNORED = {
-    "metadata",
-    "moderation",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-}
+_IGNORED = {"metadata", "moderation", "parallel_tool_calls", "safety_identifier", "service_tier"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "store", "user"}
 # Fields that would change the answer and are not supported, each with the values beside null that
 # ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -61,7 +61,10 @@ class ServedModel:
             case [str(text)] | str(text):
                 ids = self._ids(text, "prompt", add_special_tokens=True)
             case ids:
-                self._check_ids(ids)
+                self._check_length(len(ids), "prompt")
+                last = text_config(self.config).vocab_size - 1
+                if not all(0 <= id <= last for id in ids):
+                    raise ApiError(400, f"the prompt's ids must be from 0 to {last}", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
         return self._request(request, ids)
@@ -84,22 +87,12 @@ class ServedModel:
         self._check_length(len(ids), param)
         return ids
 
-    def _check_ids(self, ids: list[int]) -> None:
-        self._check_length(len(ids), "prompt")
-        last = text_config(self.config).vocab_size - 1
-        if not all(0 <= id <= last for id in ids):
-            raise ApiError(400, f"the ids of the prompt must be from 0 to {last}", "prompt")
-
     def _check_length(self, length: int, param: str, unit: str = "tokens") -> None:
         longest = context_length(self.config)
         if longest is not None and length >= longest:
-            raise ApiError(
-                400,
-                f"{_NOUNS[param]} has {length:,} {unit}, and the model's context holds "
-                f"{longest:,} with the answer; shorten it",
-                param,
-                "context_length_exceeded",
-            )
+            holds = f"the model's context holds {longest:,} with the answer"
+            message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
+            raise ApiError(400, message, param, "context_length_exceeded")
 
     def _request(self, request: AnyRequest, ids: list[int]) -> GenerationRequest:
         wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)

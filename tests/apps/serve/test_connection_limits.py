@@ -66,12 +66,8 @@ def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(
     speller, tokenizer, plain, monkeypatch
 ):
     monkeypatch.setattr(limits, "_READING_SECONDS", 1)
-    body = {
-        "model": NAME,
-        "messages": [{"role": "user", "content": "one"}],
-        "max_tokens": 2000,
-        "stream": True,
-    }
+    messages = [{"role": "user", "content": "one"}]
+    body = {"model": NAME, "messages": messages, "max_tokens": 2000, "stream": True}
     with serving(speller, tokenizer, max_new_tokens=2000) as server:
         assert server.metrics()["running_requests"] == 0
         [listening] = server.server.servers[0].sockets

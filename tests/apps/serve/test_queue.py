@@ -103,10 +103,8 @@ def test_a_prompt_that_takes_too_long_to_read_ends_as_if_the_answer_were_too_lon
     with serving(model, tokenizer, max_seconds=0.3) as server:
         ran.clear()
         answer = server.chat("one", max_tokens=2)
-        assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == (
-            "length",
-            "",
-        )
+        [choice] = answer.choices
+        assert (choice.finish_reason, choice.message.content) == ("length", "")
         assert answer.usage.completion_tokens == 0
         assert 0 < len(ran) < 20 and server.outcomes("time") == 1
         server.engine._max_seconds = 60
@@ -117,10 +115,9 @@ def test_a_client_that_leaves_while_its_prompt_is_read_ends_that(slow_layers, to
     model, ran = slow_layers
     with serving(model, tokenizer) as server:
         ran.clear()
+        client = server.client.with_options(timeout=0.3)
         with pytest.raises(openai.APITimeoutError):
-            server.client.with_options(timeout=0.3).completions.create(
-                model=NAME, prompt="one", max_tokens=9
-            )
+            client.completions.create(model=NAME, prompt="one", max_tokens=9)
         wait_until(lambda: server.outcomes("cancelled") == 1)
         assert 0 < len(ran) < 20
 
