@@ -1,5 +1,4 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it repos and their files need, and faults to
-order."""
+"""A small Hugging Face Hub on 127.0.0.1: what repos and their files need, and faults on demand."""
 
 from __future__ import annotations
 
@@ -56,13 +55,8 @@ class Repo:
 
 @dataclass
 class Fault:
-    """Cuts the connection in the middle of a body.
-
-    Attributes:
-        method, path (`str`): The requests that it happens to; `path` is a part of theirs.
-        after (`int`): Bytes of the body, the server's or for PUT and POST the client's, before.
-        times (`int`): How often.
-    """
+    """Cuts the connection in the middle of a body: the server's, or for PUT and POST the client's.
+    It concerns the requests of a method whose path contains `path`."""
 
     method: str
     path: str
@@ -71,27 +65,18 @@ class Fault:
 
 
 class Hub:
-    """What is stored, and the two servers: the Hub's own and that of the large files.
-
-    Attributes:
-        repos (`dict[str, Repo]`): By name.
-        uploads (`dict[str, bytes]`): Large files by checksum, whether committed or not.
-        faults (`list[Fault]`): What is to go wrong.
-        requests (`list[str]`): What has been asked for: method, path, range if one was given.
-        large (`str`): A regular expression of the files that are to come as large ones.
-        endpoint (`str`): The address of the Hub.
-        storage (`str`): The address of the large files. It must never see a token.
-    """
+    """What is stored, and the two servers: the Hub's own, `endpoint`, and that of the large files,
+    `storage`, which must never see a token."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
-        self.uploads: dict[str, bytes] = {}
+        self.uploads: dict[str, bytes] = {}  # large files by checksum, committed or not
         self.faults: list[Fault] = []
-        self.requests: list[str] = []
-        self.large = r".*\.safetensors"
+        self.requests: list[str] = []  # each a method, a path, and a range if one was given
+        self.large = r".*\.safetensors"  # the files that are to come as large ones
         self.lock = threading.Lock()
         self.servers = [_Server(self), _Server(self)]
-        # By another name, for the client tells a redirection within the Hub by the host.
+        # Under another name: the client recognises a redirection within the Hub by the host.
         self.endpoint, self.storage = (
             f"http://{name}:{server.server_port}"
             for name, server in zip(("127.0.0.1", "localhost"), self.servers, strict=True)
@@ -241,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
     def repo_to_read(self, name: str) -> Repo:
         repo = self.hub.repos.get(name)
         if repo is None or (repo.private and not self.is_owner()):
-            # A stranger does not learn which of the two it is.
+            # A stranger does not learn which of the two is the case.
             raise HubError(404 if self.is_owner() else 401, "RepoNotFound")
         return repo
 

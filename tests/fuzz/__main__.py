@@ -20,55 +20,38 @@ if TYPE_CHECKING:
     from .children import Result
 
 
+SECONDS = {"mutate": 20, "kill": 60, "sources": 600, "decode": 120}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, (help, seconds, numbers) in {
-        "mutate": ("damage folders, then open and use them", 20, {"count": 10_000, "first": 0}),
-        "kill": ("kill every writer at its file operations", 60, {"count": 500}),
-        "sources": (
-            "build from what corpora should not be",
-            600,
-            {"line-bytes": 200_000_000, "documents": 1_000_000},
-        ),
-        "decode": (
-            "decode with drafts and without, and compare",
-            120,
-            {"count": 10_000, "first": 0},
-        ),
-    }.items():
-        added = commands.add_parser(command, help=help)
-        added.add_argument("--seconds", type=float, default=seconds, help="how long one may take")
-        for name, default in numbers.items():
-            added.add_argument(f"--{name}", type=int, default=default, help=f"{default:,}")
-        if command == "mutate":
-            added.add_argument("--kind", action="append", help="only these, such as 'datastore'")
-    arguments = parser.parse_args()
+    parser.add_argument("command", choices=SECONDS)
+    add = parser.add_argument
+    add("--count", type=int, help="how many (10,000; 500 kills)")
+    add("--first", type=int, default=0, help="mutate, decode: the number of the first one")
+    add("--kind", action="append", help="mutate: only these, such as 'datastore'")
+    add("--line-bytes", type=int, default=200_000_000, help="sources: of the longest line")
+    add("--documents", type=int, default=1_000_000, help="sources: how many")
+    add("--seconds", type=float, help="how long one may take")
+    options = parser.parse_args()
+    options.count = options.count or (500 if options.command == "kill" else 10_000)
+    options.seconds = options.seconds or SECONDS[options.command]
     with tempfile.TemporaryDirectory() as root:
-        return report(results(Path(root), arguments), every=arguments.command == "sources")
+        return report(results(Path(root), options), every=options.command == "sources")
 
 
-def results(root: Path, arguments: argparse.Namespace) -> Iterator[Result]:
-    if arguments.command in ("mutate", "decode"):
-        numbers = range(arguments.first, arguments.first + arguments.count)
-    if arguments.command == "mutate":
-        from . import fuzzing, stores
+def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
+    from . import decoding, fuzzing, kills, sources, stores
 
-        kinds = [kind for kind in stores.KINDS if kind.name in (arguments.kind or [kind.name])]
-        yield from fuzzing.run_all(numbers, root, kinds, arguments.seconds)
-    elif arguments.command == "decode":
-        from . import decoding
-
-        yield from decoding.run_all(numbers, root, arguments.seconds)
-    elif arguments.command == "kill":
-        from . import kills
-
-        yield from kills.run_all(arguments.count, root, kills.all_writers(), arguments.seconds)
-    else:
-        from . import sources
-
-        sizes = arguments.line_bytes, arguments.documents
-        yield from sources.build_all(root, *sizes, arguments.seconds)
+    numbers = range(options.first, options.first + options.count)
+    if options.command == "mutate":
+        kinds = [kind for kind in stores.KINDS if kind.name in (options.kind or [kind.name])]
+        return fuzzing.run_all(numbers, root, kinds, options.seconds)
+    if options.command == "kill":
+        return kills.run_all(options.count, root, kills.all_writers(), options.seconds)
+    if options.command == "sources":
+        return sources.build_all(root, options.line_bytes, options.documents, options.seconds)
+    return decoding.run_all(numbers, root, options.seconds)
 
 
 def report(results: Iterator[Result], every: bool) -> int:

@@ -7,6 +7,7 @@ determines all of it.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import traceback
 from collections.abc import Iterator, Sequence
@@ -31,24 +32,13 @@ _CLOSE = 1e-4  # of the spread of logits
 
 def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result]:
     """Runs the cases of these numbers, and yields what becomes of each."""
-    yield from in_children(numbers, run, seconds, root / "log")
 
+    def attempt(number: int, say: Say) -> Outcome:
+        case = Case(number)
+        say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
+        return case.run()
 
-def run(number: int, say: Say) -> Outcome:
-    case = Case(number)
-    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
-    return case.run()
-
-
-class Clock:
-    """Seconds that a number determines: the budget depends on them, and so do the drafts."""
-
-    def __init__(self, number: int) -> None:
-        self.rng, self.now = random.Random(number), 0.0
-
-    def __call__(self) -> float:
-        self.now += self.rng.random()
-        return self.now
+    yield from in_children(numbers, attempt, seconds, root / "log")
 
 
 class Case:
@@ -67,7 +57,9 @@ class Case:
     def run(self) -> Outcome:
         """Runs until the sides come apart, or all calls are made; returns the worst outcome."""
         outcomes: list[Outcome] = []
-        loop = functools.partial(Loop, clock=Clock(self.number))
+        # The number determines the seconds on which the budget, and so the drafts, depend.
+        seconds = iter(random.Random(self.number).random, None)
+        loop = functools.partial(Loop, clock=itertools.accumulate(seconds).__next__)
         try:
             with mock.patch.object(speculation, "Loop", loop):
                 while len(outcomes) < self.calls:
