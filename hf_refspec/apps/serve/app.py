@@ -51,7 +51,8 @@ def make_app(
         request, prepared = await reader.read(read, await read_body(http, max_body_bytes))
         stream = Stream(engine, prepared, answer)
         if request.stream:
-            return EventStream(stream, request.includes_usage)
+            options = request.stream_options
+            return EventStream(stream, bool(options and options.include_usage))
         return JSONResponse(await _whole(http, stream))
 
     @app.post("/v1/chat/completions")

@@ -47,16 +47,15 @@ class Engine:
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
-        self._end_tokens = set(end if isinstance(end, list) else [] if end is None else [end])
+        self._end_tokens = {*end} if isinstance(end, list) else {end}
         self._waiting: deque[Generation] = deque()
         self._running: Generation | None = None
         self._closed = False
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self.metrics = Metrics([type(each).__name__ for each in self._drafter.drafters])
-        self.metrics.gauge("waiting_requests", "Requests that wait", lambda: self.waiting)
-        self.metrics.gauge("running_requests", "Requests that are decoded", lambda: self.running)
+        names = [type(each).__name__ for each in self._drafter.drafters]
+        self.metrics = Metrics(names, lambda: self.waiting, lambda: self.running)
 
     @property
     def waiting(self) -> int:

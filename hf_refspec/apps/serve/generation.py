@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -70,7 +70,7 @@ class Generation(StoppingCriteria):
         self.tokens = 0
         self.stats = SpeculationStats()
         self.listener = listener
-        self._last_token: int | None = None
+        self._last_token = -1
         self._ends_at = float("inf")
         self._prefill = ExitStack()
         self._text = TextStream(tokenizer)
@@ -102,7 +102,7 @@ class Generation(StoppingCriteria):
             return "cancelled"
         return "time" if monotonic() > self._ends_at else None
 
-    def end(self, end_tokens: set[int]) -> None:
+    def end(self, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
         if not self._stop.found:
             self._send(self._stop.put(self._text.end()) + self._stop.end())

@@ -112,31 +112,12 @@ class AnyRequest(BaseModel):
                 raise ApiError(400, f"there is no field {shown}; leave it out", shown[1:-1])
         return data
 
-    @property
-    def stop_strings(self) -> list[str]:
-        """The strings that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of the answer, if the request says it."""
-        return self.max_tokens
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class ChatRequest(AnyRequest):
     """The body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(AnyRequest):

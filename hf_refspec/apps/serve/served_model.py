@@ -52,7 +52,8 @@ class ServedModel:
             why = " ".join(str(error).split())
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
-        return self._request(request, self._ids(text, "messages", add_special_tokens=False))
+        ids = self._ids(text, "messages", add_special_tokens=False)
+        return self._request(request, ids, request.max_completion_tokens or request.max_tokens)
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
         """Prepares a completion, or raises an `ApiError`."""
@@ -67,7 +68,7 @@ class ServedModel:
                     raise ApiError(400, f"the prompt's ids must be from 0 to {last}", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
-        return self._request(request, ids)
+        return self._request(request, ids, request.max_tokens)
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""
@@ -94,16 +95,19 @@ class ServedModel:
             message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
             raise ApiError(400, message, param, "context_length_exceeded")
 
-    def _request(self, request: AnyRequest, ids: list[int]) -> GenerationRequest:
-        wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)
-        longest = context_length(self.config)
-        fitting = wanted if longest is None else min(wanted, longest - len(ids))
+    def _request(
+        self, request: AnyRequest, ids: list[int], max_tokens: int | None
+    ) -> GenerationRequest:
+        fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
+        if (longest := context_length(self.config)) is not None:
+            fitting = min(fitting, longest - len(ids))
+        stop = request.stop or []
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling(request)},
             request.seed,
-            request.stop_strings,
+            [stop] if isinstance(stop, str) else stop,
             self._prediction(request),
         )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # NFC makes a text shorter by less than this: a Greek letter with two marks, by 3.5.
 _SHRINKS = {"NFC": 4}
@@ -28,7 +28,8 @@ class TokenBound:
         parts = json.loads(backend.to_str()) if backend is not None else {}
         self._longest = _longest_token(parts)
         known = set(parts["model"]["vocab"]) if self._longest else set()
-        self._dropped = bytes(n for n, letter in enumerate(_letters()) if letter not in known)
+        letters = bytes_to_unicode()  # of byte-level tokenizers: the character for each byte
+        self._dropped = bytes(n for n, letter in letters.items() if letter not in known)
 
     def of(self, text: str) -> int:
         """The bound for one text."""
@@ -63,9 +64,3 @@ def _flat(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _flat(each)
     elif part is not None:
         yield part
-
-
-def _letters() -> list[str]:
-    """The character that byte-level tokenizers write for each byte, as GPT-2 does."""
-    own, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, count(256)
-    return [chr(n if n in own else next(others)) for n in range(256)]
