@@ -10,7 +10,6 @@ import ctypes
 import os
 import platform
 import signal
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -108,20 +107,19 @@ class _Tracer:
         options = _GOOD | _FORK | _VFORK | _CLONE | _EXITKILL
         _ptrace(_SETOPTIONS, self.child, None, options)
         _ptrace(_SYSCALL, self.child, None, None)
+        killed = False
         while True:
             # The children of its own are in its process group too, and its threads.
             thread, status = os.waitpid(-self.child, _ALL_THREADS)
             if os.WIFEXITED(status) or os.WIFSIGNALED(status):
                 if thread == self.child:
-                    return Traced(self.operations, False, status)
+                    return Traced(self.operations, killed, 0 if killed else status)
                 continue
             passed = os.WSTOPSIG(status)
-            if passed == _AT_CALL:
-                if self._at_call(thread):
-                    self._kill()
-                    return Traced(self.operations, True, 0)
-                passed = 0
-            elif passed in (signal.SIGTRAP, signal.SIGSTOP):  # a new thread
+            if passed == _AT_CALL and not killed and self._at_call(thread):
+                os.kill(self.child, signal.SIGKILL)
+                killed = True
+            if passed in (_AT_CALL, signal.SIGTRAP, signal.SIGSTOP):  # a call, or a new thread
                 passed = 0
             _ptrace(_SYSCALL, thread, None, passed)
 
@@ -138,7 +136,8 @@ class _Tracer:
         if not call:
             return False
         path = _path(thread, where, info.arguments)
-        if not path.startswith(self.below) or (call == "open" and not _creates(where, info)):
+        creates = call != "open" or info.arguments[2 if where == "d0" else 1] & _CREATES
+        if not path.startswith(self.below) or not creates:
             return False
         self.operations.append(f"{call} {path.removeprefix(self.below)}")
         if len(self.operations) - 1 != self.stop:
@@ -150,13 +149,6 @@ class _Tracer:
             return False
         return True
 
-    def _kill(self) -> None:
-        os.kill(self.child, signal.SIGKILL)
-        while True:
-            thread, status = os.waitpid(-self.child, _ALL_THREADS)
-            if thread == self.child and (os.WIFSIGNALED(status) or os.WIFEXITED(status)):
-                return
-
 
 def _tear(path: Path, before: bytes, begin: int, written: int) -> None:
     """Takes away the second half of what was written into a file from `begin` on."""
@@ -167,16 +159,12 @@ def _tear(path: Path, before: bytes, begin: int, written: int) -> None:
         file.write(before[half : begin + written])
 
 
-def _creates(where: str, info: _Info) -> bool:
-    return bool(info.arguments[2 if where == "d0" else 1] & _CREATES)
-
-
 def _path(thread: int, where: str, arguments: ctypes.Array[ctypes.c_uint64]) -> str:
     """The file that a system call is about."""
     place = int(where[-1])
     if where.startswith("p"):
         return _text(thread, arguments[place])
-    descriptor = struct.unpack("<i", struct.pack("<I", arguments[place] & 0xFFFFFFFF))[0]
+    descriptor = ctypes.c_int32(arguments[place]).value
     text = _text(thread, arguments[place + 1]) if where.startswith("d") else ""
     if text.startswith("/") or descriptor < 0:
         return text
