@@ -26,8 +26,8 @@ _INTRO = """\
 <p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
 verifies a whole tree of them in one forward pass. {promise} Coloured words were drafted.</p>
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
-{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next
-turn is that of the call whose clock is behind.</p></div>"""
+{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the call
+whose clock is behind goes next.</p></div>"""
 
 
 def page(host: Host) -> gr.Blocks:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import openai
 import pytest
 import requests
@@ -151,18 +149,6 @@ def test_the_end_of_text_is_a_stop(speller, tokenizer, plain, monkeypatch):
         answer = server.chat("one")
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.content == text[: text.index(text[10]) + 1]
-
-
-def test_requests_at_the_same_time_are_all_answered_right(server, plain):
-    def ask(number: int) -> str:
-        message = MESSAGES[number % len(MESSAGES)]
-        if number % 2:
-            return streamed(server.chat(message, stream=True))
-        return server.chat(message).choices[0].message.content
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(16)))
-    assert answers == [plain(MESSAGES[number % len(MESSAGES)]) for number in range(16)]
 
 
 def test_models_and_health(server):

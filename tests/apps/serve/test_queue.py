@@ -163,11 +163,16 @@ def test_a_request_that_fails_is_told_and_the_next_one_goes_well(speller, tokeni
         assert (server.outcomes("error"), server.outcomes("refused")) == (2, 0)
 
 
-def test_clients_that_come_and_go_leave_nothing_behind(speller, tokenizer, plain, pool):
-    expected = plain("one", max_new_tokens=40)
+def test_clients_that_come_and_go_are_answered_right_and_leave_nothing_behind(
+    speller, tokenizer, plain, pool
+):
+    messages = ["one", "what is it?", "größer 🙂"]
 
     def come(number: int) -> str | None:
-        chunks = server.chat("one", stream=True, max_tokens=40)
+        message = messages[number % 3]
+        if number % 4 == 0:
+            return server.chat(message).choices[0].message.content
+        chunks = server.chat(message, stream=True)
         if number % 2:
             next(iter(chunks))
             chunks.close()
@@ -178,4 +183,5 @@ def test_clients_that_come_and_go_leave_nothing_behind(speller, tokenizer, plain
         texts = list(pool.map(come, range(24)))
         wait_until(lambda: server.engine.running + server.engine.waiting == 0)
         assert server.outcomes("length") + server.outcomes("cancelled") == 24
-    assert texts == [expected, None] * 12
+    expected = [None if number % 2 else plain(messages[number % 3]) for number in range(24)]
+    assert texts == expected
