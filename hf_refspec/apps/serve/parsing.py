@@ -41,28 +41,27 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     # A page in a browser may send other types to any server without asking first.
     if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise not_json()
+    body, size = bytearray(), 0
+
+    async def receive() -> None:
+        nonlocal size
+        async with aclosing(http.stream()) as parts:
+            async for part in parts:
+                size += len(part)
+                if size <= max_bytes:
+                    body.extend(part)
+                elif size >= _DISCARDED * max_bytes:
+                    break
+
     try:
-        body, size = await asyncio.wait_for(_received(http, max_bytes), _BODY_SECONDS)
+        await asyncio.wait_for(receive(), _BODY_SECONDS)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS} s") from None
     except ClientDisconnect:
         raise ApiError(400, "the body broke off") from None
     if size > max_bytes:
         raise ApiError(413, f"the body has more than {max_bytes:,} bytes, this server's limit")
-    return body
-
-
-async def _received(http: Request, max_bytes: int) -> tuple[bytes, int]:
-    """The body, and how many bytes of it were read; beyond the limit they are discarded."""
-    body, size = bytearray(), 0
-    async with aclosing(http.stream()) as parts:
-        async for part in parts:
-            size += len(part)
-            if size <= max_bytes:
-                body += part
-            elif size >= _DISCARDED * max_bytes:
-                break
-    return bytes(body), size
+    return bytes(body)
 
 
 class Reader:

@@ -102,26 +102,22 @@ class ServedModel:
         if (longest := context_length(self.config)) is not None:
             fitting = min(fitting, longest - len(ids))
         stop = request.stop or []
+        text = text_of(request.prediction.content) if request.prediction else ""
+        predicted = self._ids(text, "prediction", add_special_tokens=False) if text else []
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling(request)},
             request.seed,
             [stop] if isinstance(stop, str) else stop,
-            self._prediction(request),
+            np.array(predicted) if predicted else None,
         )
-
-    def _prediction(self, request: AnyRequest) -> np.ndarray | None:
-        text = text_of(request.prediction.content) if request.prediction else ""
-        ids = self._ids(text, "prediction", add_special_tokens=False) if text else []
-        return np.array(ids) if ids else None
 
 
 def _sampling(request: AnyRequest) -> dict[str, Any]:
     """The sampling options for `generate`; none if the request leaves them to the model."""
-    if request.temperature is None and request.top_p is None:
-        return {}
-    if request.temperature is not None and request.temperature < _LEAST_TEMPERATURE:
+    asked = {"temperature": request.temperature, "top_p": request.top_p}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given.get("temperature", 1) < _LEAST_TEMPERATURE:
         return {"do_sample": False}
-    given = {"temperature": request.temperature, "top_p": request.top_p}
-    return {"do_sample": True, **{name: x for name, x in given.items() if x is not None}}
+    return {"do_sample": True, **given} if given else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,19 +28,17 @@ class TokenBound:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         parts = json.loads(backend.to_str()) if backend is not None else {}
         self._longest = _longest_token(parts)
-        known = set(parts["model"]["vocab"]) if self._longest else set()
+        known = set(parts["model"]["vocab"]) if self._longest < math.inf else set()
         letters = bytes_to_unicode()  # of byte-level tokenizers: the character for each byte
         self._dropped = bytes(n for n, letter in letters.items() if letter not in known)
 
     def of(self, text: str) -> int:
         """The bound for one text."""
-        if self._longest is None:
-            return 0
-        return len(text.encode().translate(None, self._dropped)) // self._longest
+        return int(len(text.encode().translate(None, self._dropped)) // self._longest)
 
 
-def _longest_token(parts: dict[str, Any]) -> int | None:
-    """The most bytes of a text that one token can stand for; `None` if nothing bounds them."""
+def _longest_token(parts: dict[str, Any]) -> float:
+    """The most bytes of a text that one token can stand for; infinite if nothing bounds them."""
     model, added = parts.get("model", {}), parts.get("added_tokens", [])
     normalizers = [each["type"] for each in _flat(parts.get("normalizer"))]
     splits = list(_flat(parts.get("pre_tokenizer")))
@@ -52,7 +51,7 @@ def _longest_token(parts: dict[str, Any]) -> int | None:
         or not all(each in _SHRINKS for each in normalizers)
         or any(each["lstrip"] or each["rstrip"] for each in added)  # they take all spaces around
     ):
-        return None
+        return math.inf
     lengths = [*map(len, model["vocab"]), *(len(each["content"].encode()) for each in added)]
     return max(lengths) * max(map(_SHRINKS.__getitem__, normalizers), default=1)
 
