@@ -48,18 +48,20 @@ def in_children(items: Sequence[T], work: Work[T], seconds: float, log: Path) ->
         child.start()
         sender.close()
         ended = ""
-        while left and not ended:
-            said = ("?", "?", "?")
-            try:
-                said = _received(receiver, seconds + 5)
-                outcome = _received(receiver, seconds)
-            except (TimeoutError, EOFError) as error:
-                ended = "hang" if isinstance(error, TimeoutError) else "crash"
-                outcome = Outcome(ended, _last_words(log))
-            yield Result(left.pop(0), said, outcome)
-        receiver.close()
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
+        try:
+            while left and not ended:
+                said = ("?", "?", "?")
+                try:
+                    said = _received(receiver, seconds + 5)
+                    outcome = _received(receiver, seconds)
+                except (TimeoutError, EOFError) as error:
+                    ended = "hang" if isinstance(error, TimeoutError) else "crash"
+                    outcome = Outcome(ended, _last_words(log))
+                yield Result(left.pop(0), said, outcome)
+        finally:
+            receiver.close()
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
 
 
 def _received(receiver: Connection, seconds: float) -> Any:

@@ -105,26 +105,14 @@ def test_what_changes_nothing_is_taken(server, options):
     assert server.post(json.dumps({**CHAT, **options})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "{",
-        "nonsense",
-        "[1, 2]",
-        '"text"',
-        "null",
-        "7",
-        b"\xff\xfe",
-        b'{"messages": "\xff"}',
-        "[" * 50_000,
-        '{"a":' * 10_000 + "1" + "}" * 10_000,
-        json.dumps(CHAT)[:-1],
-        '{"max_tokens": ' + "9" * 5000 + "}",
-        json.dumps({**CHAT, "temperature": float("nan")}),
-        json.dumps({**CHAT, "temperature": 0}).replace("0", "1e999"),
-    ],
-)
+BODIES = ["", "{", "nonsense", "[1, 2]", '"text"', "null", "7", json.dumps(CHAT)[:-1]]
+BODIES += [b"\xff\xfe", b'{"messages": "\xff"}', '{"max_tokens": ' + "9" * 5000 + "}"]
+BODIES += ["[" * 50_000, '{"a":' * 10_000 + "1" + "}" * 10_000]
+BODIES += [json.dumps({**CHAT, "temperature": float("nan")})]
+BODIES += [json.dumps({**CHAT, "temperature": 0}).replace("0", "1e999")]
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_a_body_that_is_no_request_is_refused(server, body):
     for path in ("/chat/completions", "/completions"):
         refused(server.post(body, path))
@@ -135,20 +123,13 @@ def test_only_json_is_read(server):
     refused(server.post(json.dumps(CHAT), **{"Content-Type": "text/plain"}))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("", "empty"),
-        ([], "prompt"),
-        (["a", "b"], "prompt"),
-        ([5, 10_000], "from 0 to 258"),
-        ([-1], "from 0 to 258"),
-        ([2**70], "from 0 to 258"),
-        ([[1, 2]], "prompt"),
-        ([1.5], "prompt"),
-        ("x" * 3000, "3,000 tokens, and the model's context holds 2,048"),
-    ],
-)
+PROMPTS = [("", "empty"), ([], "prompt"), (["a", "b"], "prompt")]
+PROMPTS += [([[1, 2]], "prompt"), ([1.5], "prompt")]
+PROMPTS += [(ids, "from 0 to 258") for ids in ([5, 10_000], [-1], [2**70])]
+PROMPTS += [("x" * 3000, "3,000 tokens, and the model's context holds 2,048")]
+
+
+@pytest.mark.parametrize(("prompt", "message"), PROMPTS)
 def test_a_prompt_that_cannot_be_continued_is_refused(server, prompt, message):
     error = refused(server.post(json.dumps({"prompt": prompt}), "/completions"))
     assert message in error["message"] and error["param"].startswith("prompt")
