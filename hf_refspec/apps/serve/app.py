@@ -34,8 +34,8 @@ def make_app(
     if hosts is not None:
         # A page in a browser could otherwise reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    about = {"object": "model", "created": int(time.time()), "owned_by": "hf_refspec"}
-    model = {"id": served.name, **about}
+    now = int(time.time())
+    model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
     reader = Reader()
 
     async def answered(

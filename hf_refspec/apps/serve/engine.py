@@ -59,7 +59,6 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     @property
@@ -112,7 +111,6 @@ class Engine:
             self._changed.notify()
 
     def cancel_all(self) -> None:
-        """Cancels all requests."""
         with self._changed:
             left = [*self._waiting, *([self._running] if self._running else [])]
         for generation in left:

@@ -35,7 +35,7 @@ class GenerationRequest:
 
 
 class PrefillInterrupt(BaseException):
-    """Ends a prefill; nothing on the way must take it for a failure of its own."""
+    """Ends a prefill; no `except Exception` on the way may catch it."""
 
 
 class _Interruptible(TorchFunctionMode):

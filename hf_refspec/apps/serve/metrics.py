@@ -42,7 +42,6 @@ class Metrics:
         self._requests.labels("refused").inc()
 
     def record(self, generation: Generation) -> None:
-        """Adds a request that has ended."""
         stats = generation.stats
         self._requests.labels(generation.outcome).inc()
         if not stats.forward_passes:  # it only waited, and this is not the engine's thread
@@ -55,7 +54,6 @@ class Metrics:
         self._stats += stats
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
     def _per_pass(self, index: int) -> float:

@@ -46,8 +46,6 @@ StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fa
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
-
     type: Literal["text"]
     text: Text
 
@@ -78,8 +76,6 @@ class PredictedContent(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside its text."""
-
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
