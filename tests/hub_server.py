@@ -1,5 +1,4 @@
-"""A small Hugging Face Hub on 127.0.0.1: what of it repos and their files need, and faults to
-order."""
+"""A small Hugging Face Hub on 127.0.0.1: what repos and their files need, and faults on demand."""
 
 from __future__ import annotations
 
@@ -59,13 +58,8 @@ class Repo:
 
 @dataclass
 class Fault:
-    """Cuts the connection in the middle of a body.
-
-    Attributes:
-        method, path (`str`): The requests that it happens to; `path` is a part of theirs.
-        after (`int`): Bytes of the body, the server's or for PUT and POST the client's, before.
-        times (`int`): How often.
-    """
+    """Cuts the connection in the middle of a body: the server's, or for PUT and POST the client's.
+    It concerns the requests of a method whose path contains `path`."""
 
     method: str
     path: str
@@ -74,27 +68,19 @@ class Fault:
 
 
 class Hub:
-    """What is stored, and the two servers: the Hub's own and that of the large files.
-
-    Attributes:
-        repos (`dict[str, Repo]`): By name.
-        uploads (`dict[str, bytes]`): Large files by checksum, whether committed or not.
-        faults (`list[Fault]`): What is to go wrong.
-        requests (`list[str]`): What has been asked for: method, path, range if one was given.
-        large (`str`): A regular expression of the files that are to come as large ones.
-        endpoint (`str`): The address of the Hub.
-        storage (`str`): The address of the large files. It must never see a token.
-    """
+    """What is stored, and the two servers: the Hub's own, `endpoint`, and that of the large files,
+    `storage`, which must never see a token."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
-        self.uploads: dict[str, bytes] = {}
+        self.uploads: dict[str, bytes] = {}  # large files by checksum, committed or not
         self.faults: list[Fault] = []
-        self.requests: list[str] = []
-        self.large = r".*\.safetensors"
+        self.requests: list[str] = []  # each a method, a path, and a range if one was given
+        self.large = r".*\.safetensors"  # the files that are to come as large ones
         self.lock = threading.Lock()
-        self.servers = [_Server(self), _Server(self)]
-        # By another name, for the client tells a redirection within the Hub by the host.
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
+        # Under another name: the client recognises a redirection within the Hub by the host.
         self.endpoint, self.storage = (
             f"http://{name}:{server.server_port}"
             for name, server in zip(("127.0.0.1", "localhost"), self.servers, strict=True)
@@ -109,19 +95,10 @@ class Hub:
         return [r for r in self.requests if r.startswith(method + " ") and part in r]
 
     def next_fault(self, method: str, path: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.times and fault.method == method and fault.path in path:
-                fault.times -= 1
-                return fault
-        return None
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, hub: Hub) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.hub = hub
+        left = (each for each in self.faults if each.times and each.method == method)
+        if fault := next((each for each in left if each.path in path), None):
+            fault.times -= 1
+        return fault
 
 
 @contextmanager
@@ -169,13 +146,12 @@ _ROUTES = [
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    hub: Hub
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
     def answer(self) -> None:
-        self.hub = self.server.hub
         url = urlsplit(self.path)
         self.path, self.creates_pr = url.path, "create_pr=1" in url.query
         asked = f"{self.command} {unquote(self.path)} {self.headers.get('Range', '')}".rstrip()
@@ -241,16 +217,19 @@ class _Handler(BaseHTTPRequestHandler):
     def is_owner(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
+    def check_owner(self) -> None:
+        if not self.is_owner():
+            raise HubError(401, error="Invalid username or password.")
+
     def repo_to_read(self, name: str) -> Repo:
         repo = self.hub.repos.get(name)
         if repo is None or (repo.private and not self.is_owner()):
-            # A stranger does not learn which of the two it is.
+            # A stranger does not learn which of the two is the case.
             raise HubError(404 if self.is_owner() else 401, "RepoNotFound")
         return repo
 
     def repo_to_write(self, name: str) -> Repo:
-        if not self.is_owner():
-            raise HubError(401, error="Invalid username or password.")
+        self.check_owner()
         return self.repo_to_read(name)
 
     def sha_of(self, repo: Repo, revision: str | None) -> str:
@@ -267,8 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
     # Pages
 
     def create_repo(self) -> None:
-        if not self.is_owner():
-            raise HubError(401, error="Invalid username or password.")
+        self.check_owner()
         asked = json.loads(self.body)
         kind = asked.get("type", "model")
         name = f"{asked['organization'] or OWNER}/{asked['name']}"
@@ -292,30 +270,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def validate_card(self) -> None:
         content = json.loads(self.body)["content"]
-        if not content.startswith("---\n"):
-            self.send_json({"errors": [], "warnings": [{"message": "empty metadata"}]})
-        elif "license: proprietary" in content:
-            self.send_json({"errors": [{"message": "unknown license"}], "warnings": []}, 400)
-        else:
-            self.send_json({"errors": [], "warnings": []})
+        bare = not content.startswith("---\n")
+        wrong = not bare and "license: proprietary" in content
+        warnings = [{"message": "empty metadata"}] if bare else []
+        errors = [{"message": "unknown license"}] if wrong else []
+        self.send_json({"errors": errors, "warnings": warnings}, 400 if wrong else 200)
 
     def info(self, name: str, revision: str | None) -> None:
         repo = self.repo_to_read(name)
         sha = self.sha_of(repo, revision)
         siblings = [{"rfilename": file} for file in repo.commits[sha]]
-        self.send_json(
-            {"id": name, "sha": sha, "private": repo.private, "siblings": siblings, "tags": []}
-        )
+        about = {"id": name, "sha": sha, "private": repo.private, "tags": []}
+        self.send_json({**about, "siblings": siblings})
 
     def tree(self, name: str, revision: str) -> None:
         repo = self.repo_to_read(name)
         entries = []
         for file, blob in repo.commits[self.sha_of(repo, revision)].items():
-            size = len(blob.content)
-            entry = {"type": "file", "path": file, "size": size, "oid": blob.oid}
-            if blob.large:
-                entry["lfs"] = {"oid": blob.oid, "size": size, "pointerSize": 130}
-            entries.append(entry)
+            about = {"size": len(blob.content), "oid": blob.oid}
+            large = {"lfs": {**about, "pointerSize": 130}} if blob.large else {}
+            entries.append({"type": "file", "path": file, **about, **large})
         self.send_json(entries)
 
     def preupload(self, name: str, revision: str) -> None:

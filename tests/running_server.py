@@ -34,14 +34,9 @@ class Slow(Drafter):
 
 @dataclass
 class RunningServer:
-    """
-    Attributes:
-        url: Ends with `/v1`.
-        engine: What it decodes with.
-        server: What can be told to end.
-    """
+    """A server, what it decodes with, and its address."""
 
-    url: str
+    url: str  # ends with /v1
     engine: Engine
     server: Server
 

@@ -20,83 +20,59 @@ if TYPE_CHECKING:
     from .children import Result
 
 
+SECONDS = {"mutate": 20, "kill": 60, "sources": 600, "decode": 120}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    commands = parser.add_subparsers(dest="command", required=True)
-    mutating = commands.add_parser("mutate", help="damage folders, then open and use them")
-    mutating.add_argument("--count", type=int, default=10_000)
-    mutating.add_argument("--first", type=int, default=0, help="the number of the first one")
-    mutating.add_argument("--seconds", type=float, default=20, help="how long one may take")
-    mutating.add_argument("--kind", action="append", help="only these, such as 'datastore'")
-    killing = commands.add_parser("kill", help="kill every writer at its file operations")
-    killing.add_argument("--count", type=int, default=500)
-    killing.add_argument("--seconds", type=float, default=60, help="how long one may take")
-    building = commands.add_parser("sources", help="build from what corpora should not be")
-    building.add_argument("--line-bytes", type=int, default=200_000_000)
-    building.add_argument("--documents", type=int, default=1_000_000)
-    building.add_argument("--seconds", type=float, default=600, help="how long one may take")
-    decoding = commands.add_parser("decode", help="decode with drafts and without, and compare")
-    decoding.add_argument("--count", type=int, default=10_000)
-    decoding.add_argument("--first", type=int, default=0, help="the number of the first one")
-    decoding.add_argument("--seconds", type=float, default=120, help="how long one may take")
-    arguments = parser.parse_args()
+    parser.add_argument("command", choices=SECONDS)
+    add = parser.add_argument
+    add("--count", type=int, help="how many (10,000; 500 kills)")
+    add("--first", type=int, default=0, help="mutate, decode: the number of the first one")
+    add("--kind", action="append", help="mutate: only these, such as 'datastore'")
+    add("--line-bytes", type=int, default=200_000_000, help="sources: of the longest line")
+    add("--documents", type=int, default=1_000_000, help="sources: how many")
+    add("--seconds", type=float, help="how long one may take")
+    options = parser.parse_args()
+    options.count = options.count or (500 if options.command == "kill" else 10_000)
+    options.seconds = options.seconds or SECONDS[options.command]
     with tempfile.TemporaryDirectory() as root:
-        return COMMANDS[arguments.command](Path(root), arguments)
+        return report(results(Path(root), options), every=options.command == "sources")
 
 
-def mutate(root: Path, arguments: argparse.Namespace) -> int:
-    from .fuzzing import Fuzzer
-    from .stores import KINDS
+def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
+    from . import decoding, fuzzing, kills, sources, stores
 
-    kinds = [kind for kind in KINDS if kind.name in (arguments.kind or [kind.name])]
-    fuzzer = Fuzzer(root, kinds, seconds=arguments.seconds)
-    return report(fuzzer.run(range(arguments.first, arguments.first + arguments.count)))
-
-
-def kill(root: Path, arguments: argparse.Namespace) -> int:
-    from .kills import Killer
-
-    killer = Killer(root, seconds=arguments.seconds)
-    print(f"There are {len(killer.kills):,} places to kill at.", flush=True)
-    return report(killer.run(arguments.count))
+    numbers = range(options.first, options.first + options.count)
+    if options.command == "mutate":
+        kinds = [kind for kind in stores.KINDS if kind.name in (options.kind or [kind.name])]
+        return fuzzing.run_all(numbers, root, kinds, options.seconds)
+    if options.command == "kill":
+        return kills.run_all(options.count, root, kills.all_writers(), options.seconds)
+    if options.command == "sources":
+        return sources.build_all(root, options.line_bytes, options.documents, options.seconds)
+    return decoding.run_all(numbers, root, options.seconds)
 
 
-def sources(root: Path, arguments: argparse.Namespace) -> int:
-    from .sources import build_all
-
-    results = build_all(root, arguments.line_bytes, arguments.documents, arguments.seconds)
-    return report(results, every=True)
-
-
-def decode(root: Path, arguments: argparse.Namespace) -> int:
-    from .decoding import run_all
-
-    numbers = range(arguments.first, arguments.first + arguments.count)
-    return report(run_all(numbers, root, arguments.seconds))
-
-
-def report(results: Iterator[Result], every: bool = False) -> int:
+def report(results: Iterator[Result], every: bool) -> int:
     """Prints what ended badly (or everything), and how often what ended how. Ctrl-C ends it."""
     from tqdm import tqdm
 
     from .children import table
 
-    begin, all_results = time.monotonic(), []
+    begin, found = time.monotonic(), []
     with suppress(KeyboardInterrupt):
         for result in tqdm(results, disable=None):
-            all_results.append(result)
+            found.append(result)
             if every or result.outcome.is_bad:
-                what = f"{result.rows[0]}, {result.done}: {result.outcome.name}"
-                number = f"{result.item}: " if isinstance(result.item, int) else ""
-                print(f"{number}{what}\n    {result.outcome.detail.strip()}\n", flush=True)
-    print(table(all_results), table(all_results, row=1), sep="\n\n")
-    bad = sum(result.outcome.is_bad for result in all_results)
+                what = f"{result.item}: {result.said[0]}, {result.said[2]}"
+                print(f"{what}: {result.outcome.name}\n    {result.outcome.detail}\n", flush=True)
+    print(table(found), table(found, row=1), sep="\n\n")
+    bad = sum(result.outcome.is_bad for result in found)
     seconds = time.monotonic() - begin
-    print(f"\n{bad:,} of {len(all_results):,} ended as they may not, in {seconds:.0f} s")
+    print(f"\n{bad:,} of {len(found):,} ended as they may not, in {seconds:.0f} s")
     return int(bad > 0)
 
-
-COMMANDS = {"mutate": mutate, "kill": kill, "sources": sources, "decode": decode}
 
 if __name__ == "__main__":
     sys.exit(main())

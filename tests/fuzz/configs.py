@@ -1,14 +1,12 @@
-"""Damages config.json, knowing that it is JSON."""
+"""Damages config.json, and the tokenizer of a datastore, knowing that they are JSON."""
 
 from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
-from .boundaries import BOUNDARIES
-from .forging import CONFIG, forge, is_plain, write_config
+from .forging import BOUNDARIES, CONFIG, Place, forge, is_plain, read_json, write_config
 
 ESCAPE = "\x1b[31mred\x1b[0m\r\n\x9b2J\u202e"
 STRANGE: list[Any] = [None, True, 1.5, float("nan"), float("inf"), -0.0, "", "x", [], {}, [[]]]
@@ -28,34 +26,34 @@ NAMES = [ESCAPE, "unknown", "\ud800", "kind", "format", "sha256", "retired"]
 NAMES += ["mat", "license", "corpus", "documents", "shard_tokens", "deduplicated", "encoder"]
 
 
-def mutate(folder: Path, generator: random.Random) -> str:
+def mutate_config(place: Place, generator: random.Random) -> str:
     """Puts something else into a place of the config, or damages its text as a whole."""
-    path = folder / CONFIG
+    path = place.folder / CONFIG
     if not is_plain(path):
-        raise ValueError(f"{path} is none any more")
+        raise ValueError(f"{path} is no file any more")
     if generator.random() < 0.15:
         what = generator.choice(list(TEXTS))
         path.write_bytes(TEXTS[what](path.read_bytes()))
         return what
-    content = json.loads(path.read_bytes())
+    content = read_json(path)
     done = [mutate_value(content, generator) for _ in range(generator.choice([1, 1, 1, 2, 3]))]
-    write_config(folder, content)
+    write_config(place.folder, content)
     return ", ".join(done)
 
 
-def mutate_tokenizer(folder: Path, generator: random.Random) -> str:
-    """Changes a place of the tokenizer that a datastore carries, which is JSON as well."""
-    path = folder / "tokenizer.json"
-    if not is_plain(path) or path.stat().st_size > 1 << 16:  # of a large one each use takes long
-        raise ValueError(f"{path} is none any more, or large")
-    content = json.loads(path.read_bytes())
+def mutate_tokenizer(place: Place, generator: random.Random) -> str:
+    """Changes a place of the tokenizer that a datastore carries."""
+    path = place.folder / "tokenizer.json"
+    content = read_json(path)
+    if path.stat().st_size > 1 << 16:
+        raise ValueError("each use of a large tokenizer takes long")
     if generator.random() < 0.3:
         content |= (part := generator.choice(PARTS))
         done = f"{part}"
     else:
         done = mutate_value(content, generator)
     path.write_text(json.dumps(content), "utf-8", "surrogatepass")
-    forge(folder)
+    forge(place.folder)
     return f"tokenizer: {done}"
 
 
@@ -81,11 +79,14 @@ def mutate_value(content: Any, generator: random.Random) -> str:
     return f"{key} {what}"
 
 
+def keys_of(content: Any) -> Any:
+    return list(content) if isinstance(content, dict) else range(len(content))
+
+
 def places(content: Any) -> list[tuple[Any, Any]]:
     """All places of a config, at any depth: what holds them, and their keys."""
-    keys = list(content) if isinstance(content, dict) else range(len(content))
-    found = [(content, key) for key in keys]
-    for key in keys:
+    found = [(content, key) for key in keys_of(content)]
+    for _, key in found.copy():
         if isinstance(content[key], dict | list):
             found += places(content[key])
     return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from pathlib import Path
+from contextlib import closing
 
 from hf_refspec.store.sessions import DATABASE
 
-from .boundaries import BOUNDARIES
-from .forging import is_plain
+from .forging import BOUNDARIES, Place, is_plain
 
-# Of ids, lengths and tokens such as no session has. ? is a number, and ?2 are random bytes.
+# Ids, lengths and tokens that no session has. ?1 is a number, and ?2 are random bytes.
 STATEMENTS = [
     "INSERT INTO session VALUES (?1, 1, x'0100000002000000')",
     "INSERT INTO session (prompt_length, tokens) VALUES (?1, ?2)",
@@ -37,18 +36,15 @@ STATEMENTS = [
 ]
 
 
-def mutate(folder: Path, generator: random.Random) -> str:
-    """Does one of these things, in the file or in its log."""
-    if not is_plain(folder / DATABASE):
+def mutate_database(place: Place, generator: random.Random) -> str:
+    """Runs one of the statements, on the file or on its log."""
+    if not is_plain(place.folder / DATABASE):
         raise FileNotFoundError(DATABASE)
     statement = generator.choice(STATEMENTS)
     number = generator.choice([each for each in BOUNDARIES if -(2**63) <= each < 2**63])
     values = (number, generator.randbytes(generator.choice([1, 4, 8, 400])))
-    connection = sqlite3.connect(folder / DATABASE)
-    try:
+    with closing(sqlite3.connect(place.folder / DATABASE)) as connection:
         with connection:
             connection.execute(statement, values[: 2 if "?2" in statement else "?1" in statement])
         connection.execute("SELECT count(*) FROM session").fetchone()
-    finally:
-        connection.close()
     return f"{statement}, {number}"

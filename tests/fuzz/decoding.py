@@ -7,6 +7,7 @@ determines all of it.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import traceback
 from collections.abc import Iterator, Sequence
@@ -29,39 +30,20 @@ from .outcomes import CRASHED, DIFFERENT, EQUAL, PLAIN_RAISED, REFUSED, TIE, Out
 _CLOSE = 1e-4  # of the spread of logits
 
 
-def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result[int]]:
-    """Runs the cases of these numbers in children, and yields what becomes of each."""
-    yield from in_children(numbers, run, seconds, root / "log")
+def run_all(numbers: Sequence[int], root: Path, seconds: float) -> Iterator[Result]:
+    """Runs the cases of these numbers, and yields what becomes of each."""
 
+    def attempt(number: int, say: Say) -> Outcome:
+        case = Case(number)
+        say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
+        return case.run()
 
-def run(number: int, say: Say) -> Outcome:
-    """Runs a case; says its model, its drafter, and how many calls it is."""
-    case = Case(number)
-    say(case.name, case.drafter, f"{case.name} with {case.drafter}, {case.calls} calls")
-    return case.run()
-
-
-class Clock:
-    """Seconds that a number determines: the budget goes by them, and what is drafted by that."""
-
-    def __init__(self, number: int) -> None:
-        self.rng, self.now = random.Random(number), 0.0
-
-    def __call__(self) -> float:
-        self.now += self.rng.random()
-        return self.now
+    yield from in_children(numbers, attempt, seconds, root / "log")
 
 
 class Case:
-    """A model on two sides, and what comes next by the numbers of `rng`.
-
-    Attributes:
-        name (`str`): The type of the model.
-        drafter (`str`): That of most calls.
-        calls (`int`): The most there will be.
-        done (`list[str]`): The changes and calls up to now, for people.
-        accepted (`int`): The draft tokens that were accepted.
-    """
+    """A model on two sides, the drafter of most calls, and the changes and calls up to now, for
+    people; `rng` determines what comes next."""
 
     def __init__(self, number: int) -> None:
         self.number, self.rng = number, random.Random(number)
@@ -73,9 +55,11 @@ class Case:
         self.accepted = 0
 
     def run(self) -> Outcome:
-        """Goes on until its sides come apart, or all calls are made; returns the worst outcome."""
+        """Runs until the sides come apart, or all calls are made; returns the worst outcome."""
         outcomes: list[Outcome] = []
-        loop = functools.partial(Loop, clock=Clock(self.number))
+        # The number determines the seconds on which the budget, and so the drafts, depend.
+        seconds = iter(random.Random(self.number).random, None)
+        loop = functools.partial(Loop, clock=itertools.accumulate(seconds).__next__)
         try:
             with mock.patch.object(speculation, "Loop", loop):
                 while len(outcomes) < self.calls:
@@ -92,15 +76,15 @@ class Case:
         for _ in range(self.rng.choice([0, 0, 1, 1, 2]) if self.done else self.rng.random() < 0.2):
             change, seed = draw_change(self.rng), self.rng.getrandbits(32)
             errors = [change_error(change, side, seed) for side in (self.plain, self.drafted)]
-            self.done.append(f"{change.__name__}({seed})" + (" raised" if errors[0] else ""))
+            self.done.append(f"{change}({seed})" + (" raised" if errors[0] else ""))
             if errors[1] is not None and errors[0] is None:
-                return Outcome(CRASHED, f"{change.__name__}: {_told(errors[1])}")
+                return Outcome(CRASHED, f"{change}: {_told(errors[1])}")
         call = draw_call(self.rng, self.plain, self.drafter)
         self.done.append(str(call))
         befores = self.plain.last, self.drafted.last
         plain = make(self.plain, call)
-        if _refuses(plain.error):  # the reference of reproducible passes
-            make(self.drafted, call)  # is refused as well
+        if _refuses(plain.error):  # reproducible passes; the drafted call refuses them as well
+            make(self.drafted, call)
             self.plain.last, self.drafted.last = befores
             call.drafting["verification"] = "auto"
             plain = make(self.plain, call)
@@ -118,8 +102,8 @@ class Case:
         return outcome
 
     def is_exact(self, call: Call) -> bool:
-        """Whether the ids have to be equal: bfloat16 flips near-ties, and several rows draw their
-        random numbers in another order. Where passes are reproducible they always are."""
+        """Whether the ids have to be equal. bfloat16 flips near-ties, and several rows draw their
+        random numbers in another order, but reproducible passes are always equal."""
         if call.drafting["verification"] == "reproducible":
             return call.context != "autocast"
         is_long = self.plain.inner.dtype in (torch.float32, torch.float64)
@@ -190,7 +174,7 @@ def _length(cache: Cache) -> int | None:
 
 
 def _close(one: Any, other: Any, apart: float = _CLOSE) -> bool:
-    """Whether tensors, in tuples or not, are as far apart at most, beside the largest entry."""
+    """Whether tensors, in tuples or not, differ by so much at most, beside the largest entry."""
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         pairs = zip(one, other, strict=False)
         return len(one) == len(other) and all(_close(*pair, apart) for pair in pairs)
@@ -207,12 +191,11 @@ def _close(one: Any, other: Any, apart: float = _CLOSE) -> bool:
 
 def _margin(plain: Answer, drafted: Answer) -> float:
     """By how much plain decoding preferred its token to the drafted one's where the ids first
-    differ, beside the spread of its scores; infinite where there is no such place."""
-    if plain.ids.shape[0] != drafted.ids.shape[0]:
-        return float("inf")
+    differ, relative to the spread of its scores; infinite if there is no such place."""
     width = min(plain.ids.shape[1], drafted.ids.shape[1])
-    places = (plain.ids[:, :width] != drafted.ids[:, :width]).nonzero().tolist()
-    if not places:
+    same_rows = plain.ids.shape[0] == drafted.ids.shape[0]
+    apart = plain.ids[:, :width] != drafted.ids[:, :width] if same_rows else torch.empty(0, 2)
+    if not (places := apart.nonzero().tolist()):
         return float("inf")
     row, column = min(places, key=lambda place: place[1])
     if not 0 <= column - plain.prompt_length < len(plain.scores):
@@ -225,11 +208,9 @@ def _margin(plain: Answer, drafted: Answer) -> float:
 
 def _refuses(error: Exception | None) -> bool:
     """Whether the package has raised it, and names an argument."""
-    if not isinstance(error, (ValueError, TypeError)):
+    if not isinstance(error, (ValueError, TypeError)) or "`" not in str(error):
         return False
-    return "hf_refspec" in traceback.extract_tb(error.__traceback__)[-1].filename and "`" in str(
-        error
-    )
+    return "hf_refspec" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _told(error: Exception) -> str:

@@ -2,67 +2,39 @@
 
 from __future__ import annotations
 
-import atexit
 import random
-import shutil
-import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from calls import ListStreamer
 from drafters import Noise, Prophet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    CompileConfig,
-    DynamicCache,
-    LogitsProcessor,
-    PreTrainedTokenizerFast,
-    StaticCache,
-)
+from transformers import CompileConfig, DynamicCache, LogitsProcessor, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.store.datastore import Datastore
 
-from .decoding_models import Last, Side
-
-VOCABULARY = 97
+from .decoding_models import VOCAB_SIZE, Last, Side, store, tokenizer
 
 
 @dataclass
 class Call:
-    """What one call is.
+    """What one call is, as plain data. With `drafter` None it is plain on both sides."""
 
-    Attributes:
-        prompt (`torch.Tensor`): Ids `(rows, n)`, which follow the last call's where it goes on.
-        mask (`torch.Tensor`, *optional*): Of the prompt.
-        goes_on (`str`, *optional*): From the last call's cache: with all ids ("all"), with those
-            that it lacks ("new"), or after it was cropped ("crop").
-        cache (`str`, *optional*): What is given instead.
-        options (`dict`): Of `generate`.
-        objects (`list[str]`): Names of those that keep state, which each side has its own of.
-        drafter (`str`, *optional*): None for a plain call on both sides.
-        drafting (`dict`): The options beside it.
-        attached (`str`, *optional*): To what the drafter is attached: the "model", or "all".
-        context (`str`, *optional*): It runs under "autocast" to bfloat16, or "inference" mode.
-        seed (`int`): Of torch's random numbers.
-    """
-
-    prompt: torch.Tensor
+    prompt: torch.Tensor  # ids (rows, n), which follow the last call's if it goes on
     mask: torch.Tensor | None
+    # From the last call's cache: with "all" ids, with the "new" ones, or after a "crop" of it.
     goes_on: str | None
-    cache: str | None
+    cache: str | None  # what is given instead
     options: dict[str, Any]
-    objects: list[str]
+    objects: list[str]  # that keep state, of which each side has its own
     drafter: str | None
-    drafting: dict[str, Any]
-    attached: str | None
-    context: str | None
+    drafting: dict[str, Any]  # the options beside it
+    attached: str | None  # to what the drafter is attached: the "model", or "all"
+    context: str | None  # it runs under "autocast" to bfloat16, or in "inference" mode
     seed: int
 
     @property
@@ -128,37 +100,14 @@ _SAMPLING: list[tuple[float, Any]] = [
     (0.1, lambda r: {"eta_cutoff": 3e-3}),
     (0.1, lambda r: {"num_return_sequences": 2}),
 ]
-_OBJECTS = {
-    "stateful": 0.1,
-    "counting": 0.05,
-    "together": 0.04,
-    "prefix": 0.06,
-    "streamer": 0.1,
-    "positions": 0.04,
-}
-_CACHES = {
-    None: 10,
-    "cache_implementation=static": 3,
-    "StaticCache": 2,
-    "DynamicCache": 0.5,
-    "DynamicCache(config)": 3,
-    "cache_implementation=offloaded": 0.05,
-    "cache_implementation=dynamic": 0.3,
-    "cache_implementation=quantized": 0.05,
-    "cache_implementation=offloaded_static": 0.1,
-}
-_DRAFTERS = {
-    "auto": 4,
-    "prophet": 10,
-    "noise": 2,
-    "copy": 1,
-    "recycling": 1,
-    "published": 1,
-    "store": 0.7,
-    "sessions": 1,
-    "lookup": 1,
-    "blend": 1.5,
-}
+_OBJECTS = {"stateful": 0.1, "counting": 0.05, "together": 0.04, "prefix": 0.06}
+_OBJECTS |= {"streamer": 0.1, "positions": 0.04}
+_CACHES = {None: 10, "cache_implementation=static": 3, "StaticCache": 2, "DynamicCache": 0.5}
+_CACHES |= {"DynamicCache(config)": 3, "cache_implementation=offloaded": 0.05}
+_CACHES |= {"cache_implementation=dynamic": 0.3, "cache_implementation=quantized": 0.05}
+_CACHES |= {"cache_implementation=offloaded_static": 0.1}
+_DRAFTERS = {"auto": 4, "prophet": 10, "noise": 2, "copy": 1, "recycling": 1, "published": 1}
+_DRAFTERS |= {"store": 0.7, "sessions": 1, "lookup": 1, "blend": 1.5}
 _VERIFICATIONS = {"auto": 10, "tree": 1, "chain": 2, "reproducible": 1}
 
 
@@ -187,7 +136,7 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
         objects.append("stop strings")
     if rows > 1 and "streamer" in objects and rng.random() < 0.8:
         objects.remove("streamer")  # refused
-    words = rng.sample(range(3, VOCABULARY), rng.choice([3, 10, 60]))
+    words = rng.sample(range(3, VOCAB_SIZE), rng.choice([3, 10, 60]))
     length = rng.randrange(1, 4 if goes_on else 41)
     before = side.last.ids.shape[1] if goes_on else 0
     table = getattr(config, "max_position_embeddings", None) or 512
@@ -209,27 +158,15 @@ def draw_call(rng: random.Random, side: Side, drafter: str | None) -> Call:
     }
     if short and rng.random() < 0.6:
         drafting["verification"] = "reproducible"
-    return Call(
-        prompt,
-        mask,
-        goes_on,
-        cache_name,
-        options,
-        objects,
-        drafter,
-        drafting,
-        attached=_one_of(rng, {None: 8, "model": 1.5, "all": 0.5}),
-        context=_one_of(rng, {None: 90, "autocast": 3, "inference": 5}),
-        seed=rng.getrandbits(32),
-    )
+    attached = _one_of(rng, {None: 8, "model": 1.5, "all": 0.5})
+    context = _one_of(rng, {None: 90, "autocast": 3, "inference": 5})
+    what = prompt, mask, goes_on, cache_name, options, objects, drafter, drafting
+    return Call(*what, attached, context, seed=rng.getrandbits(32))
 
 
 def _drawn(rng: random.Random, table: list[tuple[float, Any]]) -> dict[str, Any]:
-    drawn: dict[str, Any] = {}
-    for chance, option in table:
-        if rng.random() < chance:
-            drawn |= option(rng)
-    return drawn
+    drawn = [option(rng) for chance, option in table if rng.random() < chance]
+    return {name: value for each in drawn for name, value in each.items()}
 
 
 def _one_of(rng: random.Random, weights: dict[Any, float]) -> Any:
@@ -237,7 +174,7 @@ def _one_of(rng: random.Random, weights: dict[Any, float]) -> Any:
 
 
 def _draw_mask(rng: random.Random, prompt: torch.Tensor) -> torch.Tensor | None:
-    """None, of ones, padded on the left, or with holes; padding is written into the prompt."""
+    """None, ones, padding on the left, or holes; padding is written into the prompt."""
     mask, kind = torch.ones_like(prompt), rng.choice(["none", "ones", "left", "left", "holes"])
     if kind == "none":
         return None
@@ -304,14 +241,11 @@ def all_have_even(input_ids, scores, **kwargs):
 
 
 def allowed_tokens(row, ids):
-    return [token for token in range(3, VOCABULARY) if (token + row + len(ids)) % 3]
+    return [token for token in range(3, VOCAB_SIZE) if (token + row + len(ids)) % 3]
 
 
-CONTEXTS: dict[str | None, Any] = {
-    None: nullcontext,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "inference": torch.inference_mode,
-}
+CONTEXTS: dict[str | None, Any] = {None: nullcontext, "inference": torch.inference_mode}
+CONTEXTS["autocast"] = lambda: torch.autocast("cpu", torch.bfloat16)
 
 
 def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
@@ -360,23 +294,15 @@ def make(side: Side, call: Call, plain: Answer | None = None) -> Answer:
         values = kwargs if tensor else answer.output
         answer.cache = values.get("past_key_values", values.get("cache_params"))
         # Without `use_cache` each pass adds all tokens to a given cache once more.
-        holds_ids = side.inner.generation_config.use_cache is not False and call.options.get(
-            "use_cache", True
-        )
-        if isinstance(answer.cache, Cache) and holds_ids:
-            side.last = Last(answer.cache, _whole(last, call, answer.ids), _mask(kwargs, call))
+        uses = side.inner.generation_config.use_cache is not False
+        if isinstance(answer.cache, Cache) and uses and call.options.get("use_cache", True):
+            ids, mask = answer.ids, kwargs.get("attention_mask")
+            if call.goes_on == "new" and last:  # it returned the new ids alone
+                ids = torch.cat([last.ids[:, :-1], ids], dim=1)
+            if mask is not None:  # that of the prompt, for each row that came of it
+                mask = mask.repeat_interleave(call.rows // len(mask), dim=0)
+            side.last = Last(answer.cache, ids, mask)
     return answer
-
-
-def _whole(last: Last | None, call: Call, ids: torch.Tensor) -> torch.Tensor:
-    """All ids of a call, of which it may have returned the new ones alone."""
-    return torch.cat([last.ids[:, :-1], ids], dim=1) if call.goes_on == "new" and last else ids
-
-
-def _mask(kwargs: dict[str, Any], call: Call) -> torch.Tensor | None:
-    """The mask of the prompt, for each row that came of it."""
-    mask = kwargs.get("attention_mask")
-    return mask if mask is None else mask.repeat_interleave(call.rows // len(mask), dim=0)
 
 
 def _inputs(side: Side, call: Call) -> dict[str, Any]:
@@ -432,8 +358,10 @@ class KnowsPlain(Prophet):
 def _drafter(side: Side, call: Call, plain: Answer) -> Any:
     """A drafter; those that learn are the same from call to call."""
     name = call.drafter
-    if name in ("auto", "noise"):
-        return name if name == "auto" else Noise()
+    if name == "auto":
+        return name
+    if name == "noise":
+        return Noise()
     if name == "prophet":
         mask = call.mask if call.goes_on is None else None
         return KnowsPlain(plain, mask, random.Random(call.seed).choice([0.3, 0.9, 1.0]))
@@ -450,24 +378,3 @@ def _drafter(side: Side, call: Call, plain: Answer) -> Any:
         }
         side.drafters[name] = made[name]()
     return side.drafters[name]
-
-
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each printable byte."""
-    tokens = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127))]
-    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
-
-
-@cache
-def store() -> Datastore:
-    """A tiny one of random ids."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    rng = random.Random(0)
-    documents = [rng.choices(range(3, VOCABULARY), k=200) for _ in range(20)]
-    path = f"{folder}/store"
-    return Datastore.build(documents, tokenizer(), path, num_proc=1, progress=False)

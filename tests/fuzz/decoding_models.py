@@ -1,22 +1,29 @@
-"""Tiny random models, and what users do to a model between two calls."""
+"""Tiny random models with a tokenizer and a datastore, and what users do to a model between two
+calls."""
 
 from __future__ import annotations
 
+import atexit
 import copy
 import random
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from architecture_mapping import MODEL_TYPES, tiny_model
 from architectures import ARCHITECTURES, VOCAB_SIZE, Architecture, build
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.cache_utils import Cache
+
+from hf_refspec.store.datastore import Datastore
 
 _DROPOUT = dict.fromkeys(
     ("dropout", "attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"),
@@ -36,8 +43,9 @@ _SHORT = {
     "mistral": {"num_key_value_heads": 2, "sliding_window": 9},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9},
 }
-# Its first pass makes its attention layers anew, which draws random numbers.
+# The first pass of a big_bird makes its attention layers anew, which draws random numbers.
 _TYPES = [name for name in MODEL_TYPES if name != "big_bird"]
+Builder = Callable[[], PreTrainedModel]
 
 
 @dataclass
@@ -52,14 +60,9 @@ class Last:
 
 @dataclass
 class Side:
-    """One of two copies of a model: it is decoded plainly or with drafts.
-
-    Attributes:
-        model (`nn.Module`): As the changes have left it.
-        hooks (`list`): Of the model, which can be removed.
-        last ([`Last`], *optional*): Of the last call, if it returned a cache.
-        drafters (`dict[str, Any]`): Those that go on from call to call.
-    """
+    """One of two copies of a model, decoded plainly or with drafts: the model as the changes have
+    left it, its hooks, what the last call has left, and the drafters that learn from call to
+    call."""
 
     model: Any
     hooks: list[Any] = field(default_factory=list)
@@ -68,13 +71,11 @@ class Side:
 
     @property
     def inner(self) -> PreTrainedModel:
-        """The model of transformers inside of what wraps it."""
-        from transformers import GenerationMixin
-
+        """The model of transformers inside what wraps it."""
         return next(each for each in self.model.modules() if isinstance(each, GenerationMixin))
 
 
-def draw_model(rng: random.Random) -> tuple[str, Callable[[], PreTrainedModel]]:
+def draw_model(rng: random.Random) -> tuple[str, Builder]:
     """A type of model, and what builds it: the same at each call."""
     where = rng.random()
     if where < 0.03:
@@ -110,9 +111,7 @@ def _prepare_inputs_for_generation(self, input_ids, **kwargs):
 _OWN = {"_sample": _sample, "prepare_inputs_for_generation": _prepare_inputs_for_generation}
 
 
-def _own_methods(
-    architecture: Architecture, name: str
-) -> tuple[str, Callable[[], PreTrainedModel]]:
+def _own_methods(architecture: Architecture, name: str) -> tuple[str, Builder]:
     """A model of a class of its own, which overrides a method of generation."""
 
     def built() -> PreTrainedModel:
@@ -123,7 +122,27 @@ def _own_methods(
     return f"{architecture.model_type}, its own {name}", built
 
 
-# Changes. Each is done to both sides with the same random numbers.
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each printable byte."""
+    tokens = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127))]
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+
+@cache
+def store() -> Datastore:
+    """A tiny one of random ids."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    rng = random.Random(0)
+    documents = [rng.choices(range(3, VOCAB_SIZE), k=200) for _ in range(20)]
+    return Datastore.build(documents, tokenizer(), f"{folder}/store", num_proc=1, progress=False)
+
+
+# Changes. Each is made to both sides with the same random numbers.
 
 
 def _linear(side: Side, rng: random.Random) -> tuple[nn.Module, str, nn.Linear]:
@@ -159,18 +178,6 @@ def unhook(side: Side, rng: random.Random) -> None:
     side.hooks.clear()
 
 
-def train(side: Side, rng: random.Random) -> None:
-    side.model.train()
-
-
-def train_part(side: Side, rng: random.Random) -> None:
-    rng.choice(list(side.model.modules())).train()
-
-
-def evaluate(side: Side, rng: random.Random) -> None:
-    side.model.eval()
-
-
 def weights(side: Side, rng: random.Random) -> None:
     parameter = rng.choice([each for each in side.model.parameters() if each.ndim > 1])
     parameter.data.copy_(parameter.data.flip(0))
@@ -181,10 +188,6 @@ def swap(side: Side, rng: random.Random) -> None:
     torch.manual_seed(rng.getrandbits(32))
     new = nn.Linear(old.in_features, old.out_features, old.bias is not None)
     setattr(parent, name, new.to(old.weight))
-
-
-def attention(side: Side, rng: random.Random) -> None:
-    side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"]))
 
 
 def quantize(side: Side, rng: random.Random) -> None:
@@ -198,7 +201,7 @@ def torchao_int8(side: Side, rng: random.Random) -> None:
 
 
 def adapter(side: Side, rng: random.Random) -> None:
-    """Adds one, or disables, enables, merges or unmerges the one that there is."""
+    """Adds one, or disables, enables, merges or unmerges the one that is there."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if isinstance(side.model, PeftModel):
@@ -233,28 +236,19 @@ def compiled(side: Side, rng: random.Random) -> None:
         side.model.forward = torch.compile(side.model.forward, backend="eager")
 
 
-def threads(side: Side, rng: random.Random) -> None:
-    torch.set_num_threads(rng.choice([1, 2, 3]))
-
-
 def dtype(side: Side, rng: random.Random) -> None:
     side.model.to(rng.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
     side.last = None
 
 
+_GENERATION: list[tuple[str, Any]] = [("repetition_penalty", 1.3), ("eos_token_id", [2, 5, 9, 17])]
+_GENERATION += [("use_cache", False), ("max_new_tokens", 9), ("return_dict_in_generate", True)]
+_GENERATION += [("output_hidden_states", True), ("cache_implementation", "static")]
+_GENERATION += [("temperature", 0.7)]
+
+
 def generation_config(side: Side, rng: random.Random) -> None:
-    name, value = rng.choice(
-        [
-            ("repetition_penalty", 1.3),
-            ("eos_token_id", [2, 5, 9, 17]),
-            ("use_cache", False),
-            ("max_new_tokens", 9),
-            ("return_dict_in_generate", True),
-            ("output_hidden_states", True),
-            ("cache_implementation", "static"),
-            ("temperature", 0.7),
-        ]
-    )
+    name, value = rng.choice(_GENERATION)
     setattr(side.inner.generation_config, name, value)
 
 
@@ -267,48 +261,49 @@ def copied(side: Side, rng: random.Random) -> None:
     side.model, side.hooks = copy.deepcopy(side.model), []
 
 
-_CHANGES: dict[Callable[[Side, random.Random], None], float] = {
-    hook: 4,
-    unhook: 3,
-    train: 2,
-    train_part: 1,
-    evaluate: 2,
-    weights: 2,
-    swap: 2,
-    attention: 2,
-    quantize: 1.5,
-    torchao_int8: 0.5,
-    adapter: 3,
-    offload: 1,
-    compiled: 0.15,
-    threads: 1,
-    dtype: 1.5,
-    generation_config: 2,
-    checkpointing: 1,
-    copied: 1,
+# By name, each with its weight.
+_CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
+    "hook": (4, hook),
+    "unhook": (3, unhook),
+    "train": (2, lambda side, rng: side.model.train()),
+    "train part": (1, lambda side, rng: rng.choice(list(side.model.modules())).train()),
+    "evaluate": (2, lambda side, rng: side.model.eval()),
+    "weights": (2, weights),
+    "swap": (2, swap),
+    "attention": (
+        2,
+        lambda side, rng: side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"])),
+    ),
+    "quantize": (1.5, quantize),
+    "torchao int8": (0.5, torchao_int8),
+    "adapter": (3, adapter),
+    "offload": (1, offload),
+    "compiled": (0.15, compiled),
+    "threads": (1, lambda side, rng: torch.set_num_threads(rng.choice([1, 2, 3]))),
+    "dtype": (1.5, dtype),
+    "generation config": (2, generation_config),
+    "checkpointing": (1, checkpointing),
+    "copied": (1, copied),
 }
-
-
 # What reads or replaces weights, which are elsewhere once they are offloaded.
-_NEED_WEIGHTS = (weights, swap, quantize, torchao_int8, adapter, offload, dtype, copied)
+_NEED_WEIGHTS = ("weights", "swap", "quantize", "torchao int8", "adapter", "offload", "dtype")
+_NEED_WEIGHTS += ("copied",)
 
 
-def draw_change(rng: random.Random) -> Callable[[Side, random.Random], None]:
-    [change] = rng.choices(list(_CHANGES), list(_CHANGES.values()))
+def draw_change(rng: random.Random) -> str:
+    [change] = rng.choices(list(_CHANGES), [weight for weight, _ in _CHANGES.values()])
     return change
 
 
-def change_error(
-    change: Callable[[Side, random.Random], None], side: Side, seed: int
-) -> Exception | None:
-    """Does a change; returns what it raised where it suits neither the model nor this machine."""
+def change_error(change: str, side: Side, seed: int) -> Exception | None:
+    """Makes a change; returns what it raised if it suits neither the model nor this machine."""
     state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if change in _NEED_WEIGHTS and any(each.is_meta for each in side.model.parameters()):
                 raise ValueError("the weights are offloaded")
-            change(side, random.Random(seed))
+            _CHANGES[change][1](side, random.Random(seed))
     except Exception as error:
         return error
     finally:

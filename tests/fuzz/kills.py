@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hf_refspec.drafting.sessions import memory
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.store.datastore import Datastore
@@ -24,45 +24,36 @@ from . import stores
 from .children import Result, Say, in_children
 from .forging import CONFIG, entries
 from .outcomes import AFTER, BEFORE, BETWEEN, Outcome, difference, digest, snapshot
-from .stores import KINDS, Kind
+from .stores import ALONE, KINDS
 from .syscalls import WRITES, trace
 
 # Tells that a step of a writer's work must not be lost any more.
 Acknowledge = Callable[[], object]
 
 
+def nothing(*_: object) -> None:
+    """Does nothing."""
+
+
 @dataclass(frozen=True)
 class Writer:
     """What writes a stored folder.
 
-    Attributes:
-        name (`str`): What it does.
-        prepare (`Callable`): Makes what is there before, at a path and beside it.
-        write (`Callable`): Writes at the path, and acknowledges steps.
-        state (`Callable`): What a user finds at the path.
-        is_new (`bool`): Whether it makes a new folder.
-        states (`Callable`, *optional*): What a user finds after 0, 1, ... acknowledged steps; by
-            default what there is before and after all of it.
+    `prepare` makes what is there before, at a path and beside it; `write` writes at the path, and
+    acknowledges steps; `state` is what a user finds at the path, and `states` what a user finds
+    after 0, 1, ... acknowledged steps, by default before and after all of it.
     """
 
     name: str
     prepare: Callable[[Path], object]
     write: Callable[[Path, Acknowledge], object]
     state: Callable[[Path], Any]
-    is_new: bool = False
+    is_new: bool = False  # whether it makes a new folder
     states: Callable[[], list[Any]] | None = None
 
 
-@dataclass(frozen=True)
-class Kill:
-    """Where a writer is killed.
-
-    Attributes:
-        writer (`Writer`): Which one.
-        number (`int`): Of the file operation that it is killed before, from 0 on.
-        operation (`str`): What that is.
-        torn (`bool`): Whether it is killed after half of it instead.
-    """
+class Kill(NamedTuple):
+    """Where a writer is killed: before a file operation, by its number, or after half of it."""
 
     writer: Writer
     number: int
@@ -70,126 +61,99 @@ class Kill:
     torn: bool
 
 
-@dataclass(frozen=True)
-class Whole:
-    """What a writer does if it is not killed.
-
-    Attributes:
-        states (`list`): What a user may find, in order: before, after each acknowledged step.
-        files (`dict`): What there is when it has written.
-        again (tuple of both): When it has written once more.
-    """
+class Whole(NamedTuple):
+    """What a writer does if it is not killed: the states that a user may find, in order, the files
+    when it has written, and the last state and the files when it has written once more."""
 
     states: list[Any]
     files: dict[str, Any]
     again: tuple[Any, dict[str, Any]]
 
 
-class Killer:
-    """Kills writers.
+def run_all(count: int, root: Path, writers: Sequence[Writer], seconds: float) -> Iterator[Result]:
+    """Does so many of all kills, evenly spaced, in an empty folder `root`. One kill, and all that
+    is done after it, may take so many seconds."""
+    whole: dict[str, Whole] = {}
+    kills: list[Kill] = []
+    for writer in writers:
+        (root / "before" / writer.name).mkdir(parents=True)
+        writer.prepare(root / "before" / writer.name / "store")
+        with copied(root, writer) as path:
+            whole[writer.name], found = watched(writer, path)
+        kills += found
+    print(f"There are {len(kills):,} places to kill at.", flush=True)
 
-    Args:
-        root (`Path`): An empty folder for all of it.
-        writers (sequence of `Writer`, *optional*): What is killed; by default all.
-        seconds (`float`): How long one kill, and all that is done after it, may take.
-
-    Attributes:
-        kills (`list[Kill]`): All that there can be.
-    """
-
-    def __init__(
-        self, root: Path, writers: Sequence[Writer] | None = None, seconds: float = 60
-    ) -> None:
-        self.root, self.seconds = root, seconds
-        self.whole: dict[str, Whole] = {}
-        self.kills: list[Kill] = []
-        for writer in all_writers() if writers is None else writers:
-            self._original(writer).mkdir(parents=True)
-            writer.prepare(self._original(writer) / "store")
-            with self._place(writer) as path:
-                self._watch(writer, path)
-
-    def run(self, count: int) -> Iterator[Result[Kill]]:
-        """Does so many of the kills, evenly spaced, or all if there are fewer."""
-        count = min(count, len(self.kills))
-        chosen = [self.kills[i * len(self.kills) // count] for i in range(count)]
-        yield from in_children(chosen, self._attempt, self.seconds, self.root / "log")
-
-    def _watch(self, writer: Writer, path: Path) -> None:
-        """Looks at what a writer does if it is not killed, and where it can be."""
-        before = writer.state(path)
-        traced = trace(lambda: writer.write(path, nothing), below=path.parent)
-        if traced.status != 0:
-            raise RuntimeError(f"{writer.name} fails though nobody kills it")
-        after, files = writer.state(path), snapshot(path.parent)
-        again = (after, files)
-        if not writer.is_new:
-            writer.write(path, nothing)
-            again = (writer.state(path), snapshot(path.parent))
-        states = [before, after] if writer.states is None else writer.states()
-        self.whole[writer.name] = Whole(states, files, again)
-        for number, operation in enumerate(traced.operations):
-            self.kills.append(Kill(writer, number, operation, False))
-            if operation.split()[0] in WRITES:
-                self.kills.append(Kill(writer, number, operation, True))
-
-    def _attempt(self, kill: Kill, say: Say) -> Outcome:
-        call = kill.operation.split()[0]
-        say(
-            kill.writer.name,
-            f"{call}, torn" if kill.torn else call,
-            f"at {kill.number}, {kill.operation}{', torn' if kill.torn else ''}",
-        )
-        with self._place(kill.writer) as path:
-            reading, writing = os.pipe()
-
-            def work() -> None:
-                kill.writer.write(path, lambda: os.write(writing, b"."))
-
-            trace(work, path.parent, kill.number, kill.torn)
-            os.close(writing)
-            with os.fdopen(reading, "rb") as file:
-                acknowledged = len(file.read())
+    def attempt(kill: Kill, say: Say) -> Outcome:
+        writer, number, operation, torn = kill
+        call = operation.split()[0] + (", torn" if torn else "")
+        say(writer.name, call, f"at {number}, {operation}{', torn' if torn else ''}")
+        with copied(root, writer) as path:
+            acknowledged = killed(kill, path)
             try:
-                return self._look(kill.writer, path, acknowledged)
+                return judged(writer, whole[writer.name], path, acknowledged)
             except Exception:
                 return Outcome("another error", traceback.format_exc())
 
-    def _look(self, writer: Writer, path: Path, acknowledged: int) -> Outcome:
-        """What a kill has left, and whether the writer can do its work after it."""
-        whole, found = self.whole[writer.name], writer.state(path)
-        if found not in whole.states:
-            return Outcome("wrong results", f"neither as before nor as after: {found}")
-        if found not in whole.states[acknowledged:]:
-            return Outcome("lost in silence", f"{acknowledged} were acknowledged, found: {found}")
-        done = found == whole.states[-1]
-        if done and writer.is_new:
-            shutil.rmtree(path)
+    count = min(count, len(kills))
+    chosen = [kills[i * len(kills) // count] for i in range(count)]
+    yield from in_children(chosen, attempt, seconds, root / "log")
+
+
+@contextmanager
+def copied(root: Path, writer: Writer) -> Iterator[Path]:
+    """A copy of what there is before."""
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        shutil.copytree(root / "before" / writer.name, folder, dirs_exist_ok=True)
+        yield Path(folder) / "store"
+
+
+def watched(writer: Writer, path: Path) -> tuple[Whole, list[Kill]]:
+    """What a writer does if it is not killed, and where it can be."""
+    before = writer.state(path)
+    traced = trace(lambda: writer.write(path, nothing), below=path.parent)
+    if traced.status != 0:
+        raise RuntimeError(f"{writer.name} fails though nobody kills it")
+    after, files = writer.state(path), snapshot(path.parent)
+    again = after, files
+    if not writer.is_new:
         writer.write(path, nothing)
-        twice = done and not writer.is_new
-        expected, files = whole.again if twice else (whole.states[-1], whole.files)
-        if writer.state(path) != expected:
-            return Outcome("wrong results", f"after writing again: {writer.state(path)}")
-        names = difference(snapshot(path.parent), files)
-        if writer.states is not None:
-            names = unnamed(path)
-        if names:
-            return Outcome("left over", f"or not as it would have been: {sorted(names)}")
-        return Outcome(AFTER if done else BEFORE if found == whole.states[0] else BETWEEN)
-
-    def _original(self, writer: Writer) -> Path:
-        return self.root / "before" / writer.name
-
-    @contextmanager
-    def _place(self, writer: Writer) -> Iterator[Path]:
-        """A copy of what there is before."""
-        with tempfile.TemporaryDirectory(dir=self.root) as folder:
-            shutil.copytree(self._original(writer), folder, dirs_exist_ok=True)
-            yield Path(folder) / "store"
+        again = writer.state(path), snapshot(path.parent)
+    kills = []
+    for number, operation in enumerate(traced.operations):
+        tears = [False, True] if operation.split()[0] in WRITES else [False]
+        kills += [Kill(writer, number, operation, torn) for torn in tears]
+    return Whole(writer.states() if writer.states else [before, after], files, again), kills
 
 
-def nothing(*_: object) -> None:
-    """Does nothing."""
+def killed(kill: Kill, path: Path) -> int:
+    """Kills the writer; returns how many steps it had acknowledged."""
+    reading, writing = os.pipe()
+    work = kill.writer.write
+    trace(lambda: work(path, lambda: os.write(writing, b".")), path.parent, kill.number, kill.torn)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        return len(file.read())
+
+
+def judged(writer: Writer, whole: Whole, path: Path, acknowledged: int) -> Outcome:
+    """What a kill has left, and whether the writer can do its work after it."""
+    found = writer.state(path)
+    if found not in whole.states:
+        return Outcome("wrong results", f"neither as before nor as after: {found}")
+    if found not in whole.states[acknowledged:]:
+        return Outcome("lost in silence", f"{acknowledged} were acknowledged, found: {found}")
+    done = found == whole.states[-1]
+    if done and writer.is_new:
+        shutil.rmtree(path)
+    writer.write(path, nothing)
+    twice = done and not writer.is_new
+    expected, files = whole.again if twice else (whole.states[-1], whole.files)
+    if writer.state(path) != expected:
+        return Outcome("wrong results", f"after writing again: {writer.state(path)}")
+    names = difference(snapshot(path.parent), files) if writer.states is None else unnamed(path)
+    if names:
+        return Outcome("left over", f"or not as it would have been: {sorted(names)}")
+    return Outcome(AFTER if done else BEFORE if found == whole.states[0] else BETWEEN)
 
 
 def unnamed(path: Path) -> set[str]:
@@ -197,146 +161,120 @@ def unnamed(path: Path) -> set[str]:
     files = {file.name for file in path.iterdir()}
     if CONFIG not in files:
         return files - {DATABASE}
-    named = {CONFIG, ".lock"} | {
-        entry["name"] for entry in entries(json.loads((path / CONFIG).read_bytes()))
-    }
-    return files - named
+    config = json.loads((path / CONFIG).read_bytes())
+    return files - {CONFIG, ".lock"} - {entry["name"] for entry in entries(config)}
 
 
-def read_by(kind: Kind) -> Callable[[Path], dict[str, str]]:
+def read_by(name: str) -> Callable[[Path], dict[str, str]]:
     """What the readers of a kind find at a path, or why not."""
+    [kind] = [kind for kind in KINDS if kind.name == name]
 
     def state(path: Path) -> dict[str, str]:
         found = {}
-        for name, use in kind.readers.items():
+        for reader, use in kind.readers.items():
             with tempfile.TemporaryDirectory() as spare:
                 try:
-                    found[name] = digest(use(path, Path(spare)))
+                    found[reader] = digest(use(path, Path(spare)))
                 except (DatastoreError, FileNotFoundError) as error:
-                    found[name] = str(error).replace(str(path), "PATH")
+                    found[reader] = str(error).replace(str(path), "PATH")
         return found
 
     return state
 
 
 def all_writers() -> list[Writer]:
-    """Each that there is."""
-    kinds = {kind.name: kind for kind in KINDS}
+    base, table = read_by("knowledge base"), read_by("recycling table")
+    build_base, build_table = stores.build_knowledge_base, stores.build_recycling_table
     return [
-        *datastore_writers(read_by(kinds["datastore"])),
-        Writer(
-            "knowledge base: build",
-            nothing,
-            lambda path, _: stores.build_knowledge_base(path),
-            read_by(kinds["knowledge base"]),
-            is_new=True,
-        ),
-        *knn_writers(read_by(kinds["kNN datastore"])),
-        Writer(
-            "recycling table: save",
-            nothing,
-            lambda path, _: stores.build_recycling_table(path),
-            read_by(kinds["recycling table"]),
-            is_new=True,
-        ),
-        *cache_writers(),
+        *datastore_writers(read_by("datastore")),
+        Writer("knowledge base: build", nothing, lambda path, _: build_base(path), base, True),
+        *knn_writers(read_by("kNN datastore")),
+        Writer("recycling table: save", nothing, lambda path, _: build_table(path), table, True),
+        cache_writer("new", 0, 10_000),
+        cache_writer("opened again", 15, 10_000),
+        cache_writer("forgetting", 12, 200),
     ]
 
 
-def datastore_writers(state: Callable[[Path], Any]) -> list[Writer]:
-    options: dict[str, Any] = {"num_proc": 1, "progress": False}
+def datastore_writers(state: Callable[[Path], Any]) -> Iterator[Writer]:
     known, texts = stores.tokenizer(), stores.texts(15)
 
-    def build(path: Path, *_: object) -> None:
-        Datastore.build(texts[:12], known, path, shard_tokens=300, **options)
+    def build(path: Path, _: Any = None, shard_tokens: int = 300, **options: Any) -> None:
+        options |= ALONE
+        Datastore.build(texts[:12], known, path, shard_tokens=shard_tokens, **options)
 
-    def resume(path: Path, *_: object) -> None:
-        Datastore.build(texts[:12], known, path, shard_tokens=150, resume=True, **options)
+    def deduplicate(path: Path, _: Any) -> None:
+        try:
+            Datastore(path).extend(texts[9:], known, deduplicate=True, **ALONE)
+        except ValueError as error:  # the second time, all of it is there already
+            if "no document that the datastore does not have" not in str(error):
+                raise
 
-    def extend(path: Path, *_: object) -> None:
-        Datastore(path).extend(texts[12:], known, **options)
-
-    def deduplicate(path: Path, *_: object) -> None:
-        with suppress_no_news():
-            Datastore(path).extend(texts[9:], known, deduplicate=True, **options)
-
-    def compact(path: Path, *_: object) -> None:
+    def compact(path: Path, _: Any) -> None:
         Datastore(path).compact(ngrams_per_order=11, progress=False)
 
-    def merge(path: Path, *_: object) -> None:
-        Datastore(path).merge(num_proc=1, progress=False)
+    def other(path: Path) -> Path:
+        return path.with_name("other")
 
-    def beside(path: Path) -> None:
-        stores.build_datastore(path.with_name("other"))
+    def build_other(path: Path) -> None:
+        stores.build_datastore(other(path))
 
-    def compact_other(path: Path, *_: object) -> None:
-        other = Datastore(path.with_name("other"))
-        other.compact(path, ngrams_per_order=11, progress=False)
-
-    def save_other(path: Path, *_: object) -> None:
-        Datastore(path.with_name("other")).save_pretrained(path)
+    def compact_other(path: Path, _: Any) -> None:
+        Datastore(other(path)).compact(path, ngrams_per_order=11, progress=False)
 
     many = [[20 + number, 7, number, 7, number] for number in range(6)]
 
     def extend_often(path: Path, acknowledge: Acknowledge) -> None:
         store = Datastore(path)
         for document in many[store.documents - len(texts[:12]) :]:
-            store = store.extend([document], known, **options)
+            store = store.extend([document], known, **ALONE)
             acknowledge()
 
     def states_of_many() -> list[Any]:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "store"
-            build(path)
+            build(path := Path(folder) / "store")
             found = [state(path)]
             extend_often(path, lambda: found.append(state(path)))
         return found
 
     both = stores.build_datastore
-    return [
-        Writer("datastore: build", nothing, build, state, is_new=True),
-        Writer("datastore: build, resumed", nothing, resume, state, is_new=True),
-        Writer("datastore: extend", both, extend, state),
-        Writer("datastore: extend often", build, extend_often, state, states=states_of_many),
-        Writer("datastore: extend by what is new", build, deduplicate, state),
-        Writer("datastore: merge", both, merge, state),
-        Writer("datastore: compact", build, compact, state),
-        Writer("datastore: compact again", both, compact, state),
-        Writer("datastore: compact elsewhere", beside, compact_other, state, is_new=True),
-        Writer("datastore: save", beside, save_other, state, is_new=True),
-    ]
+    written: dict[str, tuple[Any, Any]] = {
+        "extend": (both, lambda path, _: Datastore(path).extend(texts[12:], known, **ALONE)),
+        "extend by what is new": (build, deduplicate),
+        "merge": (both, lambda path, _: Datastore(path).merge(**ALONE)),
+        "compact": (build, compact),
+        "compact again": (both, compact),
+    }
+    made: dict[str, tuple[Any, Any]] = {
+        "build": (nothing, build),
+        "build, resumed": (nothing, partial(build, shard_tokens=150, resume=True)),
+        "compact elsewhere": (build_other, compact_other),
+        "save": (build_other, lambda path, _: Datastore(other(path)).save_pretrained(path)),
+    }
+    for name, how in written.items():
+        yield Writer(f"datastore: {name}", *how, state)
+    for name, how in made.items():
+        yield Writer(f"datastore: {name}", *how, state, is_new=True)
+    yield Writer("datastore: extend often", build, extend_often, state, states=states_of_many)
 
 
-@contextmanager
-def suppress_no_news() -> Iterator[None]:
-    """Lets an extension by what is there already, the second one, change nothing."""
-    try:
-        yield
-    except ValueError as error:
-        if "no document that the datastore does not have" not in str(error):
-            raise
-
-
-def knn_writers(state: Callable[[Path], Any]) -> list[Writer]:
+def knn_writers(state: Callable[[Path], Any]) -> Iterator[Writer]:
     model, known, texts = stores.model(), stores.tokenizer(), stores.texts(24)
 
-    def build(path: Path, *_: object) -> None:
+    def build(path: Path, _: Any = None) -> None:
         KnnDatastore.build(model, known, texts, path, progress=False)
 
-    def add_pq_index(path: Path, *_: object) -> None:
-        KnnDatastore(path).add_pq_index()
-
-    def tune(path: Path, *_: object) -> None:
+    def tune(path: Path, _: Any) -> None:
         KnnDatastore(path).tune(model, known, [text[::-1] for text in texts])
 
-    return [
-        Writer("kNN datastore: build", nothing, build, state, is_new=True),
-        Writer("kNN datastore: PQ index", build, add_pq_index, state),
-        Writer("kNN datastore: tune", build, tune, state),
-    ]
+    yield Writer("kNN datastore: build", nothing, build, state, is_new=True)
+    index = "kNN datastore: PQ index"
+    yield Writer(index, build, lambda path, _: KnnDatastore(path).add_pq_index(), state)
+    yield Writer("kNN datastore: tune", build, tune, state)
 
 
-def cache_writers() -> list[Writer]:
+def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:
+    """What remembers calls in a cache of so many tokens, in which some are remembered already."""
     # Each is another one, so that the last one that is remembered tells how many there were.
     calls = [
         (stores.token_ids(f"call {number} of"), stores.token_ids(f" the calls: {number * number}"))
@@ -344,46 +282,27 @@ def cache_writers() -> list[Writer]:
     ]
     found_of = [[prompt.tolist(), output.tolist()] for prompt, output in calls]
 
-    def writer(name: str, begun: int, most_tokens: int) -> Writer:
-        @contextmanager
-        def opened(path: Path) -> Iterator[RetrievalCache]:
-            memory.SEAL_TOKENS = stores.SEAL_TOKENS
-            cache = RetrievalCache(stores.tokenizer(), max_tokens=most_tokens, path=path)
-            try:
-                yield cache
-            finally:
-                cache.close()
-
-        def add(path: Path, end: int, acknowledge: Acknowledge) -> None:
-            with opened(path) as cache:
-                found = stores.remembered(cache)
-                for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
-                    cache.add(*call)
-                    acknowledge()
-
-        def state(path: Path) -> Any:
-            with opened(path) as cache:
-                return stores.remembered(cache)
-
-        def states() -> list[Any]:
-            cache = RetrievalCache(max_tokens=most_tokens)
-            found = []
-            for number, call in enumerate(calls, 1):
-                if number > begun:
-                    found.append(stores.remembered(cache))
+    def add(path: Path, acknowledge: Acknowledge, end: int = len(calls)) -> None:
+        with stores.opened_cache(path, max_tokens=most_tokens) as cache:
+            found = stores.remembered(cache)
+            for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
                 cache.add(*call)
-            return [*found, stores.remembered(cache)]
+                acknowledge()
 
-        return Writer(
-            name,
-            lambda path: add(path, begun, nothing) if begun else None,
-            lambda path, acknowledge: add(path, len(calls), acknowledge),
-            state,
-            states=states,
-        )
+    def state(path: Path) -> Any:
+        with stores.opened_cache(path, max_tokens=most_tokens) as cache:
+            return stores.remembered(cache)
 
-    return [
-        writer("retrieval cache: new", 0, 10_000),
-        writer("retrieval cache: opened again", 15, 10_000),
-        writer("retrieval cache: forgetting", 12, 200),
-    ]
+    def states() -> list[Any]:
+        cache = RetrievalCache(max_tokens=most_tokens)
+        found = [stores.remembered(cache)]
+        for call in calls:
+            cache.add(*call)
+            found.append(stores.remembered(cache))
+        return found[begun:]
+
+    def prepare(path: Path) -> None:
+        if begun:
+            add(path, nothing, begun)
+
+    return Writer(f"retrieval cache: {name}", prepare, add, state, states=states)

@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import socket
+import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from . import arrays, configs, databases
-from .boundaries import BOUNDARIES
-from .forging import CONFIG, forge, is_plain
+from .arrays import mutate_header, mutate_lengths, mutate_numbers, mutate_sizes
+from .configs import mutate_config, mutate_tokenizer
+from .databases import mutate_database
+from .forging import BOUNDARIES, CONFIG, Place, forge
 
 HUGE = 200 << 30  # of a sparse file, which takes no room
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an attack goes on.
-
-    Attributes:
-        folder (`Path`): The stored folder.
-        outside (`Path`): What nobody may change: a file `victim`, and nothing else.
-        spare (`Path`): An empty folder that is written into.
-    """
-
-    folder: Path
-    outside: Path
-    spare: Path
-
-    @classmethod
-    def made(cls, root: Path) -> Place:
-        """Makes a place around the folder `root / "store"`."""
-        place = cls(root / "store", root / "outside", root / "spare")
-        place.outside.mkdir()
-        place.spare.mkdir()
-        (place.outside / "victim").write_text("what is here is somebody else's\n")
-        return place
-
-
-# Returns what was done, in words.
-Mutation = Callable[[Place, random.Random], str]
-
-
 def mutate(place: Place, generator: random.Random) -> tuple[str, str]:
-    """Damages a folder.
-
-    Returns:
-        The name of the (last) mutation, and what was done, in words.
-    """
+    """Damages a folder; returns the name of the (last) mutation, and what was done, in words."""
     last, done = "none", list[str]()
     wanted = generator.choice([1, 1, 1, 1, 2, 3])
     for _ in range(20):
@@ -68,15 +36,9 @@ def mutate(place: Place, generator: random.Random) -> tuple[str, str]:
     return last, "; ".join(done)
 
 
-def some_file(place: Place, generator: random.Random) -> Path:
-    """A file of the folder that is still a file."""
-    files = [file for file in sorted(place.folder.iterdir()) if is_plain(file)]
-    return generator.choice([file for file in files if file.stat().st_size])
-
-
 def bits(place: Place, generator: random.Random) -> str:
     """Flips some bits; every byte stays where it is."""
-    file = some_file(place, generator)
+    file = place.some_file(generator)
     data = bytearray(file.read_bytes())
     at = [generator.randrange(len(data)) for _ in range(generator.choice([1, 1, 1, 3]))]
     for i in at:
@@ -87,9 +49,9 @@ def bits(place: Place, generator: random.Random) -> str:
 
 def blocks(place: Place, generator: random.Random) -> str:
     """Overwrites, inserts, deletes or repeats some bytes."""
-    file = some_file(place, generator)
+    file = place.some_file(generator)
     data = bytearray(file.read_bytes())
-    # What stands at the beginning, the header, is worth more attempts than its share.
+    # The header, at the beginning, is hit more often than its share.
     at = generator.randrange(min(len(data), generator.choice([16, 200, len(data)])))
     length = generator.choice([1, 2, 4, 8, 64, 300])
     what = generator.choice(["random", "filled", "number", "inserted", "deleted", "repeated"])
@@ -114,7 +76,7 @@ def blocks(place: Place, generator: random.Random) -> str:
 
 def resized(place: Place, generator: random.Random) -> str:
     """Cuts a file short, or makes it longer."""
-    file = some_file(place, generator)
+    file = place.some_file(generator)
     size = file.stat().st_size
     new = generator.choice([0, 1, 7, 8, 9, size // 2, size - 1, size + 1, size + 9, 2 * size])
     os.truncate(file, new)
@@ -123,71 +85,52 @@ def resized(place: Place, generator: random.Random) -> str:
 
 def replaced(place: Place, generator: random.Random) -> str:
     """Puts something else in the place of a file."""
-    file = some_file(place, generator)
-    victim = place.outside / "victim"
+    file = place.some_file(generator)
     what = generator.choice(REPLACEMENTS)
     content = file.read_bytes()
     file.unlink()
-    if what == "folder":
+    put(file, what, place, content)
+    return f"{file.name} is now {what}"
+
+
+REPLACEMENTS = ["folder", "pipe", "socket", "sparse", "unreadable", "missing", "link to a copy"]
+REPLACEMENTS += ["link to itself", "link to a victim", "hard link to a victim", "link to nothing"]
+REPLACEMENTS += ["link to zeros", "link to a folder"]
+
+
+def put(file: Path, what: str, place: Place, content: bytes) -> None:
+    """Makes something of any kind at a path where nothing is."""
+    links = {
+        "link to a copy": place.outside / file.name,
+        "link to itself": file,
+        "link to a victim": place.outside / "victim",
+        "link to nothing": place.outside / "nothing",
+        "link to zeros": Path("/dev/zero"),
+        "link to a folder": place.outside,
+    }
+    if what == "link to a copy":
+        links[what].write_bytes(content)
+    if what in links:
+        file.symlink_to(links[what])
+    elif what == "hard link to a victim":
+        os.link(place.outside / "victim", file)
+    elif what == "folder":
         file.mkdir()
     elif what == "pipe":
         os.mkfifo(file)
     elif what == "socket":
-        bind(file)
-    elif what == "sparse":
-        file.touch()
-        os.truncate(file, HUGE)
-    elif what == "unreadable":
-        file.write_bytes(content)
-        file.chmod(0)
-    elif what == "hard link to a victim":
-        os.link(victim, file)
-    elif what == "link to a copy":
-        (place.outside / file.name).write_bytes(content)
-        file.symlink_to(place.outside / file.name)
+        os.mknod(file, stat.S_IFSOCK | 0o600)
     elif what != "missing":
-        links = {
-            "link to itself": file,
-            "link to a victim": victim,
-            "link to nothing": place.outside / "nothing",
-            "link to zeros": Path("/dev/zero"),
-            "link to a folder": place.outside,
-        }
-        file.symlink_to(links[what])
-    return f"{file.name} is now {what}"
-
-
-REPLACEMENTS = [
-    "folder",
-    "pipe",
-    "socket",
-    "sparse",
-    "unreadable",
-    "missing",
-    "link to a copy",
-    "link to itself",
-    "link to a victim",
-    "hard link to a victim",
-    "link to nothing",
-    "link to zeros",
-    "link to a folder",
-]
-
-
-def bind(file: Path) -> None:
-    """Makes a socket; the path of one is short, so that it is made from within its folder."""
-    before = os.getcwd()
-    os.chdir(file.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(file.name)
-    finally:
-        os.chdir(before)
+        file.write_bytes(b"" if what == "sparse" else content)
+        if what == "sparse":
+            os.truncate(file, HUGE)
+        elif what == "unreadable":
+            file.chmod(0)
 
 
 def swapped(place: Place, generator: random.Random) -> str:
     """Exchanges two files, or copies one over the other."""
-    one, other = some_file(place, generator), some_file(place, generator)
+    one, other = place.some_file(generator), place.some_file(generator)
     first, second = one.read_bytes(), other.read_bytes()
     other.write_bytes(first)
     if generator.random() < 0.5:
@@ -198,56 +141,36 @@ def swapped(place: Place, generator: random.Random) -> str:
 def added(place: Place, generator: random.Random) -> str:
     """Puts a file where a writer may write, or a reader look for more."""
     named = [file.name for file in place.folder.iterdir()]
-    names = [
-        f".{generator.choice(named)}.new",
-        f".{CONFIG}.new",
-        f".{CONFIG}.new",
-        ".ngrams.safetensors.new",
-        "ngrams.safetensors",
-        ".tokens-00003.safetensors.new",
-        "progress.json",
-        "tokens-00003.safetensors",
-        "suffixes-00003.safetensors",
-        "sessions.sqlite-wal",
-        "sessions.sqlite-shm",
-        "sessions.sqlite-journal",
-        "README.md",
-        ".lock",
-    ]
-    file = place.folder / generator.choice(names)
+    file = place.folder / generator.choice([f".{generator.choice(named)}.new", *ADDED])
     file.unlink(missing_ok=True)
-    what = generator.choice(ADDITIONS)
-    if what == "hard link":
-        os.link(place.outside / "victim", file)
-    elif what in ("victim", "nothing"):
-        file.symlink_to(place.outside / what)
-    elif what == "pipe":
-        os.mkfifo(file)
-    elif what == "folder":
-        file.mkdir()
+    what = generator.choice(list(ADDITIONS))
+    put(file, ADDITIONS[what], place, generator.randbytes(200) if what == "garbage" else b"")
+    if what == "folder":
         (file / "note").touch()
-    else:
-        file.write_bytes(generator.randbytes(200) if what == "garbage" else b"")
-        if what == "sparse":
-            os.truncate(file, HUGE)
     return f"{file.name}, {what}"
 
 
-ADDITIONS = ["empty", "garbage", "pipe", "folder", "sparse", "victim", "nothing", "hard link"]
+ADDED = [f".{CONFIG}.new", f".{CONFIG}.new", ".ngrams.safetensors.new", "ngrams.safetensors"]
+ADDED += [".tokens-00003.safetensors.new", "progress.json", "tokens-00003.safetensors"]
+ADDED += ["suffixes-00003.safetensors", "sessions.sqlite-wal", "sessions.sqlite-shm"]
+ADDED += ["sessions.sqlite-journal", "README.md", ".lock"]
+ADDITIONS = {each: each for each in ["empty", "garbage", "pipe", "folder", "sparse"]}
+ADDITIONS |= {"victim": "link to a victim", "nothing": "link to nothing"}
+ADDITIONS |= {"hard link": "hard link to a victim"}
 
-
-MUTATIONS: dict[str, tuple[Mutation, int]] = {
+# By name, each with its weight.
+MUTATIONS: dict[str, tuple[Callable[[Place, random.Random], str], int]] = {
     "bits": (bits, 5),
     "bytes": (blocks, 5),
     "size": (resized, 3),
     "replaced": (replaced, 6),
     "swapped": (swapped, 2),
     "added": (added, 5),
-    "config": (lambda place, generator: configs.mutate(place.folder, generator), 9),
-    "tokenizer": (lambda place, generator: configs.mutate_tokenizer(place.folder, generator), 2),
-    "header": (lambda place, generator: arrays.mutate_header(place.folder, generator), 5),
-    "numbers": (lambda place, generator: arrays.mutate_numbers(place.folder, generator), 7),
-    "lengths": (lambda place, generator: arrays.mutate_lengths(place.folder, generator), 4),
-    "sizes": (lambda place, generator: arrays.mutate_sizes(place.folder, generator), 3),
-    "database": (lambda place, generator: databases.mutate(place.folder, generator), 9),
+    "config": (mutate_config, 9),
+    "tokenizer": (mutate_tokenizer, 2),
+    "header": (mutate_header, 5),
+    "numbers": (mutate_numbers, 7),
+    "lengths": (mutate_lengths, 4),
+    "sizes": (mutate_sizes, 3),
+    "database": (mutate_database, 9),
 }

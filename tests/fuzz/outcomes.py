@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,41 +16,22 @@ from typing import Any
 
 from hf_refspec.store.files import DatastoreError
 
-from .mutations import Place
-from .stores import Kind, Use
+from .forging import Place
 
-SAME = "same results"
-OTHER = "other results"
+SAME, OTHER = "same results", "other results"
 REFUSED = "refused"
 UNWRITABLE = "cannot be written"
 # Of a writer that was killed: what a user finds.
 BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
-# Of building from a source.
-BUILT = "built"
+BUILT = "built"  # from a source
 # Of calls of `generate`, plainly and drafted.
-EQUAL = "equal"
-PLAIN_RAISED = "plain raised"
-TIE = "tie"
+EQUAL, PLAIN_RAISED, TIE = "equal", "plain raised", "tie"
 GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, EQUAL, REFUSED, PLAIN_RAISED, TIE)
 
 # What may not happen, the worst last.
-DIFFERENT = "different"
-CRASHED = "crashed alone"
-BAD = (
-    "bad message",
-    "another error",
-    "out of memory",
-    "wrong results",
-    "lost in silence",
-    "left over",
-    "changed by reading",
-    "wrote outside",
-    DIFFERENT,
-    CRASHED,
-    "crash",
-    "hang",
-)
-_RANK = {name: rank for rank, name in enumerate((*GOOD, *BAD))}
+DIFFERENT, CRASHED = "different", "crashed alone"
+BAD = ("bad message", "another error", "out of memory", "wrong results", "lost in silence")
+BAD += ("left over", "changed by reading", "wrote outside", DIFFERENT, CRASHED, "crash", "hang")
 # Of terminals, and halves of surrogate pairs, which cannot be printed.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
 _LONGEST_MESSAGE = 2000
@@ -59,12 +40,7 @@ _LARGEST_COMPARED = 1 << 24
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a use ended.
-
-    Attributes:
-        name (`str`): One of `GOOD` or `BAD`.
-        detail (`str`): More about it, for people.
-    """
+    """How something ended, one of `GOOD` or `BAD`, and more about it for people."""
 
     name: str
     detail: str = ""
@@ -76,56 +52,42 @@ class Outcome:
     @property
     def rank(self) -> int:
         """Its place in a table, the worst last."""
-        return _RANK[self.name]
+        return (*GOOD, *BAD).index(self.name)
 
     @staticmethod
     def worst(outcomes: list[Outcome]) -> Outcome:
-        """The one that says most."""
         return max(outcomes, key=lambda outcome: outcome.rank)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """What an undamaged folder is.
-
-    Attributes:
-        results (`dict[str, str]`): What each use of it returns, as a digest.
-    """
-
-    results: dict[str, str]
-
-    @classmethod
-    def of(cls, kind: Kind, place: Place) -> Whole:
-        """Uses the folder of a place, which is not damaged."""
-        found = {}
-        for name, use in kind.uses().items():
-            empty(place.spare)
-            found[name] = digest(use(place.folder, place.spare))
-        return cls(found)
 
 
 def digest(result: Any) -> str:
     return hashlib.sha256(repr(result).encode()).hexdigest()
 
 
-def attack(kind: Kind, place: Place, whole: Whole) -> list[Outcome]:
-    """Uses a folder that was damaged, as a user would.
+# A use gets the folder, and an empty one to write into. What it returns is compared.
+Use = Callable[[Path, Path], Any]
 
-    Args:
-        kind ([`Kind`]): Its kind.
-        place ([`Place`]): Where it is.
-        whole ([`Whole`]): What it was.
 
-    Returns:
-        How each use ended.
-    """
+def results_of(uses: Mapping[str, Use], place: Place) -> dict[str, str]:
+    """What each use of an undamaged folder returns, as a digest."""
+    found = {}
+    for name, use in uses.items():
+        empty(place.spare)
+        found[name] = digest(use(place.folder, place.spare))
+    return found
+
+
+def attack(
+    readers: Mapping[str, Use], writers: Mapping[str, Use], place: Place, whole: Mapping[str, str]
+) -> Outcome:
+    """Uses a damaged folder as a user would, and returns the worst outcome; `whole` has what the
+    uses returned before the damage."""
     outcomes = []
     outside, content = snapshot(place.outside, times=True), snapshot(place.folder)
-    for name, use in kind.uses().items():
+    for name, use in {**readers, **writers}.items():
         empty(place.spare)
-        reads = name in kind.readers
+        reads = name in readers
         with recorded_warnings() as warnings:
-            outcome = used(use, place, whole.results[name], writes=not reads)
+            outcome = used(use, place, whole[name], writes=not reads)
         for text in warnings:
             outcome = message_fault(text, place, needs_path=False) or outcome
         if outcome.name in (REFUSED, UNWRITABLE) and (left := sorted(place.spare.iterdir())):
@@ -137,7 +99,7 @@ def attack(kind: Kind, place: Place, whole: Whole) -> list[Outcome]:
         if difference(outside, snapshot(place.outside, times=True)):
             outcome = Outcome("wrote outside", f"{outcome.name}: {outcome.detail}")
         outcomes.append(Outcome(outcome.name, f"{name}: {outcome.detail}"))
-    return outcomes
+    return Outcome.worst(outcomes)
 
 
 def used(use: Use, place: Place, before: str, writes: bool) -> Outcome:
@@ -150,11 +112,10 @@ def used(use: Use, place: Place, before: str, writes: bool) -> Outcome:
         return Outcome("out of memory", traceback.format_exc())
     except AssertionError as error:
         return Outcome("wrong results", str(error))
-    except OSError as error:
-        if writes or "cannot be loaded" in str(error):  # the ones that are documented
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        documented = isinstance(error, OSError) and (writes or "cannot be loaded" in str(error))
+        if documented:
             return message_fault(str(error), place) or Outcome(UNWRITABLE, str(error))
-        return Outcome("another error", traceback.format_exc())
-    except BaseException:  # a panic of a library in Rust is no Exception
         return Outcome("another error", traceback.format_exc())
 
 
@@ -174,7 +135,7 @@ def recorded_warnings() -> Iterator[list[str]]:
     """What the package warns of meanwhile."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("hf_refspec")
     logger.addHandler(handler)
     try:
@@ -184,7 +145,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
-    """All that is in a folder but its lock: of each what it is and what is in it."""
+    """All that is in a folder but its lock: of each entry what it is and what is in it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
@@ -192,9 +153,8 @@ def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
         if stat.S_ISLNK(about.st_mode):
             content = str(path.readlink())
         elif stat.S_ISREG(about.st_mode):
-            content = about.st_size
-            if about.st_size < _LARGEST_COMPARED:
-                content = path.read_bytes()
+            small = about.st_size < _LARGEST_COMPARED
+            content = path.read_bytes() if small else about.st_size
         when = about.st_mtime_ns if times else 0
         if path.name != ".lock":
             found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), content, when)

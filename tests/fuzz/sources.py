@@ -7,10 +7,9 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -19,28 +18,20 @@ from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.datastore import Datastore
 
 from .children import Result, Say, in_children
-from .mutations import Place
+from .forging import Place
 from .outcomes import BUILT, REFUSED, Outcome, message_fault
 
-BUILDERS: dict[str, Callable[[Any, Path], object]] = {
-    "datastore": lambda source, path: Datastore.build(
-        source, word_tokenizer(), path, progress=False
-    ),
-    "knowledge base": lambda source, path: KnowledgeBase.build(
-        source, word_tokenizer(), None, path, progress=False
-    ),
-}
+
+def build(kind: str, source: Any, path: Path) -> None:
+    if kind == "datastore":
+        Datastore.build(source, word_tokenizer(), path, progress=False)
+    else:
+        KnowledgeBase.build(source, word_tokenizer(), None, path, progress=False)
 
 
-@dataclass(frozen=True)
-class Source:
-    """What is built from.
-
-    Attributes:
-        name (`str`): What it is.
-        make (`Callable`): Makes it in a folder; returns what is given to `build`.
-        ends (tuple of `str`): How building from it may end.
-    """
+class Source(NamedTuple):
+    """What is built from: its name, what makes it in a folder and returns what is given to `build`,
+    and how building from it may end."""
 
     name: str
     make: Callable[[Path], Any]
@@ -65,7 +56,7 @@ def words(count: int) -> list[str]:
     return generator.choices(known, k=count)
 
 
-def sources(line_bytes: int, documents: int) -> list[Source]:
+def all_sources(line_bytes: int, documents: int) -> Iterator[Source]:
     """All of them: a line of so many bytes, and so many documents."""
 
     def line(folder: Path) -> Path:
@@ -77,7 +68,7 @@ def sources(line_bytes: int, documents: int) -> list[Source]:
         return folder / "line.txt"
 
     def tiny(folder: Path) -> Iterator[str]:
-        return (f"{word}" for word in words(documents))
+        yield from words(documents)
 
     def empty(folder: Path) -> Iterator[str]:
         yield "one that is not"
@@ -98,65 +89,58 @@ def sources(line_bytes: int, documents: int) -> list[Source]:
         return folder / "pipe"
 
     def with_pipe(folder: Path) -> Path:
-        pipe(folder)
         (folder / "text.txt").write_text("a text")
-        return folder
+        return pipe(folder).parent
 
     def linked_pipe(folder: Path) -> Path:
-        pipe(folder)
-        (folder / "text.txt").symlink_to(folder / "pipe")
+        (folder / "text.txt").symlink_to(pipe(folder))
         return folder / "text.txt"
 
-    either = (BUILT, REFUSED)
-    return [
-        Source(f"a line of {line_bytes:,} bytes", line),
-        Source(f"{documents:,} tiny documents", tiny),
-        Source(f"{documents:,} empty documents", empty),
-        Source("a folder with loops of links", looped),
-        Source("a pipe", pipe, (REFUSED,)),
-        Source("a folder with a pipe", with_pipe, either),
-        Source("a link to a pipe", linked_pipe, (REFUSED,)),
-        Source("a device", lambda folder: Path("/dev/zero"), (REFUSED,)),
-        Source("a list with a device", lambda folder: [Path("/dev/zero")], (REFUSED,)),
-    ]
+    device = Path("/dev/zero")
+    yield Source(f"a line of {line_bytes:,} bytes", line)
+    yield Source(f"{documents:,} tiny documents", tiny)
+    yield Source(f"{documents:,} empty documents", empty)
+    yield Source("a folder with loops of links", looped)
+    yield Source("a pipe", pipe, (REFUSED,))
+    yield Source("a folder with a pipe", with_pipe, (BUILT, REFUSED))
+    yield Source("a link to a pipe", linked_pipe, (REFUSED,))
+    yield Source("a device", lambda folder: device, (REFUSED,))
+    yield Source("a list with a device", lambda folder: [device], (REFUSED,))
 
 
-def build_all(
-    root: Path, line_bytes: int, documents: int, seconds: float = 600
-) -> Iterator[Result[tuple[str, Source]]]:
+def build_all(root: Path, line_bytes: int, documents: int, seconds: float) -> Iterator[Result]:
     """Builds each kind of folder from each source."""
-    items = [(kind, each) for each in sources(line_bytes, documents) for kind in BUILDERS]
+    kinds = ("datastore", "knowledge base")
+    items = [(kind, each) for each in all_sources(line_bytes, documents) for kind in kinds]
     word_tokenizer()  # once, for all children
-    yield from in_children(items, lambda item, say: _build(root, *item, say), seconds, root / "log")
+
+    def attempt(item: tuple[str, Source], say: Say) -> Outcome:
+        with tempfile.TemporaryDirectory(dir=root) as name:
+            place = Place(Path(name) / "store", Path(name) / "corpus", Path(name) / "spare")
+            return _attempt(*item, place, say)
+
+    yield from in_children(items, attempt, seconds, root / "log")
 
 
-def _build(root: Path, kind: str, source: Source, say: Say) -> Outcome:
-    with tempfile.TemporaryDirectory(dir=root) as name:
-        place = Place(Path(name) / "store", Path(name) / "corpus", Path(name) / "spare")
-        place.outside.mkdir()
-        corpus = source.make(place.outside)
-        say(source.name, kind, "")
-        begin, before = time.monotonic(), _resident("VmRSS")
-        _forget_peak()
-        try:
-            BUILDERS[kind](corpus, place.folder)
-            outcome = Outcome(BUILT)
-        except (ValueError, OSError) as error:
-            outcome = message_fault(str(error), place, needs_path=False) or Outcome(
-                REFUSED, str(error)
-            )
-        left = {file.name for file in Path(name).iterdir()} - {"store", "corpus"}
-        if left:
-            return Outcome("left over", str(left))
-        if outcome.name not in source.ends:
-            return Outcome("wrong results", f"{outcome.name}, {outcome.detail}")
-        took, more = time.monotonic() - begin, _resident("VmHWM") - before
-        return Outcome(outcome.name, f"{took:.1f} s, {more >> 20:,} MB; {outcome.detail}")
-
-
-def _forget_peak() -> None:
-    """Begins to measure the most memory that this process has anew."""
-    Path("/proc/self/clear_refs").write_text("5")
+def _attempt(kind: str, source: Source, place: Place, say: Say) -> Outcome:
+    place.outside.mkdir()
+    corpus = source.make(place.outside)
+    say(source.name, kind, "built")
+    begin, before = time.monotonic(), _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # measures the most memory anew
+    try:
+        build(kind, corpus, place.folder)
+        outcome = Outcome(BUILT)
+    except (ValueError, OSError) as error:
+        fault = message_fault(str(error), place, needs_path=False)
+        outcome = fault or Outcome(REFUSED, str(error))
+    left = {file.name for file in place.folder.parent.iterdir()} - {"store", "corpus"}
+    if left:
+        return Outcome("left over", str(left))
+    if outcome.name not in source.ends:
+        return Outcome("wrong results", f"{outcome.name}, {outcome.detail}")
+    took, more = time.monotonic() - begin, _resident("VmHWM") - before
+    return Outcome(outcome.name, f"{took:.1f} s, {more >> 20:,} MB; {outcome.detail}")
 
 
 def _resident(what: str) -> int:

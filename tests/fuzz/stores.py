@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -33,8 +34,8 @@ from hf_refspec.store.recycling_table import RecyclingTable
 from hf_refspec.store.sessions import DATABASE
 from hf_refspec.store.stored_folder import StoredFolder
 
-# A use gets the folder, and an empty one to write into. What it returns is compared.
-Use = Callable[[Path, Path], Any]
+from .outcomes import Use
+
 ENCODER = letters(8)
 WIDE_VOCABULARY = 70_000
 SEAL_TOKENS = 64  # of a cache, so that it soon has segments
@@ -42,23 +43,13 @@ SEAL_TOKENS = 64  # of a cache, so that it soon has segments
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of stored folder.
-
-    Attributes:
-        name (`str`): What it is called.
-        build (`Callable`): Makes a small one at a path.
-        readers (`dict[str, Use]`): What a user does with it that leaves it as it is.
-        writers (`dict[str, Use]`): What changes it, done one after another.
-    """
+    """One kind of stored folder: what builds a small one at a path, and what a user does with it:
+    first what leaves it as it is, then what changes it, one after another."""
 
     name: str
     build: Callable[[Path], Any]
     readers: dict[str, Use] = field(default_factory=dict)
     writers: dict[str, Use] = field(default_factory=dict)
-
-    def uses(self) -> dict[str, Use]:
-        """All of these, readers first."""
-        return {**self.readers, **self.writers}
 
 
 @cache
@@ -69,10 +60,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @cache
 def wide_tokenizer() -> PreTrainedTokenizerFast:
     """One whose tokens do not fit into 16 bits."""
-    vocab = {f"w{i}": i for i in range(WIDE_VOCABULARY)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="w0"))
-    )
+    model = models.WordLevel({f"w{i}": i for i in range(WIDE_VOCABULARY)}, unk_token="w0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
 
 
 @cache
@@ -115,13 +104,13 @@ def drafts(drafter: Drafter, prompts: list[np.ndarray], vocab_size: int) -> list
 
 # Datastores
 
+ALONE: dict[str, Any] = {"num_proc": 1, "progress": False}
+
 
 def build_datastore(path: Path) -> None:
-    store = Datastore.build(
-        texts(), tokenizer(), path, shard_tokens=300, num_proc=1, corpus="x", progress=False
-    )
+    store = Datastore.build(texts(), tokenizer(), path, shard_tokens=300, corpus="x", **ALONE)
     # So little that it stays a shard of its own.
-    store = store.extend([[5, 6, 7, 5, 6]], tokenizer(), num_proc=1, progress=False)
+    store = store.extend([[5, 6, 7, 5, 6]], tokenizer(), **ALONE)
     assert len(store.shards) == 2
     store.compact(ngrams_per_order=20, progress=False)
 
@@ -133,8 +122,7 @@ def wide_documents() -> list[list[int]]:
 
 
 def build_wide_datastore(path: Path) -> None:
-    options = {"num_proc": 1, "progress": False}
-    store = Datastore.build(wide_documents(), wide_tokenizer(), path, shard_tokens=250, **options)
+    store = Datastore.build(wide_documents(), wide_tokenizer(), path, shard_tokens=250, **ALONE)
     store.compact(ngrams_per_order=20, progress=False)
 
 
@@ -143,20 +131,20 @@ def wide_contexts() -> list[np.ndarray]:
     return [document[:14], document[4:6], np.array([7])]
 
 
-def small(vocab_size: int) -> bool:
-    """Whether its tokenizer is made and read in less than a third of a second."""
-    return vocab_size < WIDE_VOCABULARY
+def datastore(
+    name: str, build: Callable[[Path], None], prompts: Callable[[], list[np.ndarray]], size: int
+) -> Kind:
+    """A kind of datastore, for a vocabulary of a size."""
 
+    def drafted(store: Datastore, prompts: list[np.ndarray], mode: str = "mixed") -> Any:
+        return drafts(DatastoreDrafts(store, mode=mode), prompts, size)
 
-def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> dict[str, Use]:
+    def opened(folder: Path) -> Datastore:
+        return Datastore(folder, form="full")
+
     def full(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="full")
-        modes = ("mixed", "rest")
-        return [drafts(DatastoreDrafts(store, mode=mode), prompts(), vocab_size) for mode in modes]
-
-    def compact(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="compact")
-        return drafts(DatastoreDrafts(store), prompts(), vocab_size)
+        store = opened(folder)
+        return [drafted(store, prompts(), mode) for mode in ("mixed", "rest")]
 
     def documents(folder: Path, spare: Path) -> Any:
         store = Datastore(folder)
@@ -165,56 +153,44 @@ def datastore_uses(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> 
             raise AssertionError("the documents have more tokens than the datastore")
         return read
 
-    def compacted(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="full")
-        drafts(DatastoreDrafts(store), prompts()[:1], vocab_size)  # or it is for another model
+    def compacted_elsewhere(folder: Path, spare: Path) -> Any:
+        store = opened(folder)
+        drafted(store, prompts()[:1])  # or it is for another model
         new = store.compact(spare / "compact", ngrams_per_order=9, progress=False)
-        return drafts(DatastoreDrafts(new), prompts()[:2], vocab_size)
-
-    def tokenized(folder: Path, spare: Path) -> Any:
-        loaded = Datastore(folder).load_tokenizer()
-        return loaded("the cat")["input_ids"]
+        return drafted(new, prompts()[:2])
 
     def retokenized(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="full")
-        new = store.retokenize(tokenizer(), spare / "store", num_proc=1, progress=False)
+        new = opened(folder).retokenize(tokenizer(), spare / "store", **ALONE)
         return [document.tolist() for document in new.iter_documents()]
 
-    of_tokenizer = {"tokenizer": tokenized, "for another tokenizer": retokenized}
-    return {
-        "full form": full,
-        "compact form": compact,
-        "documents": documents,
-        "compacted elsewhere": compacted,
-        **(of_tokenizer if small(vocab_size) else {}),
-        **shared_uses(Datastore),
-    }
-
-
-def datastore_writers(prompts: Callable[[], list[np.ndarray]], vocab_size: int) -> dict[str, Use]:
     def extended(folder: Path, spare: Path) -> Any:
-        more = [[5, 6, 7, 5, 6, 8]]
-        store = Datastore(folder, form="full")
-        store = store.extend(more, tokenizer(), num_proc=1, progress=False)
-        return drafts(DatastoreDrafts(store), [*prompts()[:1], np.array([5, 6])], vocab_size)
+        store = opened(folder).extend([[5, 6, 7, 5, 6, 8]], tokenizer(), **ALONE)
+        return drafted(store, [*prompts()[:1], np.array([5, 6])])
 
     def compacted(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="full").compact(ngrams_per_order=15, progress=False)
-        return drafts(DatastoreDrafts(store), prompts()[:2], vocab_size)
+        store = opened(folder).compact(ngrams_per_order=15, progress=False)
+        return drafted(store, prompts()[:2])
 
-    def merged(folder: Path, spare: Path) -> Any:
-        store = Datastore(folder, form="full").merge(num_proc=1, progress=False)
-        return drafts(DatastoreDrafts(store), prompts()[:2], vocab_size)
-
-    writers = {"compacted": compacted, "merged": merged}
-    return writers | ({"extended": extended} if small(vocab_size) else {})
+    readers: dict[str, Use] = {
+        "full form": full,
+        "compact form": lambda folder, _: drafted(Datastore(folder, form="compact"), prompts()),
+        "documents": documents,
+        "compacted elsewhere": compacted_elsewhere,
+    }
+    writers: dict[str, Use] = {
+        "compacted": compacted,
+        "merged": lambda folder, _: drafted(opened(folder).merge(**ALONE), prompts()[:2]),
+    }
+    if size < WIDE_VOCABULARY:  # a large tokenizer takes a third of a second to make and read
+        text = "the cat"
+        readers["tokenizer"] = lambda folder, _: Datastore(folder).load_tokenizer()(text).input_ids
+        readers["for another tokenizer"] = retokenized
+        writers["extended"] = extended
+    return Kind(name, build, {**readers, **shared_uses(Datastore)}, writers)
 
 
 def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
     """What is done with all kinds that can be published."""
-
-    def verified(folder: Path, spare: Path) -> Any:
-        kind(folder).verify()
 
     def described(folder: Path, spare: Path) -> Any:
         store = kind(folder)
@@ -227,7 +203,7 @@ def shared_uses(kind: Callable[[Path], StoredFolder]) -> dict[str, Use]:
         kind(folder).save_pretrained(spare / "copy")
         return card(kind(spare / "copy").config, "org/x")
 
-    return {"verify": verified, "card": described, "copy": copied}
+    return {"verify": lambda folder, _: kind(folder).verify(), "card": described, "copy": copied}
 
 
 # Knowledge bases
@@ -248,14 +224,8 @@ def knowledge_base_uses() -> dict[str, Use]:
             for each in retriever.search(queries, 5)
         ]
 
-    def dense(folder: Path, spare: Path) -> Any:
-        return found(DenseRetriever(opened(folder), ENCODER))
-
-    def hnsw(folder: Path, spare: Path) -> Any:
-        return found(DenseRetriever(opened(folder), ENCODER, index="hnsw"))
-
-    def sparse(folder: Path, spare: Path) -> Any:
-        return found(SparseRetriever(opened(folder), progress=False))
+    def dense(folder: Path, **options: Any) -> Any:
+        return found(DenseRetriever(opened(folder), ENCODER, **options))
 
     def passages(folder: Path, spare: Path) -> Any:
         base = opened(folder)
@@ -265,11 +235,11 @@ def knowledge_base_uses() -> dict[str, Use]:
         ]
 
     return {
-        "flat": dense,
-        "hnsw": hnsw,
-        "BM25": sparse,
+        "flat": lambda folder, spare: dense(folder),
+        "hnsw": lambda folder, spare: dense(folder, index="hnsw"),
+        "BM25": lambda folder, spare: found(SparseRetriever(opened(folder), progress=False)),
         "passages": passages,
-        **shared_uses(lambda folder: opened(folder)),
+        **shared_uses(opened),
     }
 
 
@@ -305,22 +275,17 @@ def knn_uses() -> dict[str, Use]:
                 results.append(checked_ids(store.pq_index.candidates(query, 4), len(store)))
         return results
 
-    def flat(folder: Path, spare: Path) -> Any:
-        return found(KnnDatastore(folder))
-
-    def hnsw(folder: Path, spare: Path) -> Any:
-        return found(KnnDatastore(folder, index="hnsw"))
-
-    return {"flat": flat, "hnsw": hnsw, **shared_uses(KnnDatastore)}
+    return {
+        "flat": lambda folder, spare: found(KnnDatastore(folder)),
+        "hnsw": lambda folder, spare: found(KnnDatastore(folder, index="hnsw")),
+        **shared_uses(KnnDatastore),
+    }
 
 
-def knn_writers() -> dict[str, Use]:
-    def with_pq_index(folder: Path, spare: Path) -> Any:
-        store = KnnDatastore(folder)
-        store.add_pq_index()
-        return store.config.entries
-
-    return {"PQ index": with_pq_index}
+def with_pq_index(folder: Path, spare: Path) -> Any:
+    store = KnnDatastore(folder)
+    store.add_pq_index()
+    return store.config.entries
 
 
 # Retrieval caches
@@ -334,25 +299,29 @@ def sessions(count: int = 30, seed: int = 2) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-def open_cache(path: Path) -> RetrievalCache:
+@contextmanager
+def opened_cache(path: Path, **options: Any) -> Iterator[RetrievalCache]:
     """One that soon seals and joins segments."""
     memory.SEAL_TOKENS = SEAL_TOKENS
-    return RetrievalCache(tokenizer(), path=path)
+    cache = RetrievalCache(tokenizer(), path=path, **options)
+    try:
+        yield cache
+    finally:
+        cache.close()
 
 
 def build_cache(path: Path) -> None:
-    """A cache whose newest calls are in SQLite's log still, as a process leaves it that is
-    killed."""
-    cache, other = open_cache(path.with_name("open")), open_cache(path.with_name("open"))
-    for session in sessions():
-        cache.add(*session)
-    cache.close()
-    other._memory._database._connection.execute("PRAGMA wal_checkpoint")
-    for session in sessions(12, seed=3):
-        other.add(*session)
-    shutil.copytree(path.with_name("open"), path)
+    """A cache whose newest calls are still in SQLite's log, as a killed process leaves it."""
+    source = path.with_name("open")
+    with opened_cache(source) as other:
+        with opened_cache(source) as cache:
+            for session in sessions():
+                cache.add(*session)
+        other._memory._database._connection.execute("PRAGMA wal_checkpoint")
+        for session in sessions(12, seed=3):
+            other.add(*session)
+        shutil.copytree(source, path)
     (path / f"{DATABASE}-shm").unlink()
-    other.close()
 
 
 def remembered(cache: RetrievalCache) -> list[Any]:
@@ -360,29 +329,18 @@ def remembered(cache: RetrievalCache) -> list[Any]:
     return [[prompt.tolist(), output.tolist()] for prompt, output in found]
 
 
-def cache_writers() -> dict[str, Use]:
-    def used(folder: Path, spare: Path) -> Any:
-        new = token_ids("a call"), token_ids(" that is new")
-        with_new = [each.tolist() for each in new]
-        cache, other = open_cache(folder), open_cache(folder)
-        try:
-            before = remembered(cache)
-            found = drafts(cache, contexts(), len(tokenizer()))
-            cache.add(*new)
-            is_kept = cache._memory._keeps
-            found += drafts(other, [new[0]], len(tokenizer()))
-        finally:
-            cache.close()
-            other.close()
-        cache = open_cache(folder)
-        try:
-            if is_kept and remembered(cache) != [*before, with_new]:
-                raise AssertionError("an acknowledged call, or an older one, is lost")
-        finally:
-            cache.close()
-        return before, found
-
-    return {"opened, used and opened again": used}
+def used_cache(folder: Path, spare: Path) -> Any:
+    new = token_ids("a call"), token_ids(" that is new")
+    with opened_cache(folder) as cache, opened_cache(folder) as other:
+        before = remembered(cache)
+        found = drafts(cache, contexts(), len(tokenizer()))
+        cache.add(*new)
+        is_kept = cache._memory._keeps
+        found += drafts(other, [new[0]], len(tokenizer()))
+    with opened_cache(folder) as cache:
+        if is_kept and remembered(cache) != [*before, [each.tolist() for each in new]]:
+            raise AssertionError("an acknowledged call, or an older one, is lost")
+    return before, found
 
 
 # Recycling tables
@@ -394,34 +352,25 @@ def build_recycling_table(path: Path) -> None:
 
 
 def recycling_uses() -> dict[str, Use]:
-    def drafted(folder: Path, spare: Path) -> Any:
-        drafter = TokenRecycling.from_pretrained(folder, tokenizer())
-        return drafts(drafter, contexts(), len(tokenizer()))
+    def opened(folder: Path) -> TokenRecycling:
+        return TokenRecycling.from_pretrained(folder, tokenizer())
 
     def saved(folder: Path, spare: Path) -> Any:
-        drafter = TokenRecycling.from_pretrained(folder, tokenizer())
-        drafter.save_pretrained(spare / "copy")
+        opened(folder).save_pretrained(spare / "copy")
         return RecyclingTable(spare / "copy", tokenizer()).config.contexts
 
-    opened = shared_uses(lambda folder: RecyclingTable(folder, tokenizer()))
-    return {"drafts": drafted, **opened, "saved again": saved}
+    return {
+        "drafts": lambda folder, spare: drafts(opened(folder), contexts(), len(tokenizer())),
+        **shared_uses(lambda folder: RecyclingTable(folder, tokenizer())),
+        "saved again": saved,
+    }
 
 
 KINDS = [
-    Kind(
-        "datastore",
-        build_datastore,
-        datastore_uses(contexts, 259),
-        datastore_writers(contexts, 259),
-    ),
-    Kind(
-        "wide datastore",
-        build_wide_datastore,
-        datastore_uses(wide_contexts, WIDE_VOCABULARY),
-        datastore_writers(wide_contexts, WIDE_VOCABULARY),
-    ),
+    datastore("datastore", build_datastore, contexts, 259),
+    datastore("wide datastore", build_wide_datastore, wide_contexts, WIDE_VOCABULARY),
     Kind("knowledge base", build_knowledge_base, knowledge_base_uses()),
-    Kind("kNN datastore", build_knn_datastore, knn_uses(), knn_writers()),
-    Kind("retrieval cache", build_cache, {}, cache_writers()),
+    Kind("kNN datastore", build_knn_datastore, knn_uses(), {"PQ index": with_pq_index}),
+    Kind("retrieval cache", build_cache, {}, {"opened, used and opened again": used_cache}),
     Kind("recycling table", build_recycling_table, recycling_uses()),
 ]

@@ -1,4 +1,4 @@
-"""Stops a process at the Nth of its file operations, whatever library or thread does it (Linux).
+"""Kills a process at the Nth of its file operations, whatever library or thread does it (Linux).
 
 A child is traced as by a debugger: it waits before every system call. Those that change files below
 a folder are counted. Before the Nth, or when half of what it wrote is there, the child is killed.
@@ -10,10 +10,9 @@ import ctypes
 import os
 import platform
 import signal
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Of <sys/ptrace.h>.
 _TRACEME, _SYSCALL, _SETOPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
@@ -65,15 +64,9 @@ if _ptrace is not None:
     _ptrace.restype, _ptrace.argtypes = ctypes.c_long, [ctypes.c_long, *[ctypes.c_void_p] * 3]
 
 
-@dataclass(frozen=True)
-class Traced:
-    """How a child went.
-
-    Attributes:
-        operations (`list[str]`): Its file operations, each with the name of the file.
-        killed (`bool`): Whether it was killed over one.
-        status (`int`): What it ended with, if not: 0 if all was well.
-    """
+class Traced(NamedTuple):
+    """How a child went: its file operations, each with the name of the file, and whether it was
+    killed over one, or else the status that it ended with: 0 if all was well."""
 
     operations: list[str]
     killed: bool
@@ -83,18 +76,9 @@ class Traced:
 def trace(
     work: Callable[[], object], below: Path, stop: int | None = None, torn: bool = False
 ) -> Traced:
-    """Runs `work` in a child.
-
-    Args:
-        work (`Callable`): What the child does. An exception ends it with the status 1.
-        below (`Path`): Operations on files below this folder are counted.
-        stop (`int`, *optional*): The number, from 0 on, of the operation that it is killed before.
-        torn (`bool`, *optional*, defaults to `False`): If that is a write, kill it after it, and
-            take away the second half of what it wrote.
-
-    Raises:
-        OSError: If the system does not let a process be traced.
-    """
+    """Runs `work` in a child, and kills it before the operation on files below a folder that has
+    the number `stop`, from 0 on. If that is a write and is to be `torn`, it kills the child after
+    it, and takes away the second half of what was written."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -123,20 +107,19 @@ class _Tracer:
         options = _GOOD | _FORK | _VFORK | _CLONE | _EXITKILL
         _ptrace(_SETOPTIONS, self.child, None, options)
         _ptrace(_SYSCALL, self.child, None, None)
+        killed = False
         while True:
             # The children of its own are in its process group too, and its threads.
             thread, status = os.waitpid(-self.child, _ALL_THREADS)
             if os.WIFEXITED(status) or os.WIFSIGNALED(status):
                 if thread == self.child:
-                    return Traced(self.operations, False, status)
+                    return Traced(self.operations, killed, 0 if killed else status)
                 continue
             passed = os.WSTOPSIG(status)
-            if passed == _AT_CALL:
-                if self._at_call(thread):
-                    self._kill()
-                    return Traced(self.operations, True, 0)
-                passed = 0
-            elif passed in (signal.SIGTRAP, signal.SIGSTOP):  # a new thread
+            if passed == _AT_CALL and not killed and self._at_call(thread):
+                os.kill(self.child, signal.SIGKILL)
+                killed = True
+            if passed in (_AT_CALL, signal.SIGTRAP, signal.SIGSTOP):  # a call, or a new thread
                 passed = 0
             _ptrace(_SYSCALL, thread, None, passed)
 
@@ -153,7 +136,8 @@ class _Tracer:
         if not call:
             return False
         path = _path(thread, where, info.arguments)
-        if not path.startswith(self.below) or (call == "open" and not _creates(where, info)):
+        creates = call != "open" or info.arguments[2 if where == "d0" else 1] & _CREATES
+        if not path.startswith(self.below) or not creates:
             return False
         self.operations.append(f"{call} {path.removeprefix(self.below)}")
         if len(self.operations) - 1 != self.stop:
@@ -165,13 +149,6 @@ class _Tracer:
             return False
         return True
 
-    def _kill(self) -> None:
-        os.kill(self.child, signal.SIGKILL)
-        while True:
-            thread, status = os.waitpid(-self.child, _ALL_THREADS)
-            if thread == self.child and (os.WIFSIGNALED(status) or os.WIFEXITED(status)):
-                return
-
 
 def _tear(path: Path, before: bytes, begin: int, written: int) -> None:
     """Takes away the second half of what was written into a file from `begin` on."""
@@ -182,16 +159,12 @@ def _tear(path: Path, before: bytes, begin: int, written: int) -> None:
         file.write(before[half : begin + written])
 
 
-def _creates(where: str, info: _Info) -> bool:
-    return bool(info.arguments[2 if where == "d0" else 1] & _CREATES)
-
-
 def _path(thread: int, where: str, arguments: ctypes.Array[ctypes.c_uint64]) -> str:
     """The file that a system call is about."""
     place = int(where[-1])
     if where.startswith("p"):
         return _text(thread, arguments[place])
-    descriptor = struct.unpack("<i", struct.pack("<I", arguments[place] & 0xFFFFFFFF))[0]
+    descriptor = ctypes.c_int32(arguments[place]).value
     text = _text(thread, arguments[place + 1]) if where.startswith("d") else ""
     if text.startswith("/") or descriptor < 0:
         return text

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-import urllib.error
-import urllib.request
 
+import openai
 import pytest
+import requests
 from transformers.utils.import_utils import is_serve_available
 
 import hf_refspec as rs
@@ -40,25 +39,19 @@ def url():
 
 def _answers(url: str) -> bool:
     try:
-        return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
-    except urllib.error.URLError:
+        return requests.get(f"{url}/health", timeout=5).ok
+    except requests.ConnectionError:
         return False
 
 
 def completion(url: str, messages: list[dict[str, str]], stream: bool) -> str:
     """The answer to a chat, streamed or at once."""
-    body = {"messages": messages, "max_tokens": 12, "stream": stream, "model": default_model()}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        if not stream:
-            return json.load(response)["choices"][0]["message"]["content"]
-        lines = [line.decode().removeprefix("data: ").strip() for line in response]
-    chunks = [json.loads(line) for line in lines if line and line != "[DONE]"]
-    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
+    options = {"model": default_model(), "max_tokens": 12, "stream": stream}
+    answer = client.chat.completions.create(messages=messages, **options)
+    if not stream:
+        return answer.choices[0].message.content
+    return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
 
 
 @pytest.mark.parametrize("stream", [False, True])

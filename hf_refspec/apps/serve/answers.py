@@ -4,73 +4,52 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from .generation import Generation
 
 
-@dataclass
-class Answer:
-    """An answer to one request, whole or in chunks.
+class CompletionAnswer:
+    """The answer to `/v1/completions`, whole or in chunks."""
 
-    Args:
-        model (`str`): The model's name.
-    """
+    kind = chunk_kind = "text_completion"
 
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
-
-    model: str
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, model: str) -> None:
+        self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     def whole(self, text: str, generation: Generation) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
-        choice = {**self._text(text), **self._end(generation.finish_reason)}
-        return {**self._about(self.kind), "choices": [choice], "usage": usage(generation)}
+        """The answer to a request that does not stream."""
+        choice = _choice(self._text(text), generation.finish_reason)
+        return {**self._about, "object": self.kind, "choices": [choice], "usage": usage(generation)}
 
     def first_chunk(self) -> dict[str, Any] | None:
         """What a stream begins with, if anything."""
         return None
 
-    def chunk(self, text: str) -> dict[str, Any]:
-        """A part of the text."""
-        return self._chunk({**self._delta(text), **self._end(None)})
-
-    def last_chunk(self, generation: Generation) -> dict[str, Any]:
-        """Why the text has ended."""
-        return self._chunk({**self._delta(""), **self._end(generation.finish_reason)})
+    def chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        """A part of the text, or, where it has ended, the reason."""
+        return self._chunk([_choice(self._delta(text), finish_reason)])
 
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
-        """What a stream ends with where the usage was asked for."""
-        return {**self._about(self.chunk_kind), "choices": [], "usage": usage(generation)}
+        """What a stream ends with if the usage was asked for."""
+        return {**self._chunk([]), "usage": usage(generation)}
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._about(self.chunk_kind), "choices": [choice]}
-
-    def _about(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    def _end(self, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._about, "object": self.chunk_kind, "choices": choices}
 
     def _text(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        return {"text": text}
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    _delta = _text
 
 
-class ChatAnswer(Answer):
-    """To `/v1/chat/completions`."""
+class ChatAnswer(CompletionAnswer):
+    """The answer to `/v1/chat/completions`."""
 
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def first_chunk(self) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return self._chunk({"delta": delta, **self._end(None)})
+        return self._chunk([_choice({"delta": {"role": "assistant", "content": ""}}, None)])
 
     def _text(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -79,20 +58,13 @@ class ChatAnswer(Answer):
         return {"delta": {"content": text} if text else {}}
 
 
-class CompletionAnswer(Answer):
-    """To `/v1/completions`."""
-
-    kind = chunk_kind = "text_completion"
-
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    _delta = _text
+def _choice(content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {**content, "index": 0, "logprobs": None, "finish_reason": finish_reason}
 
 
 def usage(generation: Generation) -> dict[str, Any]:
-    """The tokens of a request. A prediction's tokens are accepted where they were drafted and the
-    model chose them, and rejected where not; `completion_tokens` are those of the answer alone."""
+    """The tokens of a request. Tokens of a prediction are accepted if they were drafted and the
+    model chose them, and rejected otherwise; `completion_tokens` counts the answer alone."""
     prompt, completion = generation.prompt_tokens, generation.tokens
     return {
         "prompt_tokens": prompt,

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The routes, and the answer to a request, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -11,63 +11,48 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .answers import Answer, ChatAnswer, CompletionAnswer
-from .body_limit import BodyLimit
-from .engine import DrainingError, Engine, QueueFullError
-from .errors import NO_JSON, ApiError, answer_errors, internal_error, shutting_down
+from .answers import ChatAnswer, CompletionAnswer
+from .engine import Engine
+from .errors import ApiError, answer_errors, internal_error, shutting_down
 from .generation import GenerationRequest
-from .parsing import RequestT, parsed
+from .parsing import Reader, RequestT, parsed, read_body
 from .protocol import ChatRequest, CompletionRequest
-from .reader import Reader
 from .served_model import ServedModel
 
 
 def make_app(
     served: ServedModel, engine: Engine, max_body_bytes: int, hosts: Sequence[str] | None = None
 ) -> FastAPI:
-    """An app that answers requests with an engine.
-
-    Args:
-        served ([`ServedModel`]): Makes requests of what clients send.
-        engine ([`Engine`]): Decodes them.
-        max_body_bytes (`int`): The most bytes of a request's body.
-        hosts (sequence of `str`, *optional*): The names by which clients may reach it; any by
-            default.
-    """
+    """An app that answers requests with an engine. `hosts` are the names by which clients may reach
+    it; any by default."""
     # Pages about the routes would load scripts from elsewhere.
     app = FastAPI(title="hf_refspec", docs_url=None, redoc_url=None)
     answer_errors(app, engine.metrics.count_refused)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     if hosts is not None:
         # A page in a browser could otherwise reach a local server by a name of its own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    model = {
-        "id": served.name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "hf_refspec",
-    }
-
+    now = int(time.time())
+    model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
     reader = Reader()
 
     async def answered(
         http: Request,
         kind: type[RequestT],
         prepare: Callable[[RequestT], GenerationRequest],
-        answer: Answer,
+        answer: CompletionAnswer,
     ) -> Response:
         def read(body: bytes) -> tuple[RequestT, GenerationRequest]:
             request = parsed(kind, body)
             return request, prepare(request)
 
-        request, prepared = await reader.read(read, await _body(http))
+        request, prepared = await reader.read(read, await read_body(http, max_body_bytes))
         stream = Stream(engine, prepared, answer)
         if request.stream:
-            return EventStream(stream, request.includes_usage)
+            options = request.stream_options
+            return EventStream(stream, bool(options and options.include_usage))
         return JSONResponse(await _whole(http, stream))
 
     @app.post("/v1/chat/completions")
@@ -100,72 +85,45 @@ def make_app(
 
 
 class Stream:
-    """The text of a request as it comes, in the event loop.
+    """Submits a request to the engine, and hands its text to the event loop piece by piece."""
 
-    Args:
-        engine ([`Engine`]): Decodes it.
-        request ([`GenerationRequest`]): What is to be generated.
-        answer ([`Answer`]): What the client gets.
-
-    Raises:
-        ApiError: If the engine takes no more requests.
-    """
-
-    def __init__(self, engine: Engine, request: GenerationRequest, answer: Answer) -> None:
+    def __init__(
+        self, engine: Engine, request: GenerationRequest, answer: CompletionAnswer
+    ) -> None:
         self.answer = answer
         self._engine = engine
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        try:
-            self.generation = engine.submit(request, self._put)
-        except QueueFullError as error:
-            raise ApiError(
-                429,
-                f"the queue is full, {error.waiting} waiting; try again later",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(error.seconds)},
-            ) from error
-        except DrainingError as error:
-            raise shutting_down() from error
+        self.generation = engine.submit(request, self._put)
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The text.
-
-        Raises:
-            ApiError: If it could not be generated.
-        """
+        """The text; raises an `ApiError` if it could not be generated."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
         if self.generation.outcome == "error":
             raise internal_error()
-        if self.generation.outcome == "cancelled":  # and who reads this has not left
+        if self.generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
 
     def cancel(self) -> None:
-        """Nobody reads on."""
+        """Ends the generation: its client has left."""
         self._engine.cancel(self.generation)
 
-    def _put(self, piece: str | None) -> None:
-        """Is called in the engine's thread."""
+    def _put(self, piece: str | None) -> None:  # called in the engine's thread
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
-        except RuntimeError:  # the server is gone already
+        except RuntimeError:  # the event loop is closed
             self.generation.cancelled = True
 
 
-async def _body(http: Request) -> bytes:
-    # A page in a browser may send other types to any server without asking first.
-    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ApiError(400, NO_JSON)
-    try:
-        return await http.body()
-    except ClientDisconnect:
-        raise ApiError(400, "the body broke off") from None
-
-
 async def _whole(http: Request, stream: Stream) -> dict[str, Any]:
-    """The answer, when it is complete. A client that leaves meanwhile ends it."""
-    leaving = asyncio.create_task(_client_leaves(http))
+    """The complete answer; a client that leaves cancels its generation."""
+
+    async def client_leaves() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(client_leaves())
     leaving.add_done_callback(lambda _: stream.cancel())
     try:
         text = "".join([piece async for piece in stream.pieces()])
@@ -174,18 +132,8 @@ async def _whole(http: Request, stream: Stream) -> dict[str, Any]:
     return stream.answer.whole(text, stream.generation)
 
 
-async def _client_leaves(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-
-
 class EventStream(StreamingResponse):
-    """The answer in chunks, as server-sent events. However it ends, so does the generation.
-
-    Args:
-        stream ([`Stream`]): The text.
-        includes_usage (`bool`): Whether the usage comes last.
-    """
+    """The answer in chunks, as server-sent events. However it ends, so does the generation."""
 
     def __init__(self, stream: Stream, includes_usage: bool) -> None:
         super().__init__(_events(stream, includes_usage), media_type="text/event-stream")
@@ -208,7 +156,7 @@ async def _events(stream: Stream, includes_usage: bool) -> AsyncIterator[str]:
     except ApiError as error:
         yield _event(error.body)
         return
-    yield _event(answer.last_chunk(stream.generation))
+    yield _event(answer.chunk("", stream.generation.finish_reason))
     if includes_usage:
         yield _event(answer.usage_chunk(stream.generation))
     yield "data: [DONE]\n\n"

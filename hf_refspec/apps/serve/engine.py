@@ -18,6 +18,7 @@ from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
 from ..shared.prompts import text_inputs
+from .errors import shutting_down, too_many
 from .generation import Generation, GenerationRequest, Listener
 from .metrics import Metrics
 from .prediction import Prediction
@@ -25,40 +26,10 @@ from .prediction import Prediction
 logger = logging.getLogger(__name__)
 
 
-class QueueFullError(Exception):
-    """As many requests wait as may.
-
-    Args:
-        waiting (`int`): How many.
-        seconds (`int`): After which it is worth to ask again.
-    """
-
-    def __init__(self, waiting: int, seconds: int) -> None:
-        super().__init__(waiting, seconds)
-        self.waiting = waiting
-        self.seconds = seconds
-
-
-class DrainingError(Exception):
-    """No more requests are taken."""
-
-
 class Engine:
-    """Decodes requests in a thread of its own. Its drafters live as long as it does, so that what
-    they learn stays, unless it isolates requests.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        sources (sequence of [`Drafter`]): What drafts, beside the prediction of a request.
-        max_seconds (`float`): The time for which one request is decoded at most.
-        max_waiting (`int`): How many requests may wait.
-        isolates (`bool`, *optional*, defaults to `False`): Whether nothing that is learned in one
-            request serves another, so that nobody learns by the speed what others asked.
-
-    Attributes:
-        metrics ([`Metrics`]): What it has done.
-    """
+    """Decodes requests in a thread of its own, each for `max_seconds` at most, while `max_waiting`
+    others may wait. What the `sources` learn in one request serves the next ones, unless `isolates`
+    is set, so that no client can tell by the speed what others asked."""
 
     def __init__(
         self,
@@ -76,20 +47,18 @@ class Engine:
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
-        self._end_tokens = set(end if isinstance(end, list) else [] if end is None else [end])
+        self._end_tokens = {*end} if isinstance(end, list) else {end}
         self._waiting: deque[Generation] = deque()
         self._running: Generation | None = None
         self._closed = False
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self.metrics = Metrics([type(each).__name__ for each in self._drafter.drafters])
-        self.metrics.gauge("waiting_requests", "Requests that wait", lambda: self.waiting)
-        self.metrics.gauge("running_requests", "Requests that are decoded", lambda: self.running)
+        names = [type(each).__name__ for each in self._drafter.drafters]
+        self.metrics = Metrics(names, lambda: self.waiting, lambda: self.running)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     @property
@@ -98,39 +67,35 @@ class Engine:
         return int(self._running is not None)
 
     def start(self) -> None:
-        """Starts the thread. Before, the model is probed, so that no request waits for it and what
-        cannot be drafted for is found now.
+        """Probes the model, so that no request waits for it, and starts the thread.
 
         Raises:
             ValueError: If the model, or its generation config, cannot be drafted for.
         """
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         self._model.generate(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
-        # A look for garbage through all that is loaded would stop every thread for 200 ms.
+        # Collecting garbage among all that is loaded would stop every thread for 200 ms.
         gc.collect()
         gc.freeze()
         self._thread.start()
 
     def submit(self, request: GenerationRequest, listener: Listener) -> Generation:
-        """Puts a request behind those that wait.
-
-        Raises:
-            QueueFullError: If too many do.
-            DrainingError: After [`~Engine.drain`].
-        """
+        """Puts a request at the end of the queue; raises an `ApiError` if the queue is full, or
+        after [`~Engine.drain`]."""
         generation = Generation(request, self._tokenizer, listener)
         with self._changed:
             if self._closed:
-                raise DrainingError
+                raise shutting_down()
             if self.waiting >= self._max_waiting + 1 - self.running:
-                raise QueueFullError(self.waiting, math.ceil(self._last_seconds))
+                seconds = math.ceil(self._last_seconds)
+                raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
             self._waiting.append(generation)
             self._changed.notify()
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Ends a request that nobody waits for any more: in its prefill, or after its next token;
-        nothing if it has ended."""
+        """Ends a request in the queue, in its prefill or after its next token; does nothing if it
+        has ended."""
         generation.cancelled = True
         with self._changed:
             if generation not in self._waiting:
@@ -146,18 +111,14 @@ class Engine:
             self._changed.notify()
 
     def cancel_all(self) -> None:
-        """Ends all requests, see [`~Engine.cancel`]."""
         with self._changed:
             left = [*self._waiting, *([self._running] if self._running else [])]
         for generation in left:
             self.cancel(generation)
 
     def close(self, seconds: float) -> None:
-        """Ends all requests, and the thread.
-
-        Args:
-            seconds (`float`): How long to wait for the forward pass that is under way.
-        """
+        """Cancels all requests and ends the thread, waiting so many seconds at most for the forward
+        pass that it is in."""
         self.drain()
         self.cancel_all()
         self._thread.join(seconds)
@@ -177,7 +138,7 @@ class Engine:
             logger.info("%s; %d waiting", self._described(generation), self.waiting)
 
     def _next(self) -> Generation | None:
-        """The request whose turn it is; `None` once there are no more."""
+        """Waits for the next request; `None` once there are no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             self._running = self._waiting.popleft() if self._waiting else None
@@ -187,8 +148,8 @@ class Engine:
         request = generation.request
         drafter = copy.deepcopy(self._drafter) if self._isolates else self._drafter
         drafter.drafters[0].ids = request.prediction
-        drafter.stats = generation.stats  # where it fails before the drafters begin
-        # A request without a seed must not go on with the random numbers of one that has.
+        drafter.stats = generation.stats  # in case the call fails before the drafters begin
+        # A request without a seed must not go on with the random numbers of one that has one.
         if request.seed is None:
             torch.seed()
         else:
@@ -211,8 +172,7 @@ class Engine:
         generation.listener(None)
 
     def _described(self, generation: Generation) -> str:
-        stats = generation.stats
         line = f"{generation.outcome}: {generation.prompt_tokens} + {generation.tokens} tokens"
         if generation.request.prediction is not None:
             line += f", {generation.accepted_prediction_tokens} of the prediction"
-        return f"{line}, {self._last_seconds:.2f} s, MAT {stats.mat:.2f}"
+        return f"{line}, {self._last_seconds:.2f} s, MAT {generation.stats.mat:.2f}"

@@ -10,19 +10,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-NO_JSON = "the body is no JSON; send an object as application/json"
 
 
 class ApiError(HTTPException):
-    """A request that is refused.
-
-    Args:
-        status (`int`): The HTTP status.
-        message (`str`): What is wrong and what to do, one line.
-        param (`str`, *optional*): The request's field.
-        code (`str`, *optional*): OpenAI's word for it.
-        headers (`dict[str, str]`, *optional*): Of the response.
-    """
+    """Refuses a request: the message is one line that says what is wrong and what to do, `param` is
+    the request's field, `code` OpenAI's word for the error."""
 
     def __init__(
         self,
@@ -38,22 +30,36 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the client gets."""
         kind = _TYPES.get(self.status_code, "invalid_request_error")
         about = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
         return {"error": about}
 
 
-def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
-    """Lets an app answer all errors in OpenAI's form, its framework's own among them.
+def not_json(where: str = "") -> ApiError:
+    return ApiError(400, f"the body is not JSON{where}; send an object as application/json")
 
-    Args:
-        app (`FastAPI`): The app.
-        count (callable): Is called for each that is not the server's own.
-    """
+
+def too_many(message: str, seconds: int) -> ApiError:
+    """Asks the client to try again after some seconds."""
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(429, f"{message}; try again later", None, "rate_limit_exceeded", headers)
+
+
+def internal_error() -> ApiError:
+    """All that a client learns of a fault of the server; the log has the rest."""
+    return ApiError(500, "the server failed on this request; its log says why")
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down")
+
+
+def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
+    """Makes an app answer all errors in OpenAI's form, the framework's own included, and calls
+    `count` for each one that the client caused."""
 
     @app.exception_handler(HTTPException)
-    async def of_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def of_client(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code < 500:
             count()
         if not isinstance(error, ApiError):
@@ -62,15 +68,5 @@ def answer_errors(app: FastAPI, count: Callable[[], None]) -> None:
         return JSONResponse(error.body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def of_ours(request: Request, error: Exception) -> JSONResponse:
+    async def of_server(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(internal_error().body, 500)
-
-
-def internal_error() -> ApiError:
-    """What a client is told of a fault of the server; the log has the rest."""
-    return ApiError(500, "the server failed on this request; its log says why")
-
-
-def shutting_down() -> ApiError:
-    """What a client is told when the server ends."""
-    return ApiError(503, "the server is shutting down")

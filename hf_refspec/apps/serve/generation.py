@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -10,31 +10,22 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import BatchEncoding, PreTrainedTokenizerBase, StoppingCriteria
 
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import TextStream
-from .interruption import Interruptible
-from .stop_strings import StopStrings
 
-# "time": it took longer than a request may take. "cancelled": nobody waits for it any more.
+# "time": it took longer than a request may take. "cancelled": its client has left.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "error"]
-# A piece of the text, or `None`: it has ended.
+# Receives each piece of the text, and `None` when it has ended, in the engine's thread.
 Listener: TypeAlias = Callable[[str | None], Any]
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated.
-
-    Attributes:
-        inputs (`BatchEncoding`): The prompt's ids and mask, `(1, n)`.
-        options (`dict`): For `generate`.
-        seed (`int`, *optional*): Of what is sampled.
-        stop_strings (`list[str]`): End the text, and are not in it.
-        prediction (`np.ndarray`, integers of shape `(m,)`, *optional*): What the text is expected
-            to be.
-    """
+    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate`, a seed
+    for sampling, strings before which the text ends, and the ids that the client expects."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
@@ -44,25 +35,30 @@ class GenerationRequest:
 
 
 class PrefillInterrupt(BaseException):
-    """A prompt is not read to its end. Nothing on the way is to take it for a failure."""
+    """Ends a prefill; no `except Exception` on the way may catch it."""
+
+
+class _Interruptible(TorchFunctionMode):
+    """Calls `check`, which may raise, before every operation of torch. It concerns this thread
+    alone, and registers nothing at the model."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self._check()
+        return func(*args, **(kwargs or {}))
 
 
 class Generation(StoppingCriteria):
-    """A request that waits, is decoded or has ended. As a stopping criterion it is told every
-    token, and ends the text at a stop string, when time is up, and when nobody waits for it; the
-    last two also end its prefill.
+    """A request that waits, is decoded or has ended. As a stopping criterion it sees every token,
+    and ends the text at a stop string, when time is up, and when `cancelled` is set, because its
+    client has left; the last two also end the prefill.
 
-    Args:
-        request ([`GenerationRequest`]): What is to be generated.
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
-        listener (`Listener`): Is told each piece of the text, and then `None`, in the engine's
-            thread.
-
-    Attributes:
-        cancelled (`bool`): Set where nobody waits for it any more.
-        outcome (`Outcome`, *optional*): Why it ended.
-        tokens (`int`): New tokens so far.
-        stats ([`SpeculationStats`]): Of its decoding.
+    `outcome` says why it ended, `tokens` counts the new tokens so far.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class Generation(StoppingCriteria):
         self.tokens = 0
         self.stats = SpeculationStats()
         self.listener = listener
-        self._last_token: int | None = None
+        self._last_token = -1
         self._ends_at = float("inf")
         self._prefill = ExitStack()
         self._text = TextStream(tokenizer)
@@ -82,46 +78,40 @@ class Generation(StoppingCriteria):
 
     @contextmanager
     def begun(self, max_seconds: float) -> Iterator[None]:
-        """It is decoded within."""
+        """Limits what is decoded within it."""
         self._ends_at = monotonic() + max_seconds
         with suppress(PrefillInterrupt), self._prefill:
-            self._prefill.enter_context(Interruptible(self._check))
+            self._prefill.enter_context(_Interruptible(self._check))
             yield
 
-    def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any
-    ) -> Any:  # bool of shape (1,)
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
         self._prefill.close()  # the passes that follow are short
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
-        self._tell(self._stop.put(self._text.put(self._last_token)))
-        self.outcome = "stop" if self._stop.found else self._given_up()
+        self._send(self._stop.put(self._text.put(self._last_token)))
+        self.outcome = "stop" if self._stop.found else self._interruption()
         return torch.full(input_ids.shape[:1], self.outcome is not None, device=input_ids.device)
 
     def _check(self) -> None:
-        self.outcome = self._given_up()
+        self.outcome = self._interruption()
         if self.outcome is not None:
             raise PrefillInterrupt
 
-    def _given_up(self) -> Outcome | None:
+    def _interruption(self) -> Outcome | None:
         if self.cancelled:
             return "cancelled"
         return "time" if monotonic() > self._ends_at else None
 
-    def end(self, end_tokens: set[int]) -> None:
-        """It was decoded to its end.
-
-        Args:
-            end_tokens (`set[int]`): The tokens that end a text.
-        """
+    def end(self, end_tokens: Set[int | None]) -> None:
+        """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
         if not self._stop.found:
-            self._tell(self._stop.put(self._text.end()) + self._stop.end())
+            self._send(self._stop.put(self._text.end()) + self._stop.end())
         if self._stop.found or self._last_token in end_tokens:
             self.outcome = "stop"
         elif self.outcome is None:
             self.outcome = "length"
 
-    def _tell(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         if text:
             self.listener(text)
 
@@ -132,7 +122,6 @@ class Generation(StoppingCriteria):
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt's."""
         return self.request.inputs["input_ids"].shape[1]
 
     @property
@@ -142,7 +131,35 @@ class Generation(StoppingCriteria):
 
     @property
     def rejected_prediction_tokens(self) -> int:
-        """Tokens of the prediction that were of no use."""
-        prediction = self.request.prediction
-        predicted = 0 if prediction is None else len(prediction)
-        return max(0, predicted - self.accepted_prediction_tokens)
+        predicted = () if self.request.prediction is None else self.request.prediction
+        return max(0, len(predicted) - self.accepted_prediction_tokens)
+
+
+class StopStrings:
+    """Passes a text on up to the first stop string, and holds back what may begin one. After
+    `found` is set, no text may follow."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.found = False
+        self._strings = strings
+        self._held = ""
+
+    def put(self, text: str) -> str:
+        """Takes the next piece, and returns what certainly stands before any stop string."""
+        text = self._held + text
+        places = [place for each in self._strings if (place := text.find(each)) >= 0]
+        self.found = bool(places)
+        end = min(places) if places else len(text) - self._begun(text)
+        self._held = "" if self.found else text[end:]
+        return text[:end]
+
+    def end(self) -> str:
+        """What is still held back when the text has ended."""
+        return self._held
+
+    def _begun(self, text: str) -> int:
+        """How many characters at the end of a text may begin a stop string."""
+        longest = max((len(each) - 1 for each in self._strings), default=0)
+        counts = range(min(longest, len(text)), 0, -1)
+        ends = (n for n in counts if any(each.startswith(text[-n:]) for each in self._strings))
+        return next(ends, 0)

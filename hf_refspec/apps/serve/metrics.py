@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -12,41 +12,39 @@ from .generation import Generation
 
 
 class Metrics:
-    """Counts of one server; each has a registry of its own.
+    """Counts of one server, in a registry of its own. `sources` are the names of what drafts, the
+    two functions count requests when they are read."""
 
-    Args:
-        sources (`list[str]`): The names of what drafts.
-    """
-
-    def __init__(self, sources: list[str]) -> None:
+    def __init__(
+        self, sources: Sequence[str], waiting: Callable[[], int], running: Callable[[], int]
+    ) -> None:
         self._stats = SpeculationStats()
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by how they ended", ["outcome"])
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were read")
-        self._tokens = self._counter("generated_tokens", "New tokens")
-        self._passes = self._counter("forward_passes", "Forward passes of the model")
+        counter = partial(Counter, namespace="hf_refspec", registry=self._registry)
+        gauge = partial(Gauge, namespace="hf_refspec", registry=self._registry)
+        self._requests = counter("requests", "Requests by how they ended", ["outcome"])
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were read")
+        self._tokens = counter("generated_tokens", "New tokens")
+        self._passes = counter("forward_passes", "Forward passes of the model")
         text = "Accepted draft tokens by the source that drafted them, each counted once"
-        self._accepted = self._counter("accepted_draft_tokens", text, ["source"])
-        self.gauge("mat", "New tokens per forward pass", lambda: self._stats.mat)
+        self._accepted = counter("accepted_draft_tokens", text, ["source"])
+        gauge("waiting_requests", "Requests that wait").set_function(waiting)
+        gauge("running_requests", "Requests that are decoded").set_function(running)
+        gauge("mat", "New tokens per forward pass").set_function(lambda: self._stats.mat)
         text = "Accepted draft tokens of a source per forward pass; 1 and their sum is MAT"
-        per_pass = Gauge("hf_refspec_mat_of_source", text, ["source"], registry=self._registry)
+        per_pass = gauge("mat_of_source", text, ["source"])
         for index, source in enumerate(sources):
-            self._accepted.labels(source)  # there from the start, with 0
+            self._accepted.labels(source)  # present from the start, with 0
             per_pass.labels(source).set_function(partial(self._per_pass, index))
 
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Adds a number that is asked for when it is read."""
-        Gauge(f"hf_refspec_{name}", text, registry=self._registry).set_function(value)
-
     def count_refused(self) -> None:
-        """A request was refused: it is wrong, or too many wait."""
+        """Counts a request that was refused: it was wrong, or too many waited."""
         self._requests.labels("refused").inc()
 
     def record(self, generation: Generation) -> None:
-        """Adds a request that has ended."""
         stats = generation.stats
         self._requests.labels(generation.outcome).inc()
-        if not stats.forward_passes:  # it only waited; and this is not the engine's thread then
+        if not stats.forward_passes:  # it only waited, and this is not the engine's thread
             return
         self._prompt_tokens.inc(generation.prompt_tokens)
         self._tokens.inc(stats.tokens)
@@ -56,14 +54,8 @@ class Metrics:
         self._stats += stats
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
-        return Counter(f"hf_refspec_{name}", text, labels or [], registry=self._registry)
-
-    def _per_pass(self, source: int) -> float:
-        stats = self._stats
-        if not stats.sources:
-            return 0.0
-        return stats.sources[source].first / stats.forward_passes
+    def _per_pass(self, index: int) -> float:
+        sources = self._stats.sources
+        return sources[index].first / self._stats.forward_passes if sources else 0.0

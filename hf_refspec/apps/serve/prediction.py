@@ -1,4 +1,4 @@
-"""Drafts from what a client expects to be answered."""
+"""Drafts from the answer that a client expects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from ...drafting.tree import DraftTree
 
 
 class Prediction(Drafter):
-    """Copies from the prediction of a request, and drafts nothing for a request without one. It
-    outlives them all, so that a blend keeps what became of its estimates.
-
-    Attributes:
-        ids (`np.ndarray`, integers of shape `(n,)`, *optional*): The prediction of the next call.
-    """
+    """Copies from `ids`, the prediction of the next call, if there is one. It serves all requests,
+    so that a blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
         self.ids: np.ndarray | None = None

@@ -9,46 +9,28 @@ from pydantic_core import PydanticCustomError
 
 from .errors import ApiError
 
-# Fields that change no answer here.
-_IGNORED = {
-    "metadata",
-    "moderation",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-}
-# Fields that would change the answer and are not supported, with the values beside null that ask
-# for nothing.
-_UNSUPPORTED: dict[str, list[Any]] = {
-    "audio": [],
-    "best_of": [1],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "function_call": ["none"],
-    "functions": [[]],
-    "logit_bias": [{}],
-    "logprobs": [False],
-    "modalities": [["text"]],
-    "n": [1],
-    "presence_penalty": [0],
-    "reasoning_effort": [],
-    "response_format": [{"type": "text"}],
-    "suffix": [""],
-    "tool_choice": ["none", "auto"],
-    "tools": [[]],
-    "top_logprobs": [0],
-    "verbosity": [],
-    "web_search_options": [],
+# Fields that change no answer.
+_IGNORED = {"metadata", "moderation", "parallel_tool_calls", "safety_identifier", "service_tier"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "store", "user"}
+# Fields that would change the answer and are not supported, each with the values beside null that
+# ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(["audio", "reasoning_effort", "verbosity", "web_search_options"], ()),
+    **dict.fromkeys(["best_of", "n"], (1,)),
+    **dict.fromkeys(["echo", "logprobs"], (False,)),
+    **dict.fromkeys(["frequency_penalty", "presence_penalty", "top_logprobs"], (0,)),
+    **dict.fromkeys(["functions", "tools"], ([],)),
+    "function_call": ("none",),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
 }
 
 
 def _in_utf8(text: str) -> str:
-    """JSON may have halves of characters, which no text has."""
+    """Refuses lone surrogates, which JSON may hold and text may not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -60,11 +42,10 @@ _MOST = 2048  # messages of a chat, and parts of a message
 
 Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
 StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
+StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
-
     type: Literal["text"]
     text: Text
 
@@ -78,8 +59,7 @@ def text_of(content: Content) -> str:
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat, of text alone; other fields beside null are refused or, as `name`, not
-    part of any template."""
+    """A message of a chat, which may hold text alone. A `name` is ignored: no template uses it."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -96,14 +76,12 @@ class PredictedContent(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside its text."""
-
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class AnyRequest(BaseModel):
-    """What both kinds of requests have in common; null is the same as nothing."""
+    """What both kinds of requests have in common; null means that a field is left out."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -112,9 +90,7 @@ class AnyRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = (
-        None
-    )
+    stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prediction: PredictedContent | None = None
@@ -132,21 +108,6 @@ class AnyRequest(BaseModel):
                 raise ApiError(400, f"there is no field {shown}; leave it out", shown[1:-1])
         return data
 
-    @property
-    def stop_strings(self) -> list[str]:
-        """The strings that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def most_tokens(self) -> int | None:
-        """The most tokens of the answer, if the request says it."""
-        return self.max_tokens
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class ChatRequest(AnyRequest):
     """The body of `/v1/chat/completions`."""
@@ -154,13 +115,9 @@ class ChatRequest(AnyRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
 
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
 
 class CompletionRequest(AnyRequest):
-    """The body of `/v1/completions`: one prompt, a text or its ids."""
+    """The body of `/v1/completions`; the prompt is one text, or its ids."""
 
     prompt: (
         Text

@@ -1,4 +1,4 @@
-"""What a request asks of the model that is served."""
+"""Checks a request against the model, and prepares it for generation."""
 
 from __future__ import annotations
 
@@ -18,22 +18,16 @@ from .generation import GenerationRequest
 from .protocol import AnyRequest, ChatRequest, CompletionRequest, text_of
 from .token_bound import TokenBound
 
-# Below it, logits divided by it are no numbers any more, and the most probable token is chosen.
+# Logits divided by less are no longer finite; the most probable token is chosen instead.
 _LEAST_TEMPERATURE = 1e-5
+_ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The name of a model, and all that is needed to make requests of prompts.
-
-    Attributes:
-        name (`str`): What clients call it.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        config (`PretrainedConfig`): Its configuration.
-        max_new_tokens (`int`): The most new tokens of an answer, and as many where a request does
-            not say it.
-    """
+    """Prepares requests for the model that clients call `name`. `max_new_tokens` limits an answer,
+    and is the limit of a request that names none."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -41,17 +35,11 @@ class ServedModel:
     max_new_tokens: int
 
     def chat(self, request: ChatRequest) -> GenerationRequest:
-        """What a chat asks for.
-
-        Raises:
-            ApiError: If it cannot be answered.
-        """
+        """Prepares a chat, or raises an `ApiError`."""
         self.check_name(request.model)
-        # OpenAI's newer name of the system's messages, which templates do not know.
-        roles = {"developer": "system"}
         messages = [
-            {"role": roles.get(message.role, message.role), "content": text_of(message.content)}
-            for message in request.messages
+            {"role": _ROLES.get(each.role, each.role), "content": text_of(each.content)}
+            for each in request.messages
         ]
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
@@ -64,32 +52,26 @@ class ServedModel:
             why = " ".join(str(error).split())
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
-        return self._request(request, self._ids(text, "messages", add_special_tokens=False))
+        ids = self._ids(text, "messages", add_special_tokens=False)
+        return self._request(request, ids, request.max_completion_tokens or request.max_tokens)
 
     def completion(self, request: CompletionRequest) -> GenerationRequest:
-        """What a prompt asks for.
-
-        Raises:
-            ApiError: If it cannot be answered.
-        """
+        """Prepares a completion, or raises an `ApiError`."""
         self.check_name(request.model)
         match request.prompt:
             case [str(text)] | str(text):
                 ids = self._ids(text, "prompt", add_special_tokens=True)
             case ids:
-                self._check_ids(ids)
+                self._check_length(len(ids), "prompt")
+                last = text_config(self.config).vocab_size - 1
+                if not all(0 <= id <= last for id in ids):
+                    raise ApiError(400, f"the prompt's ids must be from 0 to {last}", "prompt")
         if not ids:
-            raise ApiError(
-                400, "the prompt is empty; the model needs a token to go on from", "prompt"
-            )
-        return self._request(request, ids)
+            raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
+        return self._request(request, ids, request.max_tokens)
 
     def check_name(self, name: str | None) -> None:
-        """Refuses the name of another model; none is this one.
-
-        Raises:
-            ApiError: If it is another.
-        """
+        """Refuses the name of another model; a request need not name one."""
         if name not in (None, self.name):
             message = f"there is no such model here; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
@@ -99,56 +81,43 @@ class ServedModel:
         return TokenBound(self.tokenizer)
 
     def _ids(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text. One that is sure to be too long is not tokenised."""
+        """Tokenises a text, unless it is certainly too long."""
         self._check_length(self._bound.of(text), param, "tokens or more")
         encoded = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
         ids: list[int] = encoded["input_ids"]
         self._check_length(len(ids), param)
         return ids
 
-    def _check_ids(self, ids: list[int]) -> None:
-        self._check_length(len(ids), "prompt")
-        vocab_size = text_config(self.config).vocab_size
-        if not all(0 <= id < vocab_size for id in ids):
-            raise ApiError(
-                400, f"the ids of the prompt must be from 0 to {vocab_size - 1}", "prompt"
-            )
-
     def _check_length(self, length: int, param: str, unit: str = "tokens") -> None:
         longest = context_length(self.config)
         if longest is not None and length >= longest:
-            raise ApiError(
-                400,
-                f"{_NOUNS[param]} has {length:,} {unit}, and the model's context holds "
-                f"{longest:,} with the answer; shorten it",
-                param,
-                "context_length_exceeded",
-            )
+            holds = f"the model's context holds {longest:,} with the answer"
+            message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
+            raise ApiError(400, message, param, "context_length_exceeded")
 
-    def _request(self, request: AnyRequest, ids: list[int]) -> GenerationRequest:
-        wanted = min(request.most_tokens or self.max_new_tokens, self.max_new_tokens)
-        longest = context_length(self.config)
-        fitting = wanted if longest is None else min(wanted, longest - len(ids))
+    def _request(
+        self, request: AnyRequest, ids: list[int], max_tokens: int | None
+    ) -> GenerationRequest:
+        fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
+        if (longest := context_length(self.config)) is not None:
+            fitting = min(fitting, longest - len(ids))
+        stop = request.stop or []
+        text = text_of(request.prediction.content) if request.prediction else ""
+        predicted = self._ids(text, "prediction", add_special_tokens=False) if text else []
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
             {"max_new_tokens": fitting, **_sampling(request)},
             request.seed,
-            request.stop_strings,
-            self._prediction(request),
+            [stop] if isinstance(stop, str) else stop,
+            np.array(predicted) if predicted else None,
         )
-
-    def _prediction(self, request: AnyRequest) -> np.ndarray | None:
-        text = text_of(request.prediction.content) if request.prediction else ""
-        ids = self._ids(text, "prediction", add_special_tokens=False) if text else []
-        return np.array(ids) if ids else None
 
 
 def _sampling(request: AnyRequest) -> dict[str, Any]:
-    """The sampling options for `generate`; none where the request leaves it to the model."""
-    if request.temperature is None and request.top_p is None:
-        return {}
-    if request.temperature is not None and request.temperature < _LEAST_TEMPERATURE:
+    """The sampling options for `generate`; none if the request leaves them to the model."""
+    asked = {"temperature": request.temperature, "top_p": request.top_p}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given.get("temperature", 1) < _LEAST_TEMPERATURE:
         return {"do_sample": False}
-    given = {"temperature": request.temperature, "top_p": request.top_p}
-    return {"do_sample": True, **{name: x for name, x in given.items() if x is not None}}
+    return {"do_sample": True, **given} if given else {}

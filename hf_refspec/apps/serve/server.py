@@ -1,36 +1,40 @@
-"""The socket and the server on it."""
+"""The socket and the server on it, which limits how long connections may wait for their clients."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import math
 import socket
+from collections.abc import Set
 from ipaddress import ip_address
+from operator import itemgetter
+from time import monotonic
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from .connection_limits import ConnectionLimits
 from .engine import Engine
 
 logger = logging.getLogger(__name__)
 
 _FORCED_SECONDS = 5  # after a second ctrl-C: for a forward pass, and to tell the clients
-
-_LIMITS_SECONDS = 0.1  # between two looks at the connections
+_HEAD_SECONDS = 10  # for the head of a request to arrive
+_READING_SECONDS = 30  # for a client to read on
+_LOOK_SECONDS = 0.1  # between two looks at the connections
+# Connections that may wait for their clients for longer than a second; a client that is about to
+# send its request does so at once.
+_MOST_WAITING = 256
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Takes a port, so that nobody else can.
-
-    Args:
-        host (`str`): A name or an address of this machine.
-        port (`int`): 0 for any that is free.
+    """Takes a port, 0 for any that is free, so that nobody else can.
 
     Raises:
-        OSError: If it cannot be had.
+        OSError: If the port or the host cannot be had; names the option.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -57,13 +61,8 @@ def url(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an app until ctrl-C or SIGTERM. Then nothing new is taken, and what runs and waits is
-    finished; a second ctrl-C ends that.
-
-    Args:
-        app (`FastAPI`): The app.
-        engine ([`Engine`]): What it decodes with.
-    """
+    """Serves an app until ctrl-C or SIGTERM. Then it takes no more requests and finishes those that
+    run and wait; a second ctrl-C cancels them."""
 
     def __init__(self, app: FastAPI, engine: Engine) -> None:
         super().__init__(
@@ -79,14 +78,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._limiting = asyncio.create_task(self._limit_connections())
-
-    async def _limit_connections(self) -> None:
-        """Until the end: also while it shuts down, connections are waited for."""
-        limits = ConnectionLimits(self.server_state.connections)
-        while True:
-            limits.enforce()
-            await asyncio.sleep(_LIMITS_SECONDS)
+        # It runs to the end: the shutdown waits for connections, too.
+        self._limiting = asyncio.create_task(limit_connections(self.server_state.connections))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if left := self._engine.running + self._engine.waiting:
@@ -95,3 +88,28 @@ class Server(uvicorn.Server):
         if self.force_exit and (tasks := self.server_state.tasks):
             self._engine.cancel_all()
             await asyncio.wait(tasks, timeout=_FORCED_SECONDS)
+
+
+async def limit_connections(connections: Set[Any]) -> None:
+    """Closes connections whose clients owe a request or do not read the answer: each after some
+    time, and where there are too many of them, the oldest."""
+    since: dict[tuple[Any, Any], float] = {}  # by connection and its latest request
+    while True:
+        now = monotonic()
+        keys = [(each, each.cycle) for each in connections if _patience(each)]
+        since = {key: since.get(key, now) for key in keys}
+        newest_first = sorted(since.items(), key=itemgetter(1), reverse=True)
+        for place, ((connection, _), began) in enumerate(newest_first):
+            if now - began > (_patience(connection) if place < _MOST_WAITING else 1):
+                connection.transport.abort()
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _patience(connection: Any) -> float:
+    """For how many seconds a connection may stay as it is; 0 if its client owes nothing."""
+    cycle = connection.cycle
+    if cycle is None or cycle.response_complete:
+        return _HEAD_SECONDS
+    if connection.flow.write_paused:
+        return _READING_SECONDS
+    return math.inf if cycle.more_body else 0  # a body has a limit of its own, in `read_body`

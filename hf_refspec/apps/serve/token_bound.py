@@ -1,13 +1,14 @@
-"""How many tokens a text has at least, known before it is tokenised."""
+"""The fewest tokens that a text can have, known before it is tokenised."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # NFC makes a text shorter by less than this: a Greek letter with two marks, by 3.5.
 _SHRINKS = {"NFC": 4}
@@ -18,30 +19,26 @@ class TokenBound:
     """The fewest tokens that a text can have.
 
     A byte-level BPE tokenizer spells every byte of a text with one character of a token, so that
-    a text has at least as many tokens as the longest of them goes into it. Bytes that are not in
-    the vocabulary are dropped, and not counted. Other tokenizers may shorten a text by any factor
+    a text has at least its length divided by the longest token's. Bytes that are not in the
+    vocabulary are dropped, and not counted. Other tokenizers may shorten a text by any factor
     (they strip spaces, or fuse what is unknown); for them the bound is 0.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         parts = json.loads(backend.to_str()) if backend is not None else {}
         self._longest = _longest_token(parts)
-        known = set(parts["model"]["vocab"]) if self._longest else set()
-        self._dropped = bytes(n for n, letter in enumerate(_letters()) if letter not in known)
+        known = set(parts["model"]["vocab"]) if self._longest < math.inf else set()
+        letters = bytes_to_unicode()  # of byte-level tokenizers: the character for each byte
+        self._dropped = bytes(n for n, letter in letters.items() if letter not in known)
 
     def of(self, text: str) -> int:
         """The bound for one text."""
-        if self._longest is None:
-            return 0
-        return len(text.encode().translate(None, self._dropped)) // self._longest
+        return int(len(text.encode().translate(None, self._dropped)) // self._longest)
 
 
-def _longest_token(parts: dict[str, Any]) -> int | None:
-    """The most bytes of a text that one token can stand for; `None` if nothing bounds them."""
+def _longest_token(parts: dict[str, Any]) -> float:
+    """The most bytes of a text that one token can stand for; infinite if nothing bounds them."""
     model, added = parts.get("model", {}), parts.get("added_tokens", [])
     normalizers = [each["type"] for each in _flat(parts.get("normalizer"))]
     splits = list(_flat(parts.get("pre_tokenizer")))
@@ -54,7 +51,7 @@ def _longest_token(parts: dict[str, Any]) -> int | None:
         or not all(each in _SHRINKS for each in normalizers)
         or any(each["lstrip"] or each["rstrip"] for each in added)  # they take all spaces around
     ):
-        return None
+        return math.inf
     lengths = [*map(len, model["vocab"]), *(len(each["content"].encode()) for each in added)]
     return max(lengths) * max(map(_SHRINKS.__getitem__, normalizers), default=1)
 
@@ -66,9 +63,3 @@ def _flat(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _flat(each)
     elif part is not None:
         yield part
-
-
-def _letters() -> list[str]:
-    """The character that byte-level tokenizers, since GPT-2, write for each byte."""
-    own, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, count(256)
-    return [chr(n if n in own else next(others)) for n in range(256)]

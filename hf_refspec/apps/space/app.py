@@ -22,48 +22,32 @@ def serve(
     datastore: str | None = None,
     **options: Any,
 ) -> None:
-    """Serves the page until Ctrl-C, and prints its address.
-
-    Args:
-        model, dtype, datastore (`str`, *optional*): See [`load_host`].
-        options: For `gradio.Blocks.launch`. On the Hub the environment says where to serve.
+    """Serves the page until Ctrl-C, and prints its address. The model and the datastore are folders
+    or Hub ids; `options` go to `gradio.Blocks.launch`. On the Hub the environment says where to
+    serve.
 
     Raises:
-        OSError: If the model or the datastore cannot be read, or the port is not to be had.
+        OSError: If the model or the datastore cannot be read, or the port cannot be had.
         ValueError: If the model has no chat template, or the datastore is of another tokenizer.
     """
     blocks = page(load_host(model, dtype, datastore))
-    _, address, _ = start(blocks, **options)
-    print(f"{address} (Ctrl-C ends it)", flush=True)
+    print(f"{start(blocks, **options)} (Ctrl-C ends it)", flush=True)
     blocks.block_thread()
 
 
 def load_host(
     model: str | None = None, dtype: str | None = None, datastore: str | None = None
 ) -> Host:
-    """Loads what answers, and decodes a few tokens with it.
-
-    Args:
-        model (`str`, *optional*): A folder or a Hub id; SmolLM2-135M-Instruct by default.
-        dtype (`str`, *optional*): Of the model, for example `"bfloat16"`; by default float32 for
-            the default model, and for others the one that they were saved in.
-        datastore (`str`, *optional*): A folder or a Hub id; drafts are looked up in it.
-
-    Raises:
-        OSError, ValueError: See [`serve`].
-    """
+    """Loads what answers, and decodes a few tokens with it: kernels are loaded, the model is probed
+    and timed."""
     tokenizer = load_tokenizer(model)
     check_chat_template(tokenizer, model, "choose a model with one")
-    if datastore is not None:
-        Datastore.from_pretrained(datastore).check_tokenizer(tokenizer)  # before a model is loaded
+    store = None if datastore is None else Datastore.from_pretrained(datastore)
+    if store is not None:
+        store.check_tokenizer(tokenizer)  # before a model is loaded
     loaded = load_model(model, dtype=None if dtype is None else getattr(torch, dtype))
-    host = Host(loaded, tokenizer, datastore)
-    _warm_up(host)
-    return host
-
-
-def _warm_up(host: Host) -> None:
-    """Whatever happens once in a process: kernels are loaded, the model is probed and timed."""
+    host = Host(loaded, tokenizer, store)
     warmup()
-    for _ in Conversation().ask(host, _WARMUP, "", max_new_tokens=12).run():
+    for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
+    return host

@@ -20,24 +20,18 @@ from .style import css
 from .tree_view import step_html
 
 _SECONDS_BETWEEN_PICTURES = 0.15
-_NEW_TOKENS = 160
-_MOST_NEW_TOKENS = 512
-_AS_IT_IS: Any = gr.skip()
+_SHOWN = ("chat", "document", "message", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
 <p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
 verifies a whole tree of them in one forward pass. {promise} Coloured words were drafted.</p>
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
-{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the next
-turn is that of the call whose clock is behind.</p></div>"""
+{dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the call
+whose clock is behind goes next.</p></div>"""
 
 
 def page(host: Host) -> gr.Blocks:
-    """The page.
-
-    Args:
-        host ([`Host`]): What answers.
-    """
+    """The page on which a host answers."""
     with gr.Blocks(title="hf_refspec", analytics_enabled=False) as blocks:
         gr.HTML(_intro(host))
         state = gr.State(None, time_to_live=3600)
@@ -53,17 +47,10 @@ def page(host: Host) -> gr.Blocks:
                     elem_id="rs-document",
                 )
                 with gr.Accordion("Settings", open=False):
-                    datastore = gr.Textbox(
-                        host.datastore or "",
-                        label="Datastore",
-                        info="Optional: a dataset repo on the Hub, for this model's tokenizer.",
-                        placeholder="organisation/name",
-                        elem_id="rs-datastore",
-                    )
                     new_tokens = gr.Slider(
                         16,
-                        _MOST_NEW_TOKENS,
-                        _NEW_TOKENS,
+                        512,
+                        160,
                         step=16,
                         label="New tokens at most",
                         elem_id="rs-new-tokens",
@@ -87,41 +74,31 @@ def page(host: Host) -> gr.Blocks:
         gr.on(
             [send.click, message.submit],
             partial(_race, host),
-            [state, document, message, datastore, new_tokens],
+            [state, document, message, new_tokens],
             [state, *shown],
-            concurrency_limit=1,  # two races at once would be none
-            show_progress="full",  # which tells a visitor who waits for another one so
+            concurrency_limit=1,  # two races at once would slow each other down
+            show_progress="full",  # which tells a visitor that another one is served first
             show_progress_on=chat,
             trigger_mode="once",
             **private,
         )
         stop.click(_stop, state, None, queue=False, **private)
-        number.change(
-            partial(_look, host), [state, number], tree, show_progress="hidden", **private
-        )
-        new.click(_begin_anew, state, [state, *shown], **private)
-        for button, preset in zip(presets, PRESETS, strict=True):
-            fill = partial(_fill, preset)
-            button.click(fill, state, [state, *shown], **private)
+        looked = partial(_look, host)
+        number.change(looked, [state, number], tree, show_progress="hidden", **private)
+        for button, preset in [(new, None), *zip(presets, PRESETS, strict=True)]:
+            button.click(partial(_begin_anew, preset), state, [state, *shown], **private)
     return blocks
 
 
-def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
-    """Serves a page until it is closed, without waiting for that.
-
-    Args:
-        blocks (`gr.Blocks`): The page.
-        options: For `gradio.Blocks.launch`.
-
-    Returns:
-        The app, its address, and nothing.
-    """
-    system = ["system-ui", "sans-serif"]
-    theme = gr.themes.Default(
-        primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]
-    )
-    return blocks.launch(
-        theme=theme,
+def start(blocks: gr.Blocks, **options: Any) -> str:
+    """Serves a page until it is closed, without waiting for that; returns its address. `options` go
+    to `gradio.Blocks.launch`."""
+    fonts: dict[str, Any] = {
+        "font": ["system-ui", "sans-serif"],
+        "font_mono": ["ui-monospace", "monospace"],
+    }
+    _, address, _ = blocks.launch(
+        theme=gr.themes.Default(primary_hue="blue", **fonts),
         css=css(),
         footer_links=[],
         ssr_mode=False,
@@ -129,37 +106,30 @@ def start(blocks: gr.Blocks, **options: Any) -> tuple[Any, str, str]:
         prevent_thread_lock=True,
         **options,
     )
+    return address
 
 
 def _intro(host: Host) -> str:
     model = host.model
-    name = Path(model.config.name_or_path).name or HUB_ID
     dtype = str(model.dtype).removeprefix("torch.")
     promise = "The words are those of plain decoding."
     if model.dtype != torch.float32:
         promise += f" Where two are within the rounding of {dtype}, either of them may come out."
     return _INTRO.format(
-        model=escape(name),
+        model=escape(Path(model.config.name_or_path).name or HUB_ID),
         promise=promise,
         dtype=dtype,
         device="the CPU" if model.device.type == "cpu" else "a GPU",
     )
 
 
-def _race(
-    host: Host,
-    conversation: Conversation | None,
-    document: str,
-    message: str,
-    datastore: str,
-    new_tokens: int,
-) -> Iterator[tuple[Any, ...]]:
-    """Shows the race, and at its end the tree of its best step."""
+def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
+    """Shows the race, and at its end the tree of its best step; or what went wrong."""
     conversation = conversation or Conversation()
     with conversation.busy:
         try:
-            yield from _answer(host, conversation, document, message, datastore, int(new_tokens))
-        except (OSError, RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
+            yield from _answer(host, conversation, *fields)
+        except (RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
             yield _shown(conversation, chat=conversation_html(conversation, str(error)))
 
 
@@ -168,17 +138,16 @@ def _answer(
     conversation: Conversation,
     document: str,
     message: str,
-    datastore: str,
-    new_tokens: int,
+    new_tokens: float,
 ) -> Iterator[tuple[Any, ...]]:
     if not conversation.turns:
         conversation.document = document
-    race = conversation.ask(host, message, datastore, new_tokens)
+    race = conversation.ask(host, message, int(new_tokens))
     fixed = gr.Textbox(interactive=False)
     yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
     drawn = perf_counter()
     for _ in race.run():
-        if race.stopped or conversation.left:  # what is shown last says so
+        if race.stopped or conversation.left:  # the last picture says so
             continue
         if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
             yield _shown(conversation)
@@ -195,26 +164,16 @@ def _answer(
     )
 
 
-def _shown(
-    conversation: Conversation,
-    chat: str | None = None,
-    document: Any = _AS_IT_IS,
-    message: Any = _AS_IT_IS,
-    looking: Any = _AS_IT_IS,
-    number: Any = _AS_IT_IS,
-    tree: Any = _AS_IT_IS,
-) -> tuple[Any, ...]:
-    """The state and what is shown of it; whatever is not named stays as it is."""
-    chat = conversation_html(conversation) if chat is None else chat
-    return conversation, chat, document, message, looking, number, tree
+def _shown(conversation: Conversation, **changes: Any) -> tuple[Any, ...]:
+    """The state, the chat and whatever else changes."""
+    changes.setdefault("chat", conversation_html(conversation))
+    return conversation, *(changes.get(name, gr.skip()) for name in _SHOWN)
 
 
 def _look(host: Host, conversation: Conversation | None, number: int) -> str:
     """The tree of a forward pass of the last answer."""
-    if conversation is None or not conversation.turns:
-        return ""
-    race = conversation.turns[-1][1]
-    if not 1 <= number <= len(race.steps):
+    race = conversation.turns[-1][1] if conversation and conversation.turns else None
+    if race is None or not 1 <= number <= len(race.steps):
         return ""
     return step_html(int(number), race.steps, race.sources, host.tokenizer)
 
@@ -224,17 +183,12 @@ def _stop(conversation: Conversation | None) -> None:
         conversation.stop()
 
 
-def _begin_anew(
-    conversation: Conversation | None, document: str | None = None, message: str = ""
-) -> tuple[Any, ...]:
+def _begin_anew(preset: Preset | None, conversation: Conversation | None) -> tuple[Any, ...]:
+    """A new conversation; a preset fills in its texts."""
     if conversation is not None:
         conversation.leave()
-    text = (
-        gr.Textbox(interactive=True) if document is None else gr.Textbox(document, interactive=True)
-    )
-    return _shown(Conversation(), document=text, message=message, looking=gr.Column(visible=False))
-
-
-def _fill(preset: Preset, conversation: Conversation | None) -> tuple[Any, ...]:
-    """A new conversation, with the preset's texts to be sent."""
-    return _begin_anew(conversation, preset.document, preset.messages[0])
+    document, message = gr.Textbox(interactive=True), ""
+    if preset is not None:
+        document, message = gr.Textbox(preset.document, interactive=True), preset.messages[0]
+    hidden = gr.Column(visible=False)
+    return _shown(Conversation(), document=document, message=message, looking=hidden)

@@ -1,8 +1,8 @@
 """A race: one answer, decoded plainly and with drafts at once.
 
 Both are real calls of `generate`, each in a thread of its own. They take turns, a forward pass at a
-time, and each has a clock that runs only while it computes. The next turn is that of the call whose
-clock is behind, so that both are seen at equal computing time.
+time, and each has a clock that runs only while it computes. The call whose clock is behind goes
+next, so that both are shown at equal computing time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,8 @@ from .steps import RecordedDrafts, Step
 
 
 class Race:
-    """Two calls of `generate`, greedily, with the same prompt.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        inputs (`BatchEncoding`): The prompt, ids and mask `(1, n)`.
-        max_new_tokens (`int`): The most tokens of an answer.
-        drafter ([`RecordedDrafts`]): Drafts in the second call.
-
-    Attributes:
-        plain, drafted ([`Lane`]): The two calls.
-        steps (`list[Step]`): The forward passes of the drafted one.
-        sources (`list[str]`): The names of the drafter's sources.
-        stopped (`bool`): Set it, and both end after the pass that is under way.
-    """
+    """Two greedy calls of `generate` with the same prompt: `plain`, and `drafted`, whose forward
+    passes are recorded in `steps`. Setting `stopped` ends both after the current pass."""
 
     def __init__(
         self,
@@ -69,11 +56,8 @@ class Race:
         self.drafted = Lane(tokenizer, decode_drafted)
 
     def run(self) -> Iterator[None]:
-        """Yields after every forward pass, when neither of the two computes.
-
-        Raises:
-            Exception: What one of the calls raises; the other is ended.
-        """
+        """Yields after every forward pass, when neither of the two computes. What one of the calls
+        raises ends the other, and is raised."""
         lanes = [self.plain, self.drafted]
         try:
             while not self.stopped and (going := [lane for lane in lanes if not lane.finished]):
@@ -109,20 +93,11 @@ class Race:
 
 
 class Lane:
-    """One of the two calls, which computes only when it is told to.
+    """One of the two calls, which computes only in its turns: `decode` makes the call, and hands
+    the new tokens to `put`.
 
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): Decodes its tokens.
-        decode (callable): Makes the call, and hands its new tokens to `put`.
-
-    Attributes:
-        ids (`list[int]`): The new tokens.
-        pieces (`list[tuple[str, int | None]]`): Their texts, each with the index of the source that
-            drafted it; `None` for the target's own.
-        passes (`int`): Forward passes of the target model.
-        seconds (`float`): How long it has computed.
-        finished (`bool`): Whether it computes no more.
-        completed (`bool`): Whether it has come to its end, and was not stopped.
+    `pieces` are their texts, each with the index of the source that drafted it, or `None` for the
+    target's own. `finished` is set when it computes no more, `completed` if it was not stopped.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[], None]) -> None:
@@ -154,11 +129,8 @@ class Lane:
         return len(self.ids) / self.seconds if self.seconds else 0.0
 
     def advance(self) -> None:
-        """Computes up to its next forward pass's tokens, or to its end.
-
-        Raises:
-            Exception: What the call raises.
-        """
+        """Computes up to the tokens of its next forward pass, or to its end; raises what the call
+        raises."""
         if self._thread.ident is None:
             self._thread.start()
         self._turn.release()
@@ -209,11 +181,11 @@ class Lane:
 
 
 class _Stopped(BaseException):
-    """Ends a call of `generate` from inside; nobody's `except Exception` is to catch it."""
+    """Ends a call of `generate` from inside; no `except Exception` may catch it."""
 
 
 class _NewTokens(BaseStreamer):
-    """Tells a listener of each token of plain decoding."""
+    """Hands each token of plain decoding to a listener."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

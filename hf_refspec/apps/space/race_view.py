@@ -8,25 +8,28 @@ from itertools import groupby
 
 from .conversation import Conversation
 from .race import Lane, Race
-from .style import EXPLANATIONS, source_class
+from .style import source_class
 
-_EMPTY = "Choose an example, or type a message. Plain and drafted decoding race side by side."
+_EXPLANATIONS = {
+    "ReferenceCopy": "copied from the document, the messages and the answers so far",
+    "TokenRecycling": "what the model itself expected in similar places before",
+    "DatastoreDrafts": "looked up in the datastore",
+}
+_EMPTY = (
+    '<div class="empty">Choose an example, or type a message. Plain and drafted decoding race side '
+    "by side.</div>"
+)
 
 
-def conversation_html(conversation: Conversation, notice: str = "") -> str:
-    """All messages and answers; of the last one both columns.
-
-    Args:
-        conversation ([`Conversation`]): What has been said.
-        notice (`str`): An error, shown at the end.
-    """
+def conversation_html(conversation: Conversation, error: str = "") -> str:
+    """All messages and answers, both columns of the last one, and an error at the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
         parts.append(_race(race) if number == len(conversation.turns) else _earlier(race))
-    if notice:
-        parts.append(f'<div class="error" role="alert">{escape(notice)}</div>')
-    return _page(*parts) if parts else _page(f'<div class="empty">{_EMPTY}</div>')
+    if error:
+        parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
+    return f'<div class="rs">{"".join(parts) or _EMPTY}</div>'
 
 
 def _race(race: Race) -> str:
@@ -35,7 +38,7 @@ def _race(race: Race) -> str:
 
 
 def _earlier(race: Race) -> str:
-    """A race of an earlier turn: the drafted text, and how it compared."""
+    """The answer of an earlier turn: the drafted text, and how it compared."""
     text = _text(race.drafted)
     return f'<div class="lane drafted"><div class="text">{text}</div></div>{_verdict(race)}'
 
@@ -57,7 +60,7 @@ def _legend(race: Race) -> str:
     """The colours: which source drafted how many of the tokens."""
     counts = Counter(owner for _, owner in race.drafted.pieces[: len(race.drafted.ids)])
     parts = [
-        f'<span><span class="{source_class(i)}" title="{EXPLANATIONS.get(name, "")}">{name}</span>'
+        f'<span><span class="{source_class(i)}" title="{_EXPLANATIONS.get(name, "")}">{name}</span>'
         f" {counts[i]}</span>"
         for i, name in enumerate(race.sources)
     ]
@@ -70,28 +73,22 @@ def _text(lane: Lane) -> str:
     parts = []
     for owner, pieces in groupby(list(lane.pieces), key=lambda piece: piece[1]):
         text = escape("".join(text for text, _ in pieces))
-        parts.append(
-            text if owner is None else f'<span class="{source_class(owner)}">{text}</span>'
-        )
+        start = "" if owner is None else f'<span class="{source_class(owner)}">'
+        parts.append(f"{start}{text}{'</span>' if start else ''}")
     return "".join(parts)
 
 
 def _verdict(race: Race) -> str:
     """Whether the texts are the same, and how much faster the drafted one came."""
-    position, speedup = race.first_difference(), race.speedup
-    gain = "" if speedup is None else f" {speedup:.2f}x the speed of plain decoding."
+    position, kind = race.first_difference(), ""
     if position is not None:
-        return (
-            f'<p class="verdict differs">The texts differ from token {position + 1} on.{gain}</p>'
-        )
-    if race.finished:
-        count = len(race.plain.ids)
-        return f'<p class="verdict same">The same text: all {count} tokens are equal.{gain}</p>'
-    if race.plain.finished and race.drafted.finished:
+        verdict, kind = f"The texts differ from token {position + 1} on.", " differs"
+    elif race.finished:
+        verdict, kind = f"The same text: all {len(race.plain.ids)} tokens are equal.", " same"
+    elif race.plain.finished and race.drafted.finished:
         count = min(len(race.plain.ids), len(race.drafted.ids))
-        return f'<p class="verdict">Stopped; the first {count} tokens are equal.{gain}</p>'
-    return f'<p class="verdict">{gain or "Reading the prompt …"}</p>'
-
-
-def _page(*parts: str) -> str:
-    return f'<div class="rs">{"".join(parts)}</div>'
+        verdict = f"Stopped; the first {count} tokens are equal."
+    else:
+        verdict = "" if race.speedup else "Reading the prompt …"
+    gain = f" {race.speedup:.2f}x the speed of plain decoding." if race.speedup else ""
+    return f'<p class="verdict{kind}">{verdict}{gain}</p>'

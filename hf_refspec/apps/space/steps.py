@@ -1,4 +1,4 @@
-"""Each forward pass of a drafted answer, kept to be looked into."""
+"""The forward passes of a drafted answer, recorded for the page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from ..shared.live_drafts import LiveDrafts
 
 @dataclass(frozen=True)
 class Step:
-    """A forward pass of the target model.
-
-    Attributes:
-        tokens (`list[int]`): The tokens that it yielded: accepted draft tokens, and one that the
-            target chose after them.
-        tree ([`DraftTree`]): The draft that it verified.
-        drafts (sequence of [`DraftTree`]): What each source had drafted for it, before merging.
-    """
+    """A forward pass of the target model: the tokens that it yielded, accepted draft tokens and one
+    that the target chose after them; the tree that it verified; and what each source had drafted
+    for it, before the drafts were merged."""
 
     tokens: list[int]
     tree: DraftTree
@@ -31,35 +26,23 @@ class Step:
         return _followed(self.tree, self.tokens[:-1])
 
     def sources(self) -> list[int]:
-        """Of each node the source that drafted it; the first one where several did."""
+        """The source that drafted each node; the first one if several did."""
         paths: list[list[int]] = []
         for token, parent in zip(
             self.tree.tokens.tolist(), self.tree.parents.tolist(), strict=True
         ):
             paths.append([*(paths[parent] if parent != ROOT else []), token])
-        return [
-            next(
-                (
-                    i
-                    for i, draft in enumerate(self.drafts)
-                    if len(_followed(draft, path)) == len(path)
-                ),
-                0,
-            )
-            for path in paths
-        ]
+
+        def drafted(source: int, path: list[int]) -> bool:
+            return len(_followed(self.drafts[source], path)) == len(path)
+
+        count = range(len(self.drafts))
+        return [next((i for i in count if drafted(i, path)), 0) for path in paths]
 
 
 class RecordedDrafts(LiveDrafts):
-    """[`LiveDrafts`] that know, while the listener is told of a step, what was verified in it.
-
-    Args:
-        drafters (sequence of [`Drafter`]): The sources.
-
-    Attributes:
-        verified ([`DraftTree`]): The draft of the last pass.
-        drafts (`list[DraftTree]`): What each source had drafted for it.
-    """
+    """[`LiveDrafts`] that hold, while the listener receives a step, the tree that was `verified` in
+    it, and in `drafts` what each source had drafted for it."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
@@ -73,7 +56,7 @@ class RecordedDrafts(LiveDrafts):
 
 
 def _followed(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
-    """The nodes that these tokens lead to, as far as the tree has them."""
+    """The nodes along these tokens, as far as the tree has them."""
     children, node, nodes = tree.children(), ROOT, []
     for token in tokens:
         if (node, token) not in children:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-# Of Okabe and Ito, which people with any colour vision tell apart; in the order of a blend's
-# sources. The lines below the words differ as well.
+# Okabe and Ito's colours, which people with any colour vision can tell apart, in the order of a
+# blend's sources. The lines below the words differ as well.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00")
 _LINES = ("solid", "dashed", "dotted", "double", "solid")
-
-EXPLANATIONS = {
-    "ReferenceCopy": "copied from the document, the messages and the answers so far",
-    "TokenRecycling": "what the model itself expected in similar places before",
-    "DatastoreDrafts": "looked up in the datastore",
-}
-
 _CSS = """
 .gradio-container { max-width: 1240px !important; margin: 0 auto; }
-.rs { color: var(--body-text-color); }
+.rs { color: var(--body-text-color); --tint: 20%; }
+.dark .rs { --tint: 45%; }
+.rs span[class^=s] { border-bottom: 2px var(--line) var(--color); border-radius: 2px;
+  background: color-mix(in srgb, var(--color) var(--tint), transparent); }
 .rs h1 { font-size: 1.5rem; margin: 0 0 .2rem; }
 .rs p { margin: .2rem 0; overflow-wrap: anywhere; }
 .rs .quiet, .rs .figures { font-size: .85rem; opacity: .75; }
@@ -53,6 +49,8 @@ _CSS = """
 .rs .tree text { fill: var(--body-text-color); font: 12px ui-monospace, monospace; }
 .rs .tree .percent { font-size: 9px; }
 .rs .tree rect { fill: var(--background-fill-primary); stroke: var(--border-color-primary); }
+.rs .tree [class*=" s"] rect {
+  fill: color-mix(in srgb, var(--color) 25%, var(--background-fill-primary)); }
 .rs .tree path { fill: none; stroke: var(--border-color-primary); stroke-width: 1.5; }
 .rs .tree path.accepted, .rs .tree path.own { stroke: var(--body-text-color); stroke-width: 2.5; }
 .rs .tree .rejected { opacity: .55; }
@@ -71,13 +69,8 @@ def source_class(source: int) -> str:
 
 def css() -> str:
     """The page's CSS."""
-    sources = "".join(
-        f".rs span.{source_class(i)} {{ border-bottom: 2px {line} {color}; "
-        f"background: color-mix(in srgb, {color} 20%, transparent); border-radius: 2px; }}\n"
-        f".dark .rs span.{source_class(i)} {{ "
-        f"background: color-mix(in srgb, {color} 45%, transparent); }}\n"
-        f".rs .tree .{source_class(i)} rect {{ "
-        f"fill: color-mix(in srgb, {color} 25%, var(--background-fill-primary)); }}\n"
+    rules = (
+        f".rs .{source_class(i)} {{ --color: {color}; --line: {line}; }}\n"
         for i, (color, line) in enumerate(zip(_COLORS, _LINES, strict=True))
     )
-    return _CSS + sources
+    return _CSS + "".join(rules)

@@ -1,4 +1,4 @@
-"""A draft tree as a drawing: what was verified in one forward pass, and what was accepted."""
+"""Draws the draft tree of one forward pass: what was verified, and what was accepted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...drafting.tree import ROOT
 from .steps import Step
 from .style import source_class
 
-_ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between columns, around
+_ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between boxes, around
 _CHARACTER = 7.3  # pixels of the drawing's type
 _LONGEST = 16  # characters of a token
 
 
 class _Place(NamedTuple):
-    """The left and right end of a box, and its middle from above."""
+    """The left and right end of a box, and the height of its middle."""
 
     left: float
     right: float
@@ -28,53 +28,39 @@ class _Place(NamedTuple):
 def tree_html(
     step: Step, before: str, sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The tree from left to right, accepted nodes in the first row, each in its source's colour.
-
-    Args:
-        step ([`Step`]): The forward pass.
-        before (`str`): The token that the tree grew from.
-        sources (`list[str]`): The names of the blend's sources.
-        tokenizer (`PreTrainedTokenizerBase`): Decodes the tokens.
-    """
+    """The tree from left to right, accepted nodes in the first row, each in its source's colour; it
+    grows from the token `before`."""
     tree, path, owners = step.tree, step.accepted(), step.sources()
-    # Behind the tree's nodes stands the target's own token, a child of the last accepted one.
-    own = len(tree)
+    own = len(tree)  # behind the tree's nodes the target's own token, a child of the accepted path
     parents = [*tree.parents.tolist(), path[-1] if path else ROOT]
     probs = [*tree.probs.tolist(), 1.0]
-    texts = [visible(tokenizer.decode([t])) for t in [*tree.tokens.tolist(), step.tokens[-1]]]
-    places = _places(parents, probs, [*path, own], [*texts, visible(before)])
+    tokens = [*tree.tokens.tolist(), step.tokens[-1]]
+    texts = [*(visible(tokenizer.decode([token])) for token in tokens), visible(before)]
+    places = _places(parents, probs, [*path, own], texts)
 
-    boxes = [_box(places[ROOT], visible(before), "root", "the last token before")]
-    lines = []
+    parts = [_box(places[ROOT], texts[ROOT], "root", "the last token before")]
     for node, parent in enumerate(parents):
         kind = "own" if node == own else "accepted" if node in path else "rejected"
-        lines.append(_line(places[parent], places[node], kind))
-        if node == own:
-            boxes.append(_box(places[node], texts[node], kind, "the model's own token"))
-            continue
-        percent = f"{100 * probs[node]:.0f}"
-        about = f"{sources[owners[node]]}, {percent} %, {kind}"
-        kind = f"{kind} {source_class(owners[node])}"
-        boxes.append(_box(places[node], texts[node], kind, about, percent))
+        parts.append(_line(places[parent], places[node], kind))
+        about, percent = "the model's own token", ""
+        if node != own:
+            percent = f"{100 * probs[node]:.0f}"
+            about = f"{sources[owners[node]]}, {percent} %, {kind}"
+            kind += f" {source_class(owners[node])}"
+        parts.append(_box(places[node], texts[node], kind, about, percent))
     width = max(place.right for place in places.values()) + _GAP
     height = max(place.middle for place in places.values()) + _ROW / 2 + _MARGIN
     return (
         f'<div class="tree" tabindex="0"><svg width="{width:.0f}" height="{height:.0f}" role="img" '
-        f'aria-label="draft tree">{"".join(lines)}{"".join(boxes)}</svg></div>'
+        f'aria-label="draft tree">{"".join(parts)}</svg></div>'
     )
 
 
 def step_html(
     number: int, steps: list[Step], sources: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """A step's figures, and its tree.
-
-    Args:
-        number (`int`): From 1 on; the first one is the prefill, which verifies no draft.
-        steps (`list[Step]`): All of the answer.
-        sources (`list[str]`): The names of the blend's sources.
-        tokenizer (`PreTrainedTokenizerBase`): Decodes the tokens.
-    """
+    """The figures of a step, by its number from 1 on, and its tree. The first step is the prefill,
+    which verifies no draft."""
     step = steps[number - 1]
     before = tokenizer.decode([steps[number - 2].tokens[-1]]) if number > 1 else "prompt"
     accepted, text = len(step.accepted()), visible(tokenizer.decode(step.tokens))
@@ -95,45 +81,34 @@ def step_html(
 
 
 def visible(text: str) -> str:
-    """A token's text with spaces and ends of lines that can be seen."""
-    for one, other in ((" ", "·"), ("\n", "⏎"), ("\t", "⇥")):
-        text = text.replace(one, other)
+    """A token's text with visible spaces and ends of lines."""
+    text = text.translate({ord(" "): "·", ord("\n"): "⏎", ord("\t"): "⇥"})
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _places(
     parents: list[int], probs: list[float], path: list[int], texts: list[str]
 ) -> dict[int, _Place]:
-    """Where each node's box is, and the root's, whose text is the last of all.
+    """The place of each node's box, and of the root's, whose text is the last one.
 
-    A node's best child stands in its row, and that of the accepted path is the best.
+    A node's best child stands in its row: the one on the accepted path, or else the most probable.
     """
     children = defaultdict(list)
     for node, parent in enumerate(parents):
         children[parent].append(node)
-    rows, depths, row = {}, {ROOT: 0}, 0
-    waiting = [ROOT]
-    while waiting:
-        node = waiting.pop()
-        rows[node] = row
-        best_last = sorted(children[node], key=lambda child: (child in path, probs[child]))
-        depths.update((child, depths[node] + 1) for child in best_last)
-        waiting += best_last
-        row += not best_last  # what comes after a leaf begins a row
-    widths = [0.0] * (max(depths.values()) + 1)
-    for node, depth in depths.items():
-        widths[depth] = max(widths[depth], _width(texts[node]))
-    lefts = [_MARGIN + sum(widths[:depth]) + _GAP * depth for depth in range(len(widths))]
-    return {
-        node: _Place(
-            lefts[depth], lefts[depth] + _width(texts[node]), _MARGIN + _ROW * (rows[node] + 0.5)
-        )
-        for node, depth in depths.items()
-    }
+    places = {}
 
+    def place(node: int, left: float, row: int) -> int:
+        """Places a node and all below it; returns the first row that is still empty."""
+        right = left + 14 + _CHARACTER * min(len(texts[node]), _LONGEST)
+        places[node] = _Place(left, right, _MARGIN + _ROW * (row + 0.5))
+        best_first = sorted(children[node], key=lambda child: (child not in path, -probs[child]))
+        for child in best_first:
+            row = place(child, right + _GAP, row)
+        return row if best_first else row + 1
 
-def _width(text: str) -> float:
-    return 14 + _CHARACTER * min(len(text), _LONGEST)
+    place(ROOT, _MARGIN, 0)
+    return places
 
 
 def _line(start: _Place, end: _Place, kind: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import openai
 import pytest
 import requests
@@ -68,11 +66,14 @@ def test_a_message_may_come_in_parts_and_from_any_role_that_the_template_has(ser
     assert answer.usage.prompt_tokens == same.usage.prompt_tokens
 
 
+def prediction(content) -> dict:
+    return {"prediction": {"type": "content", "content": content}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prediction_changes_the_usage_and_nothing_else(server, plain, stream):
     expected = plain("one", max_new_tokens=60)
-    prediction = {"type": "content", "content": expected + " and more"}
-    options = {"max_tokens": 60, "prediction": prediction, "stream": stream}
+    options = {"max_tokens": 60, "stream": stream, **prediction(expected + " and more")}
     if stream:
         chunks = list(server.chat("one", **options, stream_options={"include_usage": True}))
         assert streamed(chunks) == expected
@@ -91,12 +92,11 @@ def test_a_prediction_changes_the_usage_and_nothing_else(server, plain, stream):
 
 
 def test_a_prediction_of_parts_that_is_wrong_is_rejected(server, plain):
-    parts = [{"type": "text", "text": "~~~"}, {"type": "text", "text": "~~~~"}]
-    answer = server.chat("one", prediction={"type": "content", "content": parts})
+    parts = [{"type": "text", "text": text} for text in ("~~~", "~~~~")]
+    answer = server.chat("one", **prediction(parts))
     assert answer.choices[0].message.content == plain("one")
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 7
-    empty = server.chat("one", prediction={"type": "content", "content": ""})
-    assert empty.choices == answer.choices
+    assert server.chat("one", **prediction("")).choices == answer.choices
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -143,25 +143,12 @@ def test_more_tokens_than_the_server_or_the_context_allows_are_cut(speller, toke
 
 def test_the_end_of_text_is_a_stop(speller, tokenizer, plain, monkeypatch):
     text = plain("one")
-    monkeypatch.setattr(
-        speller.generation_config, "eos_token_id", [2, tokenizer(text[10])["input_ids"][0]]
-    )
+    ends = [2, tokenizer(text[10])["input_ids"][0]]
+    monkeypatch.setattr(speller.generation_config, "eos_token_id", ends)
     with serving(speller, tokenizer) as server:
         answer = server.chat("one")
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].message.content == text[: text.index(text[10]) + 1]
-
-
-def test_requests_at_the_same_time_are_all_answered_right(server, plain):
-    def ask(number: int) -> str:
-        message = MESSAGES[number % len(MESSAGES)]
-        if number % 2:
-            return streamed(server.chat(message, stream=True))
-        return server.chat(message).choices[0].message.content
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(16)))
-    assert answers == [plain(MESSAGES[number % len(MESSAGES)]) for number in range(16)]
 
 
 def test_models_and_health(server):
@@ -174,12 +161,9 @@ def test_models_and_health(server):
 
 
 def test_metrics_add_up(speller, tokenizer, plain):
-    prediction = {"type": "content", "content": plain("one", max_new_tokens=60)}
+    predicted = prediction(plain("one", max_new_tokens=60))
     with serving(speller, tokenizer) as server:
-        usages = [
-            server.chat("one", max_tokens=60, prediction=prediction).usage,
-            server.chat("two").usage,
-        ]
+        usages = [server.chat("one", max_tokens=60, **predicted).usage, server.chat("two").usage]
         metrics = server.metrics()
         assert server.outcomes("length") == 2
     assert metrics["prompt_tokens_total"] == sum(usage.prompt_tokens for usage in usages)

@@ -11,7 +11,7 @@ import pytest
 import requests
 from running_server import NAME, RunningServer, serving, wait_until
 
-from hf_refspec.apps.serve import connection_limits
+from hf_refspec.apps.serve import server as limits
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -37,7 +37,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("before", [b"", HEALTH])
 def test_half_a_head_is_not_waited_for_however_it_drips(server, monkeypatch, before):
-    monkeypatch.setattr(connection_limits, "_HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "_HEAD_SECONDS", 0.5)
     connection = connected(server, before)
     if before:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -49,7 +49,7 @@ def test_half_a_head_is_not_waited_for_however_it_drips(server, monkeypatch, bef
 
 
 def test_of_too_many_half_requests_the_oldest_are_given_up(server, monkeypatch):
-    monkeypatch.setattr(connection_limits, "_MOST", 4)
+    monkeypatch.setattr(limits, "_MOST_WAITING", 4)
     body = HALF + b": 1\r\nContent-Length: 9\r\nContent-Type: application/json\r\n\r\n{"
     connections = []
     for sent in [HALF, body] * 4:
@@ -65,13 +65,9 @@ def test_of_too_many_half_requests_the_oldest_are_given_up(server, monkeypatch):
 def test_a_client_that_does_not_read_holds_up_neither_others_nor_the_end(
     speller, tokenizer, plain, monkeypatch
 ):
-    monkeypatch.setattr(connection_limits, "_READING_SECONDS", 1)
-    body = {
-        "model": NAME,
-        "messages": [{"role": "user", "content": "one"}],
-        "max_tokens": 2000,
-        "stream": True,
-    }
+    monkeypatch.setattr(limits, "_READING_SECONDS", 1)
+    messages = [{"role": "user", "content": "one"}]
+    body = {"model": NAME, "messages": messages, "max_tokens": 2000, "stream": True}
     with serving(speller, tokenizer, max_new_tokens=2000) as server:
         assert server.metrics()["running_requests"] == 0
         [listening] = server.server.servers[0].sockets

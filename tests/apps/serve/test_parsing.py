@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -11,11 +12,12 @@ import pytest
 import requests
 from running_server import RunningServer, serving
 
+from hf_refspec.apps.serve import parsing
 from hf_refspec.apps.serve.errors import ApiError
-from hf_refspec.apps.serve.parsing import parsed
+from hf_refspec.apps.serve.parsing import Reader, parsed
 from hf_refspec.apps.serve.protocol import ChatRequest, CompletionRequest
 
-USER = '{"role":"user","content":"x"}'
+USER = {"role": "user", "content": "x"}
 MOST = 260_000  # numbers that a body may just hold
 
 
@@ -50,23 +52,19 @@ def longest_wait(server: RunningServer, request: Callable[[], object]) -> float:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/chat/completions", f'{{"messages":[{",".join(["0"] * MOST)}]}}'),
-        ("/chat/completions", f'{{"messages":[{",".join(["{}"] * (MOST // 2))}]}}'),
-        (
-            "/chat/completions",
-            f'{{"messages":[{{"role":"user","content":[{",".join("0" * MOST)}]}}]}}',
-        ),
-        ("/completions", f'{{"prompt":[{",".join(["[]"] * (MOST // 2))}]}}'),
-        (
-            "/chat/completions",
-            json.dumps({"messages": [], **dict.fromkeys(map(str, range(MOST // 2)), 0)}),
-        ),
+        ("/chat/completions", {"messages": [0] * MOST}),
+        ("/chat/completions", {"messages": [{}] * (MOST // 2)}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": [0] * MOST}]}),
+        ("/completions", {"prompt": [[]] * (MOST // 2)}),
+        ("/chat/completions", {"messages": [], **dict.fromkeys(map(str, range(MOST // 2)), 0)}),
     ],
     ids=["messages", "objects", "content", "prompt", "fields"],
 )
 def test_health_is_answered_while_a_body_of_mistakes_is_refused(roomy, path, body):
+    text = json.dumps(body, separators=(",", ":"))
+
     def refused() -> None:
-        assert roomy.post(body, path).status_code == 400
+        assert roomy.post(text, path).status_code == 400
 
     assert longest_wait(roomy, refused) < 0.5
 
@@ -84,18 +82,17 @@ def test_what_stands_in_a_text_is_not_counted():
     assert parsed(CompletionRequest, json.dumps({"prompt": text}).encode()).prompt == text
 
 
-def test_a_list_has_a_limit_where_a_request_may_have_one():
-    message = {"role": "user", "content": "x"}
-    many = {"messages": [message] * 3000}
-    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 3000}]}
-    for body in (many, parts):
-        with pytest.raises(ApiError, match="at most 2048 items"):
-            parsed(ChatRequest, json.dumps(body).encode())
+@pytest.mark.parametrize("parts", [{"type": "text", "text": ""}, None])
+def test_a_list_has_a_limit_where_a_request_may_have_one(parts):
+    body = {"messages": [USER] * 3000 if parts is None else [{**USER, "content": [parts] * 3000}]}
+    with pytest.raises(ApiError, match="at most 2048 items"):
+        parsed(ChatRequest, json.dumps(body).encode())
 
 
 def test_numbers_of_any_length_are_read_at_once():
     digits = "9" * 4000
-    body = f'{{"messages":[{USER}],"max_tokens":{digits},"metadata":[{",".join([digits] * 900)}]}}'
+    numbers = f'"max_tokens":{digits},"metadata":[{",".join([digits] * 900)}]'
+    body = f'{{"messages":[{json.dumps(USER)}],{numbers}}}'
     assert (parsed(ChatRequest, body.encode()).max_tokens or 0) > 10**39
 
 
@@ -104,3 +101,25 @@ def test_the_name_of_an_unknown_field_is_repeated_in_short(name):
     with pytest.raises(ApiError, match="there is no field") as refusal:
         parsed(ChatRequest, json.dumps({"messages": [], name: 1}).encode())
     assert len(refusal.value.detail) < 120 and "\n" not in refusal.value.detail
+
+
+def test_when_too_many_wait_to_be_read_the_next_is_refused(monkeypatch):
+    monkeypatch.setattr(parsing, "_MOST_UNREAD", 2)
+    may_end = threading.Event()
+
+    def wait(body: bytes) -> bytes:
+        assert may_end.wait(60)
+        return body
+
+    async def ask() -> None:
+        reader = Reader()
+        tasks = [asyncio.create_task(reader.read(wait, body)) for body in (b"a", b"b")]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="2 requests wait") as refusal:
+            await reader.read(wait, b"c")
+        assert refusal.value.status_code == 429
+        may_end.set()
+        assert await asyncio.gather(*tasks) == [b"a", b"b"]
+        assert await reader.read(bytes.upper, b"d") == b"D"
+
+    asyncio.run(ask())

@@ -37,8 +37,6 @@ TOKENIZERS = {
     "few bytes": byte_level("aaaa", alphabet=["a", "b"]),
     "NFC": byte_level("aaaa", normalizer=normalizers.NFC()),
 }
-
-
 BOUNDS = {name: TokenBound(tokenizer) for name, tokenizer in TOKENIZERS.items()}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
 from hf_refspec.apps.space.page import page, start  # noqa: E402
-from hf_refspec.apps.space.screenshot import chromium, run_preset  # noqa: E402
 
+SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
+chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
 SECONDS = 60_000  # in milliseconds, as playwright counts
 
 
@@ -30,7 +33,7 @@ def smollm():
 @pytest.fixture(scope="module")
 def address(smollm):
     blocks = page(Host(*smollm))
-    yield start(blocks)[1]
+    yield start(blocks)
     blocks.close(verbose=False)
 
 
@@ -46,17 +49,12 @@ def browser():
 
 
 @pytest.fixture
-def asked() -> list[str]:
-    """The addresses that the page asks for."""
-    return []
-
-
-@pytest.fixture
-def shown(address, browser, asked):
-    """The page, with few new tokens."""
+def shown(address, browser):
+    """The page, with few new tokens, and in `asked` the addresses that it asks for."""
     tab = browser.new_page()
     tab.set_default_timeout(SECONDS)
-    tab.on("request", lambda request: asked.append(request.url))
+    tab.asked = []
+    tab.on("request", lambda request: tab.asked.append(request.url))
     tab.goto(address)
     tab.get_by_role("button", name="Settings").click()
     tab.fill("#rs-new-tokens input[type=number]", "32")
@@ -73,14 +71,12 @@ def send(shown, message: str) -> None:
 
 
 def columns(shown) -> tuple[str, str]:
-    plain, drafted = (
-        shown.locator(f".lane.{each} .text").last.text_content() for each in ("plain", "drafted")
-    )
-    return plain, drafted
+    plain, drafted = (shown.locator(f".lane.{each} .text").last for each in ("plain", "drafted"))
+    return plain.text_content(), drafted.text_content()
 
 
 def answer(smollm, messages) -> str:
-    """What plain generate() says."""
+    """Plain generate()'s."""
     model, tokenizer = smollm
     inputs = chat_inputs(tokenizer, messages)
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False)
@@ -149,11 +145,10 @@ def test_errors_are_shown_on_the_page_and_the_message_stays(shown):
     shown.click("#rs-send")
     shown.get_by_role("alert").wait_for()
     assert "the message is empty" in shown.get_by_role("alert").inner_text()
-    shown.fill("#rs-datastore input, #rs-datastore textarea", "/etc")
-    shown.fill("#rs-message textarea", "Hello")
+    shown.fill("#rs-message textarea", "word " * 10_000)
     shown.click("#rs-send")
-    shown.get_by_text("'/etc' does not name a datastore on the Hub").wait_for()
-    assert shown.input_value("#rs-message textarea") == "Hello"
+    shown.get_by_text("the message with its document has").wait_for()
+    assert shown.input_value("#rs-message textarea").startswith("word word")
     assert shown.locator(".lane").count() == 0
 
 
@@ -200,13 +195,11 @@ def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, addr
 def test_a_text_in_html_is_shown_and_never_run(shown):
     text = "<img src=x onerror=\"document.title='run'\"> ${1+1} {{1+1}} <b>bold</b>"
     send(shown, text)
-    assert shown.locator(".message").inner_text() == text
-    assert (
-        shown.title() == "hf_refspec" and shown.locator("#rs-chat img, #rs-chat b b").count() == 0
-    )
+    assert shown.locator(".message").inner_text() == text and shown.title() == "hf_refspec"
+    assert shown.locator("#rs-chat img, #rs-chat b b").count() == 0
 
 
-def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, address, asked):
+def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, address):
     run_preset(shown, "Edit")
     picture = shown.locator("#rs-tree svg").bounding_box()
     assert picture["width"] > 400  # which is scrolled
@@ -216,4 +209,5 @@ def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, ad
         for each in ("chat", "message", "send", "stop", "new", "document", "tree"):
             box = shown.locator(f"#rs-{each}").bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    assert asked and all(url.startswith((address, "data:", "blob:")) for url in asked)
+    allowed = (address, "data:", "blob:")
+    assert shown.asked and all(url.startswith(allowed) for url in shown.asked)

@@ -33,7 +33,7 @@ def lane_threads() -> int:
     return sum(thread.name.startswith("Lane") for thread in threading.enumerate())
 
 
-def test_both_texts_are_those_of_plain_generate(race, host):
+def test_both_texts_are_plain_generates_and_figures_and_owners_the_drafted_calls(race, host):
     ran = finish(race())
     inputs = chat_inputs(host.tokenizer, [user("abcabcabc")])
     output = host.model.generate(**inputs, max_new_tokens=40, do_sample=False)
@@ -41,10 +41,6 @@ def test_both_texts_are_those_of_plain_generate(race, host):
     assert ran.plain.ids == ran.drafted.ids == ids
     assert ran.plain.text == ran.drafted.text == host.tokenizer.decode(ids, True)
     assert ran.finished and ran.first_difference() is None
-
-
-def test_figures_and_owners_are_those_of_the_drafted_call(race):
-    ran = finish(race())
     assert ran.plain.passes == len(ran.plain.ids) == 40 and ran.plain.mat == 1
     assert ran.drafted.passes == len(ran.steps) < 40 and ran.drafted.mat > 1
     assert ran.sources == ["ReferenceCopy", "TokenRecycling"]
@@ -82,8 +78,7 @@ def test_a_stopped_race_ends_both_calls_and_the_drafter_can_be_used_again(race, 
 
 
 def test_a_race_that_nobody_watches_any_more_ends(race):
-    new = race()
-    watched = new.run()
+    watched = race().run()
     next(watched), next(watched)
     assert lane_threads() == 2
     watched.close()

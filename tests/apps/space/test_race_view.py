@@ -42,7 +42,7 @@ def test_a_difference_and_a_stop_are_told(run, host):
     race.drafted.ids[7] += 1
     assert "The texts differ from token 8 on." in conversation_html(conversation)
     stopped = Conversation()
-    for _ in stopped.ask(host, "abcabcabc", "", 40).run():
+    for _ in stopped.ask(host, "abcabcabc", 40).run():
         stopped.stop()
     assert "Stopped; the first 0 tokens are equal." in conversation_html(stopped)
 

@@ -18,11 +18,8 @@ def test_the_accepted_path_and_the_source_of_each_node():
     step = Step([5, 7, 9], tree([5, 6, 7, 8], [-1, 0, 0, -1]), [first, second])
     assert step.accepted() == [0, 2]
     assert step.sources() == [0, 0, 1, 1]
-
-
-def test_a_pass_without_a_draft_has_neither():
-    step = Step([5], DraftTree.empty(), [])
-    assert step.accepted() == [] and step.sources() == []
+    empty = Step([5], DraftTree.empty(), [])
+    assert empty.accepted() == [] and empty.sources() == []
 
 
 def test_the_steps_of_a_race_agree_with_the_owners_of_its_tokens(run):

@@ -28,11 +28,8 @@ def steps(draw) -> Step:
     while node >= 0:
         path.append(tokens[node])
         node = parents[node]
-    tree = DraftTree(
-        np.array(tokens, dtype=np.int64),
-        np.array(parents, dtype=np.int32),
-        np.array(probs, dtype=np.float32),
-    )
+    arrays = np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+    tree = DraftTree(*arrays)
     return Step([*reversed(path), 9], tree, [tree])
 
 
@@ -44,21 +41,21 @@ def drawn(step: Step, tokenizer) -> ElementTree.Element:
 @given(step=steps())
 def test_all_nodes_are_drawn_apart_from_each_other_and_the_path_is_straight(step, tokenizer):
     picture = drawn(step, tokenizer)
-    boxes = {}
-    for number, group in enumerate(picture.iter("g")):
+    boxes = []
+    for group in picture.iter("g"):
         rect = group.find("rect")
         x, y, width, height = (float(rect.get(a)) for a in ("x", "y", "width", "height"))
-        boxes[number] = group.get("class").split()[0], x, y, x + width, y + height
-    kinds = [box[0] for box in boxes.values()]
+        boxes.append((group.get("class").split()[0], x, y, x + width, y + height))
+    kinds = [box[0] for box in boxes]
     assert kinds.count("root") == kinds.count("own") == 1
     assert kinds.count("accepted") == len(step.tokens) - 1
     assert kinds.count("rejected") == len(step.tree) - len(step.tokens) + 1
-    for (_, x1, y1, x2, y2), (_, x3, y3, x4, y4) in combinations(boxes.values(), 2):
+    for (_, x1, y1, x2, y2), (_, x3, y3, x4, y4) in combinations(boxes, 2):
         assert x2 <= x3 or x4 <= x1 or y2 <= y3 or y4 <= y1
-    assert len({box[2] for box in boxes.values() if box[0] != "rejected"}) == 1
+    assert len({box[2] for box in boxes if box[0] != "rejected"}) == 1
     size = picture.find("svg")
-    assert all(box[3] <= float(size.get("width")) for box in boxes.values())
-    assert all(box[4] <= float(size.get("height")) for box in boxes.values())
+    assert all(box[3] <= float(size.get("width")) for box in boxes)
+    assert all(box[4] <= float(size.get("height")) for box in boxes)
 
 
 def test_tokens_are_shown_as_text_with_visible_spaces(tokenizer):
@@ -75,9 +72,8 @@ def test_what_cannot_be_seen_is_made_visible(text, shown):
 
 def test_a_step_says_what_was_verified(tokenizer, run):
     race = run("abcabcabc")
-    htmls = [
-        step_html(i, race.steps, race.sources, tokenizer) for i in range(1, len(race.steps) + 1)
-    ]
+    numbers = range(1, len(race.steps) + 1)
+    htmls = [step_html(i, race.steps, race.sources, tokenizer) for i in numbers]
     assert "the prompt is read" in htmls[0]
     verified = [int(n) for html in htmls for n in re.findall(r"(\d+) draft tokens? verified", html)]
     assert sum(verified) == sum(len(step.tree) for step in race.steps)

@@ -1,0 +1,99 @@
+"""The fuzzers of stored folders notice what may not happen; run by test_fuzzers.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_refspec.store.files import DatastoreError
+
+from . import fuzzing, kills
+from .stores import Kind
+
+
+def refuse(message):
+    raise DatastoreError(message)
+
+
+DEFECTS = {
+    "hang": lambda folder: time.sleep(60),
+    "crash": lambda folder: os.kill(os.getpid(), signal.SIGABRT),
+    "bad message: control": lambda folder: refuse(f"{folder} has \x1b[31m"),
+    "bad message: lines": lambda folder: refuse(f"{folder} is\ndamaged"),
+    "bad message: no path": lambda folder: refuse("it is damaged"),
+    "another error": lambda folder: {}["size"],
+    "out of memory": lambda folder: bytearray(1 << 40),
+    "changed by reading": lambda folder: (folder / "new").touch(),
+    "wrote outside": lambda folder: (folder.parent / "outside" / "victim").write_text("mine"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_reader_with_a_defect_is_found(tmp_path, name):
+    def build(path: Path) -> None:
+        path.mkdir(parents=True)
+        (path / "config.json").write_text('{"a": 1}')
+
+    seen = []
+
+    def use(folder: Path, spare: Path) -> None:
+        if seen:  # but not the first time, when it is undamaged
+            DEFECTS[name](folder)
+        seen.append(folder)
+
+    kind = Kind("broken", build, {"read": use})
+    (result,) = fuzzing.run_all([0], tmp_path, [kind], seconds=1)
+    assert result.outcome.name == name.partition(":")[0]
+
+
+def write_twice(path: Path, _) -> None:
+    path.write_text("first")
+    path.write_text("second")
+
+
+def replace_by_many(path: Path, _) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text("second")
+    os.replace(new, path)
+
+
+def promise(path: Path, acknowledge) -> None:
+    acknowledge()
+    write_twice(path, acknowledge)
+
+
+@pytest.mark.parametrize(
+    "write, outcomes",
+    [
+        (replace_by_many, {"as before", "left over"}),
+        (write_twice, {"as before", "wrong results"}),
+        (promise, {"lost in silence", "wrong results"}),
+    ],
+)
+def test_a_writer_with_a_defect_is_found(tmp_path, write, outcomes):
+    def content(path: Path) -> str:
+        return path.read_text() if path.exists() else "nothing"
+
+    writer = kills.Writer("writer", kills.nothing, write, content)
+    found = {result.outcome.name for result in kills.run_all(100, tmp_path, [writer], 60)}
+    assert found == outcomes
+
+
+@pytest.mark.parametrize(
+    ("at", "torn", "left"),
+    [(0, False, b"abcdefghi"), (0, True, b"ab12efghi"), (1, True, b"ab1234ghixy")],
+)
+def test_a_write_is_cut_off_before_it_or_in_its_middle(tmp_path, at, torn, left):
+    (tmp_path / "a").write_bytes(b"abcdefghi")
+
+    def work() -> None:
+        file = os.open(tmp_path / "a", os.O_RDWR)
+        os.pwrite(file, b"1234", 2)
+        os.pwrite(file, b"xyzw", 9)
+
+    assert kills.trace(work, tmp_path, stop=at, torn=torn).killed
+    assert (tmp_path / "a").read_bytes() == left

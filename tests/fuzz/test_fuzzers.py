@@ -1,0 +1,61 @@
+"""The fuzzers end clean, and notice defects.
+
+Each in a process of its own, for they fork: where other tests have left threads, a fork may wait
+for a lock that none of its own threads will ever release.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .syscalls import CALLS
+
+ROOT = Path(__file__).parents[2]
+
+
+def output(*arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+def test_damaged_folders_are_used_or_refused_in_one_line_with_their_path():
+    table = output("tests.fuzz", "mutate", "--count", "240").split("\n\n")[0]
+    _, *kinds, _ = table.splitlines()[-8:]
+    for row in kinds:  # what is always refused when it is opened would test nothing behind that
+        same, other, *_, refused, _ = map(int, re.findall(r"\d+", row))
+        assert same and other and refused > 10, table
+
+
+def test_nothing_is_read_outside_of_the_arrays_of_a_damaged_datastore(tmp_path):
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
+    kinds = "--kind", "datastore", "--kind", "wide datastore"
+    output("tests.fuzz", "mutate", "--first", "5000", "--count", "160", *kinds, **checked)
+
+
+@pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")
+def test_killed_writers_lose_and_leave_nothing():
+    assert "68 ended" in output("tests.fuzz", "kill", "--count", "68")
+
+
+def test_corpora_that_are_none_are_refused_and_others_built_from():
+    sizes = "--line-bytes", "300000", "--documents", "3000"
+    assert "18 ended" in output("tests.fuzz", "sources", *sizes, "--seconds", "8")
+
+
+@pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")
+def test_defects_are_noticed(tmp_path):
+    options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={tmp_path / 'tmp'}"]
+    output("pytest", "-q", *options, "tests/fuzz/defects.py")
