@@ -1,7 +1,7 @@
 """Measures how datastores grow: building, extending, merging, compacting, opening, drafting.
 
-    python -m hf_refspec.apps.bench.growth FILES... [--tokenizer NAME] [--num-proc N]
-    python -m hf_refspec.apps.bench.growth --simulate 1000000000000
+    python benchmarks/growth.py FILES... [--tokenizer NAME] [--num-proc N]
+    python benchmarks/growth.py --simulate 1000000000000
 
 The second one opens and searches a datastore of that many tokens, whose files are sparse.
 """
@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from ...drafting.datastore_drafts import DatastoreDrafts
-from ...generation.warmup import warmup
-from ...index.merge import merge_runs
-from ...index.ngram_counts import count_runs
-from ...index.suffix_array import build_suffix_array
-from ...store.build import tokenizing
-from ...store.build.source import files_of
-from ...store.datastore import Datastore
-from ...store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ...store.files import CONFIG, FileEntry
-from ...store.tokenizer_file import load_backend
-from ..shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.generation.warmup import warmup
+from hf_refspec.index.merge import merge_runs
+from hf_refspec.index.ngram_counts import count_runs
+from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.build import tokenizing
+from hf_refspec.store.build.source import files_of
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from hf_refspec.store.files import CONFIG, FileEntry
+from hf_refspec.store.tokenizer_file import load_backend
 
 # What part of the documents is there after the build, and after each extension; where it is not
 # more than before, a single document is added.

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 
+from retrieval_settings import Setting, retrieving_methods, speculations
 from transformers import PreTrainedTokenizerBase
 
-from ...ralm.knn_datastore import KnnDatastore
-from ...ralm.knn_lm import knn_lm
-from ...ralm.options import Speculation
-from ...store.build.presets import python_stdlib
-from .methods import Method, retrieving_methods, speculations
-from .retrieval import Setting
+from hf_refspec.apps.bench.methods import Method
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.knn_lm import knn_lm
+from hf_refspec.ralm.options import Speculation
+from hf_refspec.store.build.presets import python_stdlib
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # from files of more than LEAST_TOKENS
@@ -25,17 +25,7 @@ WITHOUT_PQ_INDEX = "ours, psa, without the PQ index"
 
 
 def knn_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
-    """Exact and approximate search, with few and many neighbours, greedy and sampled.
-
-    Args:
-        args (`Namespace`): The options of `hf-refspec bench`.
-        tokenizer (`PreTrainedTokenizerBase`): The language model's.
-
-    Raises:
-        OSError, ValueError: If the datastore cannot be opened, is another tokenizer's, or is too
-            small.
-        ImportError: If FAISS is missing.
-    """
+    """Exact and approximate search, with few and many neighbours, greedy and sampled."""
     folder = args.knn_datastore
     if folder is None:
         raise ValueError(
