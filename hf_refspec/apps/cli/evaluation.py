@@ -1,4 +1,4 @@
-"""Whether a datastore pays for a model: the same prompts with it and without, in turn."""
+"""Whether a datastore pays for a model: the same prompts with and without it, in turn."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import SpeculationStats
-from ...drafting.token_recycling import TokenRecycling
 from ...generation.warmup import warmup
 from ...hook import install
 from ...store.datastore import Datastore
 from ..bench.measure import Bench, ContextTooShortError
-from ..bench.methods import DEFAULT, PLAIN, Method
+from ..bench.methods import DEFAULT, PLAIN, Method, default_drafter
 from ..bench.summary import Entry, Sample, Summary, summaries
 
 WITH_STORE = f"{DEFAULT} | DatastoreDrafts"
-FEWEST_PROMPTS = 5  # with fewer of them their spread is not known
-LEAST_GAIN = 1.02  # that a datastore is worth its disk for
+FEWEST_PROMPTS = 5  # with fewer their spread is unknown
+LEAST_GAIN = 1.02  # for which a datastore is worth its disk space
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,9 @@ class Gain:
     """The tokens per second with a datastore over those of the default drafter.
 
     Attributes:
-        prompts (`int`): Over so many.
+        prompts (`int`): The number of prompts.
         ratio (`float`): Of all prompts together.
-        low, high (`float`): 90 % of what comes out with prompts drawn from these again.
+        low, high (`float`): The bounds of 90 % of the ratios of prompts resampled from these.
     """
 
     prompts: int
@@ -44,7 +42,6 @@ class Gain:
 
     @classmethod
     def of(cls, entries: list[Entry]) -> Gain:
-        """Of at least one prompt."""
         figures = np.array([_figures(entry) for entry in entries])  # (prompts, 2 methods, 2)
         draws = np.random.default_rng(0).integers(len(figures), size=(2000, len(figures)))
         low, high = np.percentile([_ratio(figures[draw]) for draw in draws], (5, 95))
@@ -70,7 +67,7 @@ class Gain:
 
 
 def _figures(entry: Entry) -> list[tuple[int, float]]:
-    """Tokens and seconds of a prompt, by the default drafter and with the datastore."""
+    """Tokens and seconds of a prompt, with the default drafter and with the datastore."""
     samples: dict[str, Sample] = {sample["method"]: sample for sample in entry["samples"]}
     return [
         (each["tokens"], each["prefill_seconds"] + each["decoding_seconds"])
@@ -88,10 +85,10 @@ class Evaluation:
     """What was measured.
 
     Attributes:
-        summaries (`dict[str, Summary]`): By the method's name: plain decoding, the default drafter,
-            and this with the datastore.
-        stats (`dict[str, SpeculationStats]`): Of the two that draft.
-        gain ([`Gain`]): Of the last over the second.
+        summaries (`dict[str, Summary]`): Of plain decoding, the default drafter, and this with the
+            datastore, by the method's name.
+        stats (`dict[str, SpeculationStats]`): Of the two methods that draft.
+        gain ([`Gain`]): Of the third method over the second.
         skipped (`list[str]`): Why prompts were left out.
     """
 
@@ -108,27 +105,13 @@ def evaluate(
     prompts: Mapping[str, list[int]],
     max_new_tokens: int,
 ) -> Evaluation:
-    """Lets a model go on from prompts plainly, with the default drafter, and with the store too.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        store ([`Datastore`]): The datastore.
-        prompts (`dict[str, list[int]]`): The ids of the prompts, by name.
-        max_new_tokens (`int`): The most new tokens of each.
-
-    Raises:
-        IdsDifferError: If ids differ in float32.
-        ValueError: If no prompt fits into the model's context.
-    """
+    """Continues prompts, ids by name, plainly, with the default drafter, and with the store too."""
 
     def new_methods() -> list[Method]:
-        default = ReferenceCopy() | TokenRecycling()
-        with_store = ReferenceCopy() | TokenRecycling() | DatastoreDrafts(store)
         return [
             Method(PLAIN),
-            Method(DEFAULT, "auto", default),
-            Method(WITH_STORE, "auto", with_store),
+            Method(DEFAULT, "auto", default_drafter()),
+            Method(WITH_STORE, "auto", default_drafter() | DatastoreDrafts(store)),
         ]
 
     install()
