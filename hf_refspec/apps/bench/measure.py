@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from time import perf_counter
@@ -35,44 +35,32 @@ class ContextTooShortError(Exception):
 
 
 @contextmanager
-def timed_passes(model: PreTrainedModel) -> Iterator[list[float]]:
+def timed(model: PreTrainedModel, compiled: bool) -> Iterator[list[float]]:
     """Records when the body begins, when each forward pass ends, and when the body ends.
 
     A streamer would copy each token from the GPU and so slow down what is measured; of the passes
-    only the first waits for the GPU.
+    only the first waits for the GPU. Of compiled passes, into which a hook would be compiled, only
+    the first is recorded.
     """
 
     def note(*_: Any) -> None:
         times.append(_now(model) if len(times) == 1 else perf_counter())
 
-    vars(note)["only_reads"] = True  # so that the model is not probed again
-    times = [_now(model)]
-    hook = model.register_forward_hook(note)
-    try:
-        yield times
-        times.append(_now(model))
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def timed_prefill(model: PreTrainedModel) -> Iterator[list[float]]:
-    """[`timed_passes`] for compiled passes, into which a hook would be compiled: of the passes only
-    the first is recorded."""
-    prefill = model._prefill
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        outputs = prefill(*args, **kwargs)
-        times.append(_now(model))
+    def prefill(*args: Any, **kwargs: Any) -> Any:
+        outputs = type(model)._prefill(model, *args, **kwargs)
+        note()
         return outputs
 
+    vars(note)["only_reads"] = True  # so that the model is not probed again
     times = [_now(model)]
-    vars(model)["_prefill"] = noted
-    try:
+    with ExitStack() as stack:
+        if compiled:
+            vars(model)["_prefill"] = prefill
+            stack.callback(vars(model).pop, "_prefill")
+        else:
+            stack.callback(model.register_forward_hook(note).remove)
         yield times
         times.append(_now(model))
-    finally:
-        del vars(model)["_prefill"]
 
 
 def _now(model: PreTrainedModel) -> float:
@@ -84,25 +72,15 @@ def _now(model: PreTrainedModel) -> float:
 
 @dataclass
 class Bench:
-    """A model and the methods that are compared on it.
-
-    Attributes:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        new_methods (callable): Returns all methods, with new drafters.
-        replay (`bool`): Whether recorded answers are forced.
-        max_new_tokens (`int`, *optional*): By default 256, or the whole recorded answer.
-        sampling (`dict`): Keyword arguments of `generate` that say how to sample; empty for greedy.
-        methods (`list[Method]`): The current methods; the first is plain decoding.
-    """
+    """A model and the methods that are compared on it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    new_methods: Callable[[], list[Method]]
-    replay: bool
-    max_new_tokens: int | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    methods: list[Method] = field(default_factory=list)
+    new_methods: Callable[[], list[Method]]  # with new drafters
+    replay: bool  # whether recorded answers are forced
+    max_new_tokens: int | None = None  # by default 256, or the whole recorded answer
+    sampling: dict[str, Any] = field(default_factory=dict)  # for `generate`; empty for greedy
+    methods: list[Method] = field(default_factory=list)  # plain decoding first
 
     def begin(self) -> None:
         """Starts a suite, with empty caches."""
@@ -138,24 +116,14 @@ class Bench:
     ) -> tuple[Entry, list[int]]:
         """Decodes one prompt, or a batch, by all methods, in an order that depends on the name.
 
-        Args:
-            name (`str`): For the report.
-            prompts (`list[list[int]]`): The token ids of a prompt for each row.
-            answer_ids (`list[int]`, *optional*): The recorded answer of the only row, to be forced.
-            methods (`list[Method]`, *optional*): By default the current ones.
-            kwargs: Further keyword arguments of `generate`.
+        The recorded answer, if there is one, is forced on the only row; `kwargs` go to `generate`.
+        Returns the entry for results.json, with a sample for each method, and the new ids of the
+        first method and row. In a sample `other_tokens` counts the tokens that differ from the
+        first method's, and `first_difference` has the `place` of the first of them and by how many
+        `steps` of rounding the first method's logits prefer its own token.
 
-        Returns:
-            `tuple[dict, list[int]]`: The entry for results.json: `name`, `text` (a hash of prompts
-            and answer), `prompt_tokens` and `samples`, one for each method, see [`call`]. In each
-            sample `other_tokens` counts the tokens that differ from the first method's, and
-            `first_difference` has the `place` of the first of them and by how many `steps` of
-            rounding the first method's logits prefer its own token. Then the new ids of the first
-            method and row.
-
-        Raises:
-            ContextTooShortError: If the model's context does not hold prompt and answer.
-            IdsDifferError: If ids differ in float32, other than by a tie of two logits.
+        Raises `ContextTooShortError`, and `IdsDifferError` if ids differ in float32, other than by
+        a tie of two logits.
         """
         methods = self.methods if methods is None else methods
         answer_ids = None if answer_ids is None else answer_ids[: self.max_new_tokens]
@@ -226,7 +194,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.model.device)
         torch.manual_seed(0)
         static = "cache_implementation" in method.options
-        with (timed_prefill if static else timed_passes)(self.model) as times:
+        with timed(self.model, compiled=static) as times:
             output = self._generate(prompts, forced, **kwargs)
         output = getattr(output, "sequences", output)
         rows = output[:, max(map(len, prompts)) :].tolist()

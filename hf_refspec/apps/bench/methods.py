@@ -29,21 +29,13 @@ BUDGETS = ("auto", 8, 16, 64)
 
 @dataclass(frozen=True)
 class Method:
-    """A method of decoding: the arguments of `generate`.
-
-    Attributes:
-        name (`str`): For the tables.
-        nodes (`int` or `"auto"`): The draft budget.
-        drafter ([`Drafter`], *optional*): One of ours.
-        options (`dict`): Further keyword arguments of `generate`.
-        retrieves (`bool`): Whether the model retrieves while it generates.
-    """
+    """A method of decoding: a name for the tables, and the arguments of `generate`."""
 
     name: str
-    nodes: int | str = 0
-    drafter: Drafter | None = None
+    nodes: int | str = 0  # the draft budget
+    drafter: Drafter | None = None  # one of ours
     options: dict[str, Any] = field(default_factory=dict)
-    retrieves: bool = False
+    retrieves: bool = False  # while it generates, and so writes another text
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -101,15 +93,9 @@ def decoding_methods(
 ) -> list[Method]:
     """All methods without retrieval, plain decoding first.
 
-    Each has its own new drafters, so that no cache holds an answer of another method.
-
-    Args:
-        store ([`Datastore`], *optional*): A datastore to draft from as well.
-        recycles (`bool`, *optional*, defaults to `True`): Whether token recycling is measured. In a
-            replay the model is forced, and its logits say nothing about its text.
-        nodes (sequence of `int` or `"auto"`, *optional*): The draft budgets of `ReferenceCopy` and
-            of the blends.
-        table ([`TokenRecycling`], *optional*): A table for one more method to start from.
+    Each has its own new drafters, so that no cache holds an answer of another method; one more
+    starts from the `table`. Without `recycles`, as in a replay, token recycling is left out: the
+    logits of a model that is forced say nothing about its text.
     """
     chain = {"verification": "chain"}
     methods = [

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-# Hidden size, intermediate size, layers, attention heads, key-value heads. 1B has the shape of
-# Llama 3.2 1B, 8B that of Llama 3.1 8B; the names leave out the embedding and output layers, whose
-# sizes depend on the vocabulary. "tiny" is for replays of MAT alone.
+# Hidden size, intermediate size, layers, attention heads, key-value heads. 8B has the shape of
+# Llama 3.1 8B; the names leave out the embedding and output layers, whose sizes depend on the
+# vocabulary. "tiny" is for replays of MAT alone.
 SIZES = {
     "tiny": (16, 16, 1, 1, 1),
     "500M": (1536, 4096, 14, 12, 12),
-    "1B": (2048, 8192, 16, 32, 8),
     "8B": (4096, 14336, 32, 32, 8),
 }
 

@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from .methods import LOOK_UP, PLAIN
-from .summary import Key, Summary
+from .summary import Entry, Key, Summary, summaries
 
 WIDTH = 8  # inches
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -82,9 +82,18 @@ def kind(method: str) -> str:
     return "published algorithms" if published else "hf_refspec"
 
 
-def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path) -> None:
+def speed_up_title(chart: dict[str, list[Entry]]) -> str:
+    """The title of a chart of these panels."""
+    return f"Speed-up in decoding over {next(iter(chart.values()))[0]['samples'][0]['method']}"
+
+
+def plot_speed_ups(chart: dict[str, list[Entry]], path: Path) -> None:
     """Draws the decoding speed-up of each method as a bar with its quartiles, the fastest on top,
     with the speed-up and MAT beside it; a panel for each title."""
+    panels = {
+        f"{title}, {len(entries)} prompt{'s' * (len(entries) > 1)}": summaries(entries)
+        for title, entries in chart.items()
+    }
     keys = _fastest_first(list(panels.values()))
     labels = [_label(*key) for key in keys]
     lines = sum(label.count("\n") + 1.6 for label in labels)
@@ -102,7 +111,8 @@ def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path
         grid[0].locator_params(axis="x", min_n_ticks=3)
         grid[0].xaxis.set_major_formatter("{x:g}x")
         grid[0].set(xlim=(0, None), ylim=(len(keys) - 0.4, -0.6))
-        figure.supxlabel(f"{title}: median and quartiles over the prompts", fontsize=9)
+        title = f"{speed_up_title(chart)}: median and quartiles over the prompts"
+        figure.supxlabel(title, fontsize=9)
         _color_legend(figure, {kind(name) for name, _ in keys})
 
 

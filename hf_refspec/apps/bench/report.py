@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .charts import charts
+from .plots import plot_speed_ups, speed_up_title
 from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
 
 FEW, ENOUGH = 10, 20  # prompts, for quartiles and for overlapping ones
@@ -56,14 +57,14 @@ def write_report(results: dict[str, Any], folder: Path) -> str:
     """Writes report.md and its charts; returns its text."""
     text = report(results)
     (folder / "report.md").write_text(text, encoding="utf-8")
-    for chart in charts(results):
-        chart.draw(folder / chart.file)
+    for file, chart in charts(results).items():
+        plot_speed_ups(chart, folder / file)
     return text
 
 
 def report(results: dict[str, Any]) -> str:
     """A run as Markdown: charts, machine, versions and settings, then the tables of each suite."""
-    pictures = [f"![{chart.title}]({chart.file})\n" for chart in charts(results)]
+    pictures = [f"![{speed_up_title(of)}]({file})\n" for file, of in charts(results).items()]
     about = (results["machine"], results["versions"], results["settings"])
     lines = [
         "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
@@ -110,7 +111,10 @@ def _all_together(suites: dict[str, Any]) -> Iterator[str]:
 
 
 def _suite(name: str, suite: dict[str, Any]) -> str:
-    parts = [f"## {name}", _counted(suite)]
+    counted, skipped = f"{suite['done']} of {suite['questions']} questions", suite["skipped"]
+    if skipped:
+        counted += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
+    parts = [f"## {name}", f"{counted}."]
     if warning := few_prompts(suite["entries"]):
         parts.append(f"> [!WARNING]\n> {warning[0].upper()}{warning[1:]}.")
     for setting, entries in by_setting(suite["entries"]).items():
@@ -122,14 +126,6 @@ def _suite(name: str, suite: dict[str, Any]) -> str:
     if margins := _margins_table(suite["entries"]):
         parts += [MARGINS_EXPLAINED, margins]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-def _counted(suite: dict[str, Any]) -> str:
-    skipped = suite["skipped"]
-    text = f"{suite['done']} of {suite['questions']} questions"
-    if skipped:
-        text += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
-    return text + "."
 
 
 def methods_table(methods: dict[Key, Summary]) -> str:

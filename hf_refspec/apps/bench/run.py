@@ -42,11 +42,8 @@ Methods: TypeAlias = Callable[[], list[Method]]
 
 
 def run(args: Namespace) -> int:
-    """Runs `hf-refspec bench`; bad input is an error before the work starts.
-
-    Returns:
-        The exit status, see [`measure_suites`].
-    """
+    """Runs `hf-refspec bench`; bad input is an error before the work starts. See
+    [`measure_suites`]."""
     _check(args)
     tokenizer = prepare(args)
     new_methods = _methods(args, tokenizer)
@@ -169,15 +166,10 @@ def load_bench(
 def measure_suites(
     args: Namespace, jobs: dict[str, dict[str, list[Job]]], load: Callable[[str], Bench]
 ) -> int:
-    """Measures suites and reports; what was measured is kept when it is stopped.
+    """Measures the questions of each suite, by dtype and name, and reports; what was measured is
+    kept when it is stopped. The report lists the options.
 
-    Args:
-        args (`Namespace`): The options, which the report lists.
-        jobs (`dict`): The questions of each suite, by dtype and the suite's name.
-        load (callable): Loads the model in a dtype.
-
-    Returns:
-        The exit status: 1 if ids differed or nothing was measured, 130 if stopped by ctrl-C.
+    Returns the exit status: 1 if ids differed or nothing was measured, 130 if stopped by ctrl-C.
     """
     results = new_results(args.out, _settings(args), args.device)
     status, message = 0, ""
@@ -201,10 +193,8 @@ def measure_suites(
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
-    """The options that influence the figures, as far as they were given.
-
-    Folders are recorded by name, as their paths differ between machines.
-    """
+    """The options that were given and influence the figures; of folders, whose paths differ between
+    machines, the names."""
     unrecorded = ("run", "suites", "out", "data", "limit")
     settings = {
         name.replace("_", " "): Path(value).name if Path(str(value)).is_dir() else value

@@ -25,15 +25,9 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """The user's side of a conversation.
+    """The user's side of a conversation, and the recorded answer to each turn, if there is one."""
 
-    Attributes:
-        id (`str`): Its category and number.
-        turns (`list[str]`): The user's messages.
-        answers (`list[str]`, *optional*): The recorded answer to each turn.
-    """
-
-    id: str
+    id: str  # its category and number
     turns: list[str]
     answers: list[str] | None = None
 

@@ -37,36 +37,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """All samples of one method.
-
-    Attributes:
-        samples, tokens (`int`): How many calls, and how many new tokens in all of them.
-        seconds (`float`): The time of all calls.
-        mat (`float`): New tokens per forward pass.
-        speed_up (`float`): The tokens per second of all calls together, over the first method's.
-        decoding_speed_up (`Spread`): Over the first method, after the first forward pass, prompt by
-            prompt.
-        drafting_microseconds, learning_microseconds (`float`): Per forward pass; 0 where
-            transformers drafts.
-        peak_bytes (`int`): The most GPU memory of a call; 0 on a CPU.
-        equal (`int`, *optional*): How many texts equal the first method's; `None` if they cannot,
-            as only one of the two retrieves.
-        margins (`list[float]`): The `steps` of the first difference in each of the other texts.
-        figures (`dict[str, float]`): The means of the samples' further figures.
-    """
+    """All samples of one method."""
 
     samples: int
     tokens: int
     seconds: float
     mat: float
-    speed_up: float
-    decoding_speed_up: Spread
-    drafting_microseconds: float
+    speed_up: float  # the tokens per second of all calls together, over the first method's
+    decoding_speed_up: Spread  # over the first method, after the first pass, prompt by prompt
+    drafting_microseconds: float  # per forward pass; 0 where transformers drafts
     learning_microseconds: float
-    peak_bytes: int
-    equal: int | None
-    margins: list[float]
-    figures: dict[str, float]
+    peak_bytes: int  # of GPU memory; 0 on a CPU
+    equal: int | None  # texts equal to the first method's; `None` if only one of the two retrieves
+    margins: list[float]  # the `steps` of the first difference in each of the other texts
+    figures: dict[str, float]  # the means of the samples' further figures
 
 
 def summaries(entries: list[Entry]) -> dict[Key, Summary]:

@@ -27,13 +27,8 @@ LEAST_GAIN = 1.02  # for which a datastore is worth its disk space
 
 @dataclass(frozen=True)
 class Gain:
-    """The tokens per second with a datastore over those of the default drafter.
-
-    Attributes:
-        prompts (`int`): The number of prompts.
-        ratio (`float`): Of all prompts together.
-        low, high (`float`): The bounds of 90 % of the ratios of prompts resampled from these.
-    """
+    """The tokens per second with a datastore over those of the default drafter, of all prompts
+    together, with the bounds of 90 % of the ratios of prompts resampled from these."""
 
     prompts: int
     ratio: float
@@ -82,15 +77,8 @@ def _ratio(figures: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
-
-    Attributes:
-        summaries (`dict[str, Summary]`): Of plain decoding, the default drafter, and this with the
-            datastore, by the method's name.
-        stats (`dict[str, SpeculationStats]`): Of the two methods that draft.
-        gain ([`Gain`]): Of the third method over the second.
-        skipped (`list[str]`): Why prompts were left out.
-    """
+    """What was measured: a summary of plain decoding, the default drafter, and this with the
+    datastore, by name; the statistics of those that draft; and why prompts were left out."""
 
     summaries: dict[str, Summary]
     stats: dict[str, SpeculationStats]

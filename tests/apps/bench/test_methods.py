@@ -37,7 +37,7 @@ def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
     assert "REST's algorithm" not in [method.name for method in decoding_methods(compact)]
 
 
-@pytest.mark.parametrize(("size", "billions"), [("500M", 0.495), ("1B", 1.10), ("8B", 7.24)])
+@pytest.mark.parametrize(("size", "billions"), [("500M", 0.495), ("8B", 7.24)])
 def test_models_have_the_sizes_that_they_are_named_for(size, billions):
     with torch.device("meta"):
         model = LlamaForCausalLM(llama_config(size, 32000))
