@@ -176,7 +176,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, help="a new folder; default: benchmarks/<name of the GPU>")
     add("--tokenizer", help="of the recorded texts; default: llama2-tokenizer among the data")
     add("--model", help="a trained model that writes freely; default: the default model")
-    add("--seconds", type=float, default=420.0, help="after which no further question is begun")
+    add("--seconds", type=float, default=420.0, help="for all questions but the first")
     add("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU")
     return parser.parse_args(arguments)
 
