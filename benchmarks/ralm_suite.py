@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -100,27 +99,12 @@ def _methods(
 
 
 def _open(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[KnowledgeBase, Any]:
-    """Opens the knowledge base and the encoder, if one is named, and checks that they fit."""
-    folder, name = args.knowledge_base, args.encoder
-    if folder is None:
-        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
-    try:
-        base = KnowledgeBase.from_pretrained(folder, tokenizer)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--knowledge-base {folder} cannot be opened: {error}") from error
-    for library, needed in (("bm25s", True), ("faiss", name is not None)):
-        if needed and find_spec(library) is None:
-            raise ImportError(f'ralm needs {library}: pip install "hf_refspec[retrieval]"')
-    if name is None:
-        for option, value in (("--distractors", args.distractors), ("--milvus", args.milvus)):
-            if value:
-                raise ValueError(f"{option} {value} needs --encoder, for the embeddings")
+    """The knowledge base, and the encoder if one is named, which must fit."""
+    base = KnowledgeBase.from_pretrained(args.knowledge_base, tokenizer)
+    if args.encoder is None:
+        if args.distractors or args.milvus:
+            raise ValueError("--distractors and --milvus need --encoder, for the embeddings")
         return base, None
-    if base.embeddings is None:
-        raise ValueError(f"--encoder {name} is of no use: {base.path} was built without embeddings")
-    try:
-        encoder = load_encoder(name)
-        TextEncoder(encoder).query("x", base.config.dimension)
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--encoder {name} does not fit: {error}") from error
+    encoder = load_encoder(args.encoder)
+    TextEncoder(encoder).query("x", base.config.dimension)
     return base, encoder

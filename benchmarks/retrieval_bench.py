@@ -59,13 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("--ablate", action="store_true", help="measure every setting of speculation")
     args = parser.parse_args(arguments)
     read = {"ralm": _ralm, "knn": _knn}[args.suite]
-    try:
-        tokenizer = prepare(args)
-        # The methods belong to one model, and so to one dtype.
-        jobs = {dtype: {args.suite: read(args, tokenizer)} for dtype in args.dtype}
-    except (ImportError, OSError, ValueError) as error:
-        print(f"retrieval_bench: {error}", file=sys.stderr)
-        return 2
+    needed = {"ralm": "knowledge_base", "knn": "knn_datastore"}[args.suite]
+    if getattr(args, needed) is None:
+        parser.error(f"{args.suite} needs --{needed.replace('_', '-')}")
+    tokenizer = prepare(args)
+    # The methods belong to one model, and so to one dtype.
+    jobs = {dtype: {args.suite: read(args, tokenizer)} for dtype in args.dtype}
     if args.milvus is not None:
         args.milvus = "used"  # its address may contain a password
 

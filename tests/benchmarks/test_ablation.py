@@ -38,10 +38,3 @@ def test_writes_a_table_and_a_plot_of_both_forms(
     assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in printed[1:]] == [f"{p['mat']:.3f}" for p in points]
-
-
-def test_bad_input_leaves_nothing_behind(tmp_path, data, store):
-    out = tmp_path / "out"
-    with pytest.raises(FileNotFoundError, match=r"nothing\.jsonl is missing"):
-        ablation.main([str(store.path), "--data", "nothing.jsonl", "--out", str(out)])
-    assert not out.exists()

@@ -89,17 +89,3 @@ def test_without_a_gpu_it_is_refused(tmp_path, data):
     assert done.returncode == 2
     assert "torch sees no GPU" in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--data", "nowhere"], "--data nowhere is no folder"),
-        (["--seconds", "0"], "--seconds must be above 0"),
-    ],
-)
-def test_bad_options_are_refused(tmp_path, data, capsys, arguments, message):
-    options = ["--small", "--out", str(tmp_path / "out"), "--data", str(data), *arguments]
-    assert gpu_bench.main(options) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

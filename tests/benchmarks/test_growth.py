@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import growth
-import pytest
 
 from hf_refspec.store.build.presets import python_stdlib
 
@@ -39,10 +38,3 @@ def test_a_huge_datastore_is_simulated(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "90,000,000 in 5 shards, 0.00 TB" in shown
     assert float(re.search(r"on this disk +([\d.]+) MB", shown)[1]) < 10
-
-
-@pytest.mark.parametrize("arguments", [[], ["a.txt", "--simulate", "5"], ["--simulate", "0"]])
-def test_bad_arguments_are_named(arguments, capsys):
-    with pytest.raises(SystemExit):
-        growth.main(arguments)
-    assert "--simulate" in capsys.readouterr().err

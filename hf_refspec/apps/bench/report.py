@@ -12,7 +12,7 @@ from .charts import charts
 from .plots import plot_speed_ups, speed_up_title
 from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
 
-FEW, ENOUGH = 10, 20  # prompts, for quartiles and for overlapping ones
+FEW = 10  # prompts
 EXPLAINED = (
     "Each prompt was decoded by all methods, in mixed order. Seconds are of all calls together; a "
     "speed-up is the ratio of their tokens per second to the first method's; of decoding, the "
@@ -82,23 +82,12 @@ def warnings(results: dict[str, Any]) -> list[str]:
 
 
 def few_prompts(entries: list[Entry]) -> str:
-    """A warning if there are so few prompts that chance may decide between the methods, else "".
-
-    Below ten prompts a quartile depends on two or three of them. Below twenty, overlapping
-    quartiles of the best two methods are warned about; above, these methods are simply alike.
-    """
-    reason = ""
-    for of_setting in by_setting(entries).values():
-        methods = summaries(of_setting)
-        prompts = len(of_setting)
-        best = [each.decoding_speed_up for each in methods.values() if each.equal is not None]
-        best = sorted((each for each in best if not isnan(each.median)), key=lambda s: -s.median)
-        alike = len(best) > 1 and best[0].low <= best[1].high
-        if prompts < FEW:
-            reason = f"few prompts ({prompts}): medians and quartiles may be chance"
-        elif prompts < ENOUGH and alike:
-            reason = f"few prompts ({prompts}): the quartiles of the best two methods overlap"
-    return reason and f"{reason}; measure more, with a higher --limit or without it"
+    """A warning if quartiles depend on two or three prompts, else ""."""
+    fewest = min(map(len, by_setting(entries).values()), default=FEW)
+    if fewest >= FEW:
+        return ""
+    reason = f"few prompts ({fewest}): medians and quartiles may be chance"
+    return f"{reason}; measure more, with a higher --limit or without it"
 
 
 def _all_together(suites: dict[str, Any]) -> Iterator[str]:

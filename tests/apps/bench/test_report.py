@@ -103,30 +103,18 @@ def test_all_that_are_best_as_printed_are_bold_and_what_cannot_be_compared_is_no
     assert cells(table, "seconds") == ["10.0", "5.0", "5.0", "0.2", "1.0"]
 
 
-def prompts(count: int, *decoding: list[float]) -> list[dict]:
-    """Prompts of plain decoding, and of a method for each list of seconds, which take turns."""
-
-    def samples(i: int) -> list[dict]:
-        seconds = [each[i % len(each)] for each in decoding]
-        drafted = [sample(f"method {j}", 11, 5, 1.0, each) for j, each in enumerate(seconds)]
-        return [sample("plain", 11, 11, 1.0, 10.0), *drafted]
-
-    return [entry(str(i), samples(i)) for i in range(count)]
+def prompts(count: int) -> list[dict]:
+    samples = [sample("plain", 11, 11, 1.0, 10.0), sample("ours", 11, 5, 1.0, 2.0)]
+    return [entry(str(i), samples) for i in range(count)]
 
 
 def test_few_prompts_are_warned_of():
-    apart, overlapping = ([2.0], [4.0]), ([2.0, 4.0], [2.1, 3.8])
-    assert few_prompts(prompts(9, *apart)).startswith("few prompts (9): medians and quartiles may")
-    assert few_prompts(prompts(10, *apart)) == ""
-    text = few_prompts(prompts(19, *overlapping))
-    assert text.startswith("few prompts (19): the quartiles of the best two methods overlap")
-    assert "a higher --limit" in text
-    assert few_prompts(prompts(20, *overlapping)) == ""  # the two are alike
-    assert few_prompts([]) == ""
+    assert few_prompts(prompts(9)).startswith("few prompts (9): medians and quartiles may")
+    assert few_prompts(prompts(10)) == few_prompts([]) == ""
 
 
 def test_the_warning_stands_in_the_suite_s_part():
-    some = results(rag=prompts(2, [2.0]), humaneval=prompts(30, [2.0]))
+    some = results(rag=prompts(2), humaneval=prompts(30))
     rag, humaneval = report(some).partition("## humaneval, float32\n")[::2]
     assert "> [!WARNING]\n> Few prompts (2): " in rag and "WARNING" not in humaneval
     [line] = warnings(some)
@@ -134,7 +122,7 @@ def test_the_warning_stands_in_the_suite_s_part():
 
 
 def test_the_charts_stand_at_the_top_and_beside_it(tmp_path):
-    text = write_report(results(rag=prompts(2, [2.0])), tmp_path)
+    text = write_report(results(rag=prompts(2)), tmp_path)
     assert text.splitlines()[2] == "![Speed-up in decoding over plain](speed_ups.png)"
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == text
     assert {path.name for path in tmp_path.iterdir()} == {"report.md", "speed_ups.png"}
