@@ -81,14 +81,6 @@ def test_every_setting_of_speculation_is_measured_if_asked(given, base):
     assert {sample["method"] for sample in entry["samples"]} == ALL
 
 
-def test_a_milvus_is_searched_as_well(given, base):
-    pytest.importorskip("milvus_lite")
-    options = ["--encoder", ENCODER, "--milvus", "passages.db", "--limit", "1"]
-    assert main([*given, "--knowledge-base", base, *options]) == 0
-    assert [entry["setting"] for entry in measured()] == ["flat", "hnsw", "milvus", "bm25"]
-    assert read_results(Path("out"))["settings"]["milvus"] == "used"
-
-
 def test_bm25_needs_no_encoder_and_a_model_that_writes_freely_gets_spec_bench(
     given, data, base, byte_llama, tokenizer, monkeypatch, capsys
 ):

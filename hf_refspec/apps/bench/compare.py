@@ -27,11 +27,9 @@ def compare(paths: list[str]) -> str:
     one, other = (read_results(Path(path)) for path in paths)
     suites = [
         part
-        for name in one["suites"]
+        for name, suite in one["suites"].items()
         if name in other["suites"]
-        for part in _compare_suite(
-            name, one["suites"][name]["entries"], other["suites"][name]["entries"]
-        )
+        for part in _compare_suite(name, suite["entries"], other["suites"][name]["entries"])
     ]
     if not suites:
         raise ValueError("the two results have no prompt in common; measure the same suite twice")

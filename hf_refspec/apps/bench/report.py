@@ -75,12 +75,6 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(["# hf-refspec bench\n", *pictures, *lines, "", EXPLAINED, "", *parts])
 
 
-def warnings(results: dict[str, Any]) -> list[str]:
-    """A line for each suite with few prompts."""
-    texts = {name: few_prompts(suite["entries"]) for name, suite in results["suites"].items()}
-    return [f"{name}: {text}" for name, text in texts.items() if text]
-
-
 def few_prompts(entries: list[Entry]) -> str:
     """A warning if quartiles depend on two or three prompts, else ""."""
     fewest = min(map(len, by_setting(entries).values()), default=FEW)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import transformers
@@ -33,12 +33,11 @@ from .methods import (
 from .models import random_model
 from .plots import check_plotting
 from .registry import SUITES, Job
-from .report import warnings, write_report
+from .report import few_prompts, write_report
 from .results import new_results, write_results
 
 # A replay forces the text, and so cannot have these options.
 FREELY = ("temperature", "batch_size", "recycling_table")
-Methods: TypeAlias = Callable[[], list[Method]]
 
 
 def run(args: Namespace) -> int:
@@ -121,7 +120,7 @@ def _jobs(name: str, args: Namespace, tokenizer: PreTrainedTokenizerBase) -> lis
     return jobs
 
 
-def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Methods:
+def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Callable[[], list[Method]]:
     """The methods that the options name, with new drafters at each call."""
     store = table = None
     if args.datastore is not None:
@@ -149,7 +148,10 @@ def _methods(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> Methods:
 
 
 def load_bench(
-    args: Namespace, dtype: str, tokenizer: PreTrainedTokenizerBase, new_methods: Methods
+    args: Namespace,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    new_methods: Callable[[], list[Method]],
 ) -> Bench:
     """Loads the model that the options name."""
     install()
@@ -183,8 +185,9 @@ def measure_suites(
     except IdsDifferError as error:
         status, message = 1, f"Stopped: {error}."
     print(write_report(results, args.out))
-    for warning in warnings(results):
-        print(f"warning: {warning}", file=sys.stderr)
+    for name, suite in results["suites"].items():
+        if warning := few_prompts(suite["entries"]):
+            print(f"warning: {name}: {warning}", file=sys.stderr)
     if status == 0 and not any(suite["entries"] for suite in results["suites"].values()):
         status, message = 1, "Nothing was measured: no question fits into the model's context."
     if message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench_samples import entry, results, retrieving, sample
 
-from hf_refspec.apps.bench.report import few_prompts, methods_table, report, warnings, write_report
+from hf_refspec.apps.bench.report import few_prompts, methods_table, report, write_report
 from hf_refspec.apps.bench.summary import summaries
 
 
@@ -117,8 +117,6 @@ def test_the_warning_stands_in_the_suite_s_part():
     some = results(rag=prompts(2), humaneval=prompts(30))
     rag, humaneval = report(some).partition("## humaneval, float32\n")[::2]
     assert "> [!WARNING]\n> Few prompts (2): " in rag and "WARNING" not in humaneval
-    [line] = warnings(some)
-    assert line.startswith("rag, float32: few prompts (2): ")
 
 
 def test_the_charts_stand_at_the_top_and_beside_it(tmp_path):
