@@ -35,6 +35,7 @@ from hf_refspec.apps.bench.methods import (
 )
 from hf_refspec.apps.bench.models import llama_config
 from hf_refspec.apps.bench.plots import check_plotting
+from hf_refspec.apps.bench.registry import Job
 from hf_refspec.apps.bench.report import write_report
 from hf_refspec.apps.bench.results import new_results
 from hf_refspec.apps.bench.run import measure_suite
@@ -304,7 +305,9 @@ def measure(
     bench.new_methods = lambda: [m for m in gpu_methods(static, rows) if _label(m) in names]
     dtype = str(bench.model.dtype).removeprefix("torch.")
     for left, (name, of_suite) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
-        jobs = [partial(decode, f"{name} {i}", each) for i, each in enumerate(of_suite, 1)]
+        jobs: list[Job] = [
+            partial(decode, f"{name} {i}", each) for i, each in enumerate(of_suite, 1)
+        ]
         until = perf_counter() + (end - perf_counter()) / left
         measure_suite(bench, jobs, name, f"{dtype}, {about}", results, folder, until)
     torch.compiler.reset()  # or torch would compile the next number of rows for any number
