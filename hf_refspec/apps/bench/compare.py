@@ -11,7 +11,7 @@ from .results import read_results
 from .summary import Entry, Spread, Summary, by_setting, summaries
 
 EXPLAINED = (
-    "Figures are of the prompts that both have measured. In brackets are the quartiles of the "
+    "Figures cover the prompts that both runs measured. In brackets are the quartiles of the "
     "changes prompt by prompt. A change is bold where both of its quartiles are gains or both are "
     f"losses, over at least {FEW} prompts; any other may be chance."
 )
@@ -19,14 +19,7 @@ COMPARED: dict[str, Callable[[Summary], float]] = {**FIGURES, "seconds": lambda 
 
 
 def compare(paths: list[str]) -> str:
-    """Compares two runs, as Markdown, on the prompts that both have measured.
-
-    Args:
-        paths (`list[str]`): Two results.json, or the folders that they are in.
-
-    Raises:
-        FileNotFoundError, ValueError: If they are not two results with a prompt in common.
-    """
+    """Compares two runs, two results.json or their folders, on the prompts that both measured."""
     if len(paths) != 2:
         raise ValueError(
             f"compare takes two results, but got {len(paths)}: hf-refspec bench compare A B"
@@ -34,11 +27,9 @@ def compare(paths: list[str]) -> str:
     one, other = (read_results(Path(path)) for path in paths)
     suites = [
         part
-        for name in one["suites"]
+        for name, suite in one["suites"].items()
         if name in other["suites"]
-        for part in _compare_suite(
-            name, one["suites"][name]["entries"], other["suites"][name]["entries"]
-        )
+        for part in _compare_suite(name, suite["entries"], other["suites"][name]["entries"])
     ]
     if not suites:
         raise ValueError("the two results have no prompt in common; measure the same suite twice")
@@ -56,10 +47,10 @@ def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[
     """A table for each retriever, or one for a suite without retrieval."""
     others = by_setting(other)
     for setting, entries in by_setting(one).items():
-        # The same name with another text does not count: the data file may be another one.
+        # The same name with another text does not count: the data file may differ.
         before, after = (
-            {(entry["name"], entry["text"]): entry for entry in some}
-            for some in (entries, others.get(setting, []))
+            {(entry["name"], entry["text"]): entry for entry in each}
+            for each in (entries, others.get(setting, []))
         )
         common = [key for key in before if key in after]
         if common:

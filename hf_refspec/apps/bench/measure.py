@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from time import perf_counter
@@ -16,9 +16,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.stats import SpeculationStats
-from ...ralm.stats import RetrievalStats
 from ...text_config import context_length, text_config
-from .decisions import DecisionLog
 from .methods import LOOK_UP, Method
 from .outputs import TIED_STEPS, Output, rounding_steps
 from .replay import ForcedText
@@ -26,7 +24,6 @@ from .summary import Entry, Sample
 
 NEW_TOKENS = 256  # at most, where the model writes freely
 WARM_UP_TEXT, WARM_UP_TOKENS = 320, 80
-RETRIEVAL_STATS = ("searches", "verified", "mismatched", "strides", "waiting_seconds")
 
 
 class IdsDifferError(Exception):
@@ -38,48 +35,36 @@ class ContextTooShortError(Exception):
 
 
 @contextmanager
-def timed_passes(model: PreTrainedModel) -> Iterator[list[float]]:
-    """Notes when the calls of the body begin, when each forward pass has ended, and the end.
+def timed(model: PreTrainedModel, compiled: bool) -> Iterator[list[float]]:
+    """Records when the body begins, when each forward pass ends, and when the body ends.
 
-    A streamer would cost a copy from the GPU for each token, and so disturb what it measures. Only
-    the first pass waits for the GPU.
+    A streamer would copy each token from the GPU and so slow down what is measured; of the passes
+    only the first waits for the GPU. Of compiled passes, into which a hook would be compiled, only
+    the first is recorded.
     """
 
     def note(*_: Any) -> None:
         times.append(_now(model) if len(times) == 1 else perf_counter())
 
-    vars(note)["only_reads"] = True  # the model is not probed anew
-    times = [_now(model)]
-    hook = model.register_forward_hook(note)
-    try:
-        yield times
-        times.append(_now(model))
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def timed_prefill(model: PreTrainedModel) -> Iterator[list[float]]:
-    """[`timed_passes`] without the end of each pass but the first: a hook would be compiled with
-    the passes."""
-    prefill = model._prefill
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        outputs = prefill(*args, **kwargs)
-        times.append(_now(model))
+    def prefill(*args: Any, **kwargs: Any) -> Any:
+        outputs = type(model)._prefill(model, *args, **kwargs)
+        note()
         return outputs
 
+    vars(note)["only_reads"] = True  # so that the model is not probed again
     times = [_now(model)]
-    vars(model)["_prefill"] = noted
-    try:
+    with ExitStack() as stack:
+        if compiled:
+            vars(model)["_prefill"] = prefill
+            stack.callback(vars(model).pop, "_prefill")
+        else:
+            stack.callback(model.register_forward_hook(note).remove)
         yield times
         times.append(_now(model))
-    finally:
-        del vars(model)["_prefill"]
 
 
 def _now(model: PreTrainedModel) -> float:
-    """The time when all that the GPU was given is done."""
+    """The time, once the GPU has finished its work."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
     return perf_counter()
@@ -87,39 +72,23 @@ def _now(model: PreTrainedModel) -> float:
 
 @dataclass
 class Bench:
-    """A model and the methods that are compared on it.
-
-    Attributes:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        new_methods (callable): Returns all methods, with drafters that have seen nothing yet.
-        replay (`bool`): Whether recorded answers are forced.
-        max_new_tokens (`int`, *optional*): Of an answer; by default 256, of a recorded one all.
-        sampling (`dict`): Keyword arguments of every `generate` that say how to sample; greedy
-            without them.
-        methods (`list[Method]`): The current methods; the first is plain decoding.
-        decisions ([`DecisionLog`], *optional*): Where decisions of automatic budgets are logged.
-    """
+    """A model and the methods that are compared on it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    new_methods: Callable[[], list[Method]]
-    replay: bool
-    max_new_tokens: int | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    methods: list[Method] = field(default_factory=list)
-    decisions: DecisionLog | None = None
+    new_methods: Callable[[], list[Method]]  # with new drafters
+    replay: bool  # whether recorded answers are forced
+    max_new_tokens: int | None = None  # by default 256, or the whole recorded answer
+    sampling: dict[str, Any] = field(default_factory=dict)  # for `generate`; empty for greedy
+    methods: list[Method] = field(default_factory=list)  # plain decoding first
 
     def begin(self) -> None:
         """Starts a suite, with empty caches."""
         self.methods = self.supported(self.new_methods())
 
     def supported(self, methods: list[Method]) -> list[Method]:
-        """The methods that the model supports.
-
-        Transformers has no prompt look-up for models with a running state; for these our own
-        drafts are verified as the probe decides.
-        """
+        """The methods that the model supports: transformers has no prompt look-up for models with a
+        running state, and our drafts are then verified as the probe decides."""
         if not getattr(self.model, "_is_stateful", False):
             return methods
         return [
@@ -129,10 +98,8 @@ class Bench:
         ]
 
     def warm_up(self) -> None:
-        """Calls each method once: first calls compile, probe and load.
-
-        The text repeats itself, so that drafts of all sizes are verified.
-        """
+        """Calls each method once, as first calls compile, probe and load; on a text that repeats
+        itself, so that drafts of all sizes are verified."""
         length = min(WARM_UP_TEXT, context_length(self.model) or WARM_UP_TEXT)
         text = [1 + i % min(100, text_config(self.model).vocab_size - 1) for i in range(length)]
         split = max(length - WARM_UP_TOKENS, 1)
@@ -147,48 +114,28 @@ class Bench:
         methods: list[Method] | None = None,
         **kwargs: Any,
     ) -> tuple[Entry, list[int]]:
-        """Decodes one prompt, or a batch of several, by all methods, in an order that depends on
-        its name.
+        """Decodes one prompt, or a batch, by all methods, in an order that depends on the name.
 
-        Args:
-            name (`str`): The prompt's name.
-            prompts (`list[list[int]]`): The prompt, or several.
-            answer_ids (`list[int]`, *optional*): The answer that is forced; without it the model
-                writes freely.
-            methods (`list[Method]`, *optional*): Those of a suite with retrieval. All methods that
-                retrieve must return the same ids.
-            kwargs: Further keyword arguments of every `generate`.
+        The recorded answer, if there is one, is forced on the only row; `kwargs` go to `generate`.
+        Returns the entry for results.json, with a sample for each method, and the new ids of the
+        first method and row. In a sample `other_tokens` counts the tokens that differ from the
+        first method's, and `first_difference` has the `place` of the first of them and by how many
+        `steps` of rounding the first method's logits prefer its own token.
 
-        Returns:
-            `name`, a digest of the `text`, `prompt_tokens` and the `samples`, one for each method:
-            `method`, `nodes`, `tokens` and `forward_passes` (of all rows), `prefill_seconds` (to
-            the end of the first forward pass), `decoding_seconds` (from there on),
-            `drafting_seconds`, `learning_seconds`, `other_tokens` (how many differ from the first
-            method's; `None` if these are not compared), `first_difference` (the place of the first
-            of them, and by how many `steps` of rounding the first method's logits prefer its own
-            token; `None` if nothing differs, or a method that writes freely retrieves or samples)
-            and `retrieval`.
-            Then the ids that the first method returned for the first prompt.
-
-        Raises:
-            ContextTooShortError: If the model's context does not hold prompt and answer.
-            IdsDifferError: If ids differ in float32, other than by a tie of two logits.
+        Raises `ContextTooShortError`, and `IdsDifferError` if ids differ in float32, other than by
+        a tie of two logits.
         """
         methods = self.methods if methods is None else methods
         answer_ids = None if answer_ids is None else answer_ids[: self.max_new_tokens]
         for prompt_ids in prompts:
             self.check_context(name, prompt_ids, self.new_tokens(answer_ids))
-        # Shuffled: whichever is always first would always meet cold caches.
+        # Shuffled: the first method meets cold caches.
         order = random.Random(name).sample(range(len(methods)), len(methods))
-        calls = {}
-        for i in order:
-            about = {"name": name, "method": methods[i].name}
-            with nullcontext() if self.decisions is None else self.decisions.of(**about):
-                calls[i] = self.call(methods[i], prompts, answer_ids, **kwargs)
+        calls = {i: self.call(methods[i], prompts, answer_ids, **kwargs) for i in order}
         for i, method in enumerate(methods):
             if answer_ids is not None and calls[i][1] != [answer_ids]:
                 raise IdsDifferError(f"{name}: {method.name} does not return the forced answer")
-        # The model without retrieval writes another text than with it: that is no difference.
+        # Without retrieval the model writes another text, so only like methods are compared.
         alike = [i for i, each in enumerate(methods) if each.retrieves == methods[0].retrieves]
         for row, prompt_ids in enumerate(prompts):
             compared = [(methods[i], calls[i][0], calls[i][2][row]) for i in alike]
@@ -200,11 +147,7 @@ class Bench:
         return entry, calls[0][1][0]
 
     def answer(self, name: str, prompt_ids: list[int]) -> list[int]:
-        """The model's own answer, greedy and not timed.
-
-        Raises:
-            ContextTooShortError: If the model's context does not hold it.
-        """
+        """The model's own answer, greedy and not timed."""
         self.check_context(name, prompt_ids, self.new_tokens(None))
         output = self._generate([prompt_ids], max_new_tokens=self.new_tokens(None))
         return output[0, len(prompt_ids) :].tolist()
@@ -219,17 +162,12 @@ class Bench:
         return len(answer_ids) if answer_ids is not None else self.max_new_tokens or NEW_TOKENS
 
     def check_context(self, name: str, prompt_ids: list[int], new_tokens: int) -> None:
-        """Checks that a prompt and its answer are within the model's vocabulary and context.
-
-        Raises:
-            ContextTooShortError: If they are too long.
-            ValueError: If the prompt has a token that the model does not have.
-        """
+        """Checks that a prompt and its answer fit the model's vocabulary and context."""
         vocab_size = text_config(self.model).vocab_size
         if max(prompt_ids) >= vocab_size:
             raise ValueError(
-                f"{name} has the token {max(prompt_ids)}, but the model a vocabulary of "
-                f"{vocab_size}: its tokenizer is another model's"
+                f"{name} has the token {max(prompt_ids)}, but the model has a vocabulary of "
+                f"{vocab_size}: the tokenizer belongs to another model"
             )
         context = context_length(self.model)
         if context is not None and len(prompt_ids) + new_tokens > context:
@@ -245,18 +183,18 @@ class Bench:
         answer_ids: list[int] | None = None,
         **kwargs: Any,
     ) -> tuple[Sample, list[list[int]], list[Output]]:
-        """Calls `generate` once; returns the sample, and of each row the new ids and what is to be
-        compared."""
+        """Calls `generate` once; returns the sample, the new ids of each row, and each row's output
+        to compare."""
         sampling = self.sampling if answer_ids is None else {}  # a forced token is not drawn
         kwargs = {**sampling, **kwargs, **method.kwargs}
         kwargs["max_new_tokens"] = self.new_tokens(answer_ids)
-        stats = RetrievalStats()
-        if method.retrieves:
-            kwargs["retrieval_stats"] = stats
         forced = self._forced(prompts[0], answer_ids)
+        on_gpu = self.model.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.model.device)
         torch.manual_seed(0)
         static = "cache_implementation" in method.options
-        with (timed_prefill if static else timed_passes)(self.model) as times:
+        with timed(self.model, compiled=static) as times:
             output = self._generate(prompts, forced, **kwargs)
         output = getattr(output, "sequences", output)
         rows = output[:, max(map(len, prompts)) :].tolist()
@@ -265,8 +203,7 @@ class Bench:
         tokens = sum(map(len, rows))
         counted = len(rows) == 1 and not static
         drafted = method.drafter.stats if method.drafter else SpeculationStats()
-        retrieval = {name: getattr(stats, name) for name in RETRIEVAL_STATS}
-        sample = {
+        sample: Sample = {
             "method": method.name,
             "nodes": method.nodes,
             "tokens": tokens,
@@ -275,12 +212,13 @@ class Bench:
             "decoding_seconds": times[-1] - times[1],
             "drafting_seconds": drafted.drafting_seconds,
             "learning_seconds": drafted.learning_seconds,
+            "peak_bytes": torch.cuda.max_memory_allocated(self.model.device) if on_gpu else 0,
             "other_tokens": None,
             "first_difference": None,
-            "retrieval": retrieval if method.retrieves else None,
+            "figures": {},  # further ones of a subclass
         }
         chosen = rows if forced is None else [forced.unforced()]
-        return sample, rows, [Output(each, stats.best_ids) for each in chosen]
+        return sample, rows, [Output(each) for each in chosen]
 
     def _forced(self, prompt_ids: list[int], answer_ids: list[int] | None) -> ForcedText | None:
         if answer_ids is None:
@@ -290,12 +228,12 @@ class Bench:
     def _generate(
         self, prompts: list[list[int]], forced: ForcedText | None = None, **kwargs: Any
     ) -> Any:
-        """Calls `generate` with a row for each prompt; greedy unless `kwargs` have it otherwise."""
+        """Calls `generate` with a row for each prompt, greedily unless `kwargs` say otherwise."""
         length = max(map(len, prompts))
         padding = [length - len(each) for each in prompts]
         pad = self.model.generation_config.pad_token_id or 0
         ids = [[pad] * most + each for most, each in zip(padding, prompts, strict=True)]
-        # With a mask, as the prompt may hold the token that is otherwise taken for padding.
+        # With a mask, as a prompt may contain the padding token.
         mask = [[0] * most + [1] * (length - most) for most in padding]
         inputs, attention_mask = (
             torch.tensor(each, device=self.model.device) for each in (ids, mask)
@@ -306,7 +244,7 @@ class Bench:
         return self.model.generate(inputs, attention_mask=attention_mask, **kwargs)
 
     def _ended(self, row: list[int]) -> list[int]:
-        """The new tokens of a row of a batch, without the padding behind its end."""
+        """The new tokens of a row of a batch, without the padding after its end."""
         end = self.model.generation_config.eos_token_id
         ends = set(end if isinstance(end, list) else [end])
         length = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
@@ -319,21 +257,16 @@ class Bench:
         answer_ids: list[int] | None,
         calls: list[tuple[Method, Sample, Output]],
     ) -> None:
-        """Notes in each sample how the tokens of a row differ from those of the first method.
-
-        Raises:
-            IdsDifferError: If they, or the passages, differ in float32, other than by a tie.
-        """
+        """Records in each sample how a row's tokens differ from the first method's."""
         first, _, expected = calls[0]
         differences = [output.differences(expected) for _, _, output in calls]
         for (_, sample, _), places in zip(calls, differences, strict=True):
             sample["other_tokens"] = (sample["other_tokens"] or 0) + len(places)
-        if answer_ids is None:  # a text that is not forced goes on differently
+        if answer_ids is None:  # a free text goes on differently
             differences = [places[:1] for places in differences]
         length = max((places[-1] + 1 for places in differences if places), default=0)
         logits: list[torch.Tensor] = []
-        # A method that writes freely and retrieves may choose from a mixture, one that samples by
-        # chance, not from its logits.
+        # Where the model retrieves or samples, its best logit does not decide the token.
         chooses_best = answer_ids is not None or not (first.retrieves or self.sampling)
         if length and chooses_best:
             logits = self._logits(first, prompt_ids, answer_ids, length)
@@ -341,7 +274,7 @@ class Bench:
             steps = [self._margin(logits, place, expected, output) for place in places]
             if places and logits and sample["first_difference"] is None:
                 sample["first_difference"] = {"place": places[0], "steps": steps[0]}
-            if self.model.dtype == torch.float32:  # in a shorter type near-ties may flip
+            if self.model.dtype == torch.float32:  # in other types near-ties may flip
                 where = f"{name}: {method.name}"
                 where += f" ({method.nodes} nodes)" if method.drafter else ""
                 if output.passages != expected.passages:
@@ -356,7 +289,7 @@ class Bench:
     def _margin(
         self, logits: list[torch.Tensor], place: int, expected: Output, output: Output
     ) -> float:
-        """How far the expected token's logit is from the other one's, in steps of rounding."""
+        """The distance of the expected token's logit from the other token's, in rounding steps."""
         if place >= min(len(logits), len(expected.tokens), len(output.tokens)):
             return math.inf  # unknown, or one text ends where the other goes on
         own, other = expected.tokens[place], output.tokens[place]
@@ -366,10 +299,8 @@ class Bench:
     def _logits(
         self, method: Method, prompt_ids: list[int], answer_ids: list[int] | None, length: int
     ) -> list[torch.Tensor]:
-        """A method's logits for its first new tokens, `(vocab_size,)` each.
-
-        They are computed again, by the same passes: to record them would disturb the timing.
-        """
+        """A method's logits for its first new tokens, `(vocab_size,)` each, by a second call:
+        recording them in the first would disturb the timing."""
         output = self._generate(
             [prompt_ids],
             self._forced(prompt_ids, answer_ids),
@@ -382,5 +313,5 @@ class Bench:
 
 
 def _row_passes(method: Method, tokens: int) -> int:
-    """Forward passes of each row that was not over yet, in a batch; plain ones yield a token."""
+    """The forward passes of all unfinished rows; a plain pass yields one token a row."""
     return sum(method.drafter.stats.accepted_lengths) if method.drafter else tokens

@@ -15,39 +15,27 @@ from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...drafting.token_recycling import TokenRecycling
-from ...ralm.options import Speculation
 from ...store.datastore import Datastore
 
 PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"
 LOOK_UP_TOKENS = 10
 RECYCLING = "Token Recycling's algorithm"
-DEFAULT = "ReferenceCopy | TokenRecycling"  # what candidate_generator="auto" is
+DEFAULT = "ReferenceCopy | TokenRecycling"  # candidate_generator="auto"
 BLEND = "blend"
 COMPILED, REPRODUCIBLE = "compiled", "reproducible"
 BUDGETS = ("auto", 8, 16, 64)
-DEFAULTS = "defaults", 64  # of token recycling, beside its other settings
-# Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
-BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of decoding: the arguments of a `generate`.
-
-    Attributes:
-        name (`str`): For the tables.
-        nodes (`int` or `"auto"`): The draft budget.
-        drafter ([`Drafter`], *optional*): If it is one of ours.
-        options (`dict`): Further keyword arguments of `generate`.
-        retrieves (`bool`): Whether it is retrieval-augmented generation.
-    """
+    """A method of decoding: a name for the tables, and the arguments of `generate`."""
 
     name: str
-    nodes: int | str = 0
-    drafter: Drafter | None = None
+    nodes: int | str = 0  # the draft budget
+    drafter: Drafter | None = None  # one of ours
     options: dict[str, Any] = field(default_factory=dict)
-    retrieves: bool = False
+    retrieves: bool = False  # while it generates, and so writes another text
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -59,7 +47,7 @@ class Method:
 
     @property
     def cache(self) -> RetrievalCache | None:
-        """The session cache that it drafts from, if there is one."""
+        """The session cache among its sources."""
         sources = self.drafter.drafters if isinstance(self.drafter, Blend) else [self.drafter]
         return next((each for each in sources if isinstance(each, RetrievalCache)), None)
 
@@ -72,9 +60,9 @@ def transformers_methods() -> list[Method]:
 
 def static_options(length: int, device: str) -> dict[str, Any]:
     """The arguments of `generate` for compiled passes over a cache of one length, so that no text
-    has them compiled anew."""
+    causes another compilation."""
     static: dict[str, Any] = {"cache_implementation": "static", "max_cache_len": length}
-    if device == "cpu":  # where `generate` compiles only if it is told to
+    if device == "cpu":  # where `generate` does not compile by default
         config: Any = CompileConfig(mode="default")
         config._compile_all_devices = True
         static["compile_config"] = config
@@ -82,22 +70,18 @@ def static_options(length: int, device: str) -> dict[str, Any]:
 
 
 def compiled_methods(static: dict[str, Any], nodes: Sequence[int | str]) -> list[Method]:
-    """Compiled and reproducible decoding, plain and drafted.
-
-    Args:
-        static (`dict`): See [`static_options`].
-        nodes (sequence of `int` or `"auto"`): The draft budgets.
-    """
+    """Compiled and reproducible decoding, plain and drafted, with [`static_options`]."""
     reproducible = {**static, "verification": REPRODUCIBLE}
     return [
         Method(f"{PLAIN}, {COMPILED}", options=static),
-        *(Method(f"{DEFAULT}, {COMPILED}", each, _default(), static) for each in nodes),
+        *(Method(f"{DEFAULT}, {COMPILED}", each, default_drafter(), static) for each in nodes),
         Method(f"{PLAIN}, {REPRODUCIBLE}", options=reproducible),
-        Method(f"{DEFAULT}, {REPRODUCIBLE}", "auto", _default(), reproducible),
+        Method(f"{DEFAULT}, {REPRODUCIBLE}", "auto", default_drafter(), reproducible),
     ]
 
 
-def _default() -> Drafter:
+def default_drafter() -> Drafter:
+    """What `candidate_generator="auto"` is."""
     return ReferenceCopy() | TokenRecycling()
 
 
@@ -109,15 +93,9 @@ def decoding_methods(
 ) -> list[Method]:
     """All methods without retrieval, plain decoding first.
 
-    Each has its own new drafters, so that no cache holds an answer that another method returned.
-
-    Args:
-        store ([`Datastore`], *optional*): A datastore to draft from as well.
-        recycles (`bool`, *optional*, defaults to `True`): Whether the model's logits say anything
-            of its text. In a replay they do not: it is forced.
-        nodes (sequence of `int` or `"auto"`, *optional*): The draft budgets of `ReferenceCopy` and
-            of the blends.
-        table ([`TokenRecycling`], *optional*): One that was built or loaded, to begin with as well.
+    Each has its own new drafters, so that no cache holds an answer of another method; one more
+    starts from the `table`. Without `recycles`, as in a replay, token recycling is left out: the
+    logits of a model that is forced say nothing about its text.
     """
     chain = {"verification": "chain"}
     methods = [
@@ -131,7 +109,7 @@ def decoding_methods(
         methods += [
             *(Method(RECYCLING, each, TokenRecycling(mode="published")) for each in fixed),
             Method("TokenRecycling", "auto", TokenRecycling()),
-            *(Method(DEFAULT, each, ReferenceCopy() | TokenRecycling()) for each in nodes),
+            *(Method(DEFAULT, each, default_drafter()) for each in nodes),
         ]
     if table is not None:
         methods += (
@@ -150,59 +128,3 @@ def _blend(store: Datastore | None, recycles: bool) -> Drafter:
     if recycles:
         blend = blend | TokenRecycling()
     return blend if store is None else blend | DatastoreDrafts(store)
-
-
-def recycling_settings() -> dict[str, dict[str, Method]]:
-    """[`TokenRecycling`] beside [`ReferenceCopy`], with one of its options changed at a time: the
-    option, its values, and a method for each. `"nodes"` has the defaults."""
-
-    def method(name: str, nodes: int, recycling: TokenRecycling) -> Method:
-        return Method(name, nodes, ReferenceCopy() | recycling)
-
-    without = TokenRecycling()
-    without.prompt_fraction = 0.0
-    sizes = (1 << 8, 1 << 10, 1 << 12, 1 << 14)
-    drafters: dict[str, dict[Any, TokenRecycling]] = {
-        "context": {n: TokenRecycling(context=n) for n in (1, 2)},
-        "top_k": {k: TokenRecycling(top_k=k) for k in (1, 2, 4, 16)},
-        "max_contexts": {size: TokenRecycling(max_contexts=size) for size in sizes},
-        "prompt's logits": {"without": without},
-    }
-    name, most = DEFAULTS
-    nodes = {str(n): method(name, n, TokenRecycling()) for n in (4, 8, 16, 32, most)}
-    return {"nodes": nodes} | {
-        option: {
-            str(value): method(f"{option} {value}", most, recycling)
-            for value, recycling in values.items()
-        }
-        for option, values in drafters.items()
-    }
-
-
-def speculations(ablate: bool) -> dict[str, Speculation | None]:
-    """The settings of speculative retrieval, by name.
-
-    Args:
-        ablate (`bool`): Beside the main ones also RaLMSpec without some of its boosters (arXiv
-            2401.14021, Tables 1 and 4), and ours with fixed strides instead of OS3.
-    """
-    main = {BASELINE: None, PUBLISHED: Speculation.published("psa"), OURS: Speculation()}
-    if not ablate:
-        return main
-    letters = ("", "p", "s", "a", "ps", "pa", "sa")
-    strides = range(1, 9)
-    return {
-        **main,
-        **{f"as published, {each or 'none'}": Speculation.published(each) for each in letters},
-        **{f"stride {each}, asynchronous": Speculation(stride=each) for each in strides},
-        "ours, ps": Speculation(asynchronous=False),
-        **{f"stride {each}": Speculation(stride=each, asynchronous=False) for each in strides},
-    }
-
-
-def retrieving_methods(settings: dict[str, Speculation | None], **options: Any) -> list[Method]:
-    """A method for each setting of speculation, with further keyword arguments of `generate`."""
-    return [
-        Method(name, options={**options, "speculation": speculation}, retrieves=True)
-        for name, speculation in settings.items()
-    ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Two float32 logits that are no further apart are a tie: a pass over several tokens may round them
-# either way, in transformers' own prompt look-up too.
+# Two float32 logits this close are a tie: a pass over several tokens may round them either way, in
+# transformers' own prompt look-up too.
 TIED_STEPS = 128
 
 
@@ -20,13 +20,8 @@ def rounding_steps(one: float, other: float, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returned.
-
-    Attributes:
-        tokens (`list[int]`): The new tokens. Where a text was forced, at each place the token that
-            the model would have chosen by itself after the forced text so far.
-        passages (`list[int]`): The passages that were retrieved, step by step.
-    """
+    """What a call returned: the new tokens (of a forced text the tokens that the model would have
+    chosen by itself at each place), and the passages that it retrieved, step by step."""
 
     tokens: list[int]
     passages: list[int] = field(default_factory=list)

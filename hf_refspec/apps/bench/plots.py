@@ -1,31 +1,99 @@
-"""The plots, as PNG files: speed-ups, the settings of token recycling, sizes of a datastore."""
+"""The plots, as PNG files: opaque, 1,600 pixels wide, shown at half their width."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from .methods import DEFAULTS, recycling_settings
-from .style import ACCENT, COLORS, DARK, GREEN, MARKERS, ORANGE, TEXT, kind, new_figure
-from .summary import Key, Summary
+from .methods import LOOK_UP, PLAIN
+from .summary import Entry, Key, Summary, summaries
 
+WIDTH = 8  # inches
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+ACCENT, DARK, ORANGE, GREEN = "#0072B2", "#7A8692", "#D55E00", "#009E73"
+NEUTRAL, GRID, TEXT = "#B4BAC1", "#E4E7EA", "#24292F"
+COLORS = {"plain or transformers'": NEUTRAL, "published algorithms": DARK, "hf_refspec": ACCENT}
+MARKERS = "os^D"  # so that lines differ without colour too
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": NEUTRAL,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": NEUTRAL,
+    "ytick.color": NEUTRAL,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "lines.linewidth": 1.3,
+    "lines.solid_capstyle": "butt",
+}
 LABEL = 40  # characters of a line of a method's name
 TITLE = 80  # of a panel's title, over the whole width
-BESIDE = {"speed-up": 44, "MAT": 74}  # columns of numbers, in points from the axes on
+BESIDE = {"speed-up": 44, "MAT": 74}  # columns of numbers, in points from the axes
 
 
-def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path) -> None:
-    """Draws the speed-up of each method in decoding as a bar with its quartiles, the fastest on
-    top, with the number and MAT beside it.
+def check_plotting() -> None:
+    """Raises `ImportError`, before the work starts, if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            'hf-refspec bench plots with matplotlib: pip install "hf_refspec[bench]"'
+        ) from None
 
-    Args:
-        panels (`dict[str, dict[Key, Summary]]`): The title of each panel, and its methods.
-        title (`str`): What the bars show.
-        path (`Path`): The file to write.
-    """
+
+@contextmanager
+def new_figure(path: Path, height: float) -> Iterator[Any]:
+    """A figure of `height` inches to draw on, which is then written to a file."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        yield figure
+        figure.savefig(path)
+
+
+def line_legend(figure: Any, axes: Any) -> None:
+    """Adds a legend above the axes, where it hides no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3)
+
+
+def kind(method: str) -> str:
+    """Whose method it is: one of `COLORS`."""
+    if method in (PLAIN, LOOK_UP, "baseline"):
+        return "plain or transformers'"
+    published = method.startswith("as published") or method.endswith("'s algorithm")
+    return "published algorithms" if published else "hf_refspec"
+
+
+def speed_up_title(chart: dict[str, list[Entry]]) -> str:
+    """The title of a chart of these panels."""
+    return f"Speed-up in decoding over {next(iter(chart.values()))[0]['samples'][0]['method']}"
+
+
+def plot_speed_ups(chart: dict[str, list[Entry]], path: Path) -> None:
+    """Draws the decoding speed-up of each method as a bar with its quartiles, the fastest on top,
+    with the speed-up and MAT beside it; a panel for each title."""
+    panels = {
+        f"{title}, {len(entries)} prompt{'s' * (len(entries) > 1)}": summaries(entries)
+        for title, entries in chart.items()
+    }
     keys = _fastest_first(list(panels.values()))
     labels = [_label(*key) for key in keys]
     lines = sum(label.count("\n") + 1.6 for label in labels)
@@ -35,7 +103,7 @@ def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path
         grid = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False).flatten()
         for axes, (panel, methods) in zip(grid, panels.items(), strict=False):
             axes.set_title(fill(panel, TITLE // columns), pad=16)
-            axes.tick_params(axis="x", labelbottom=True)  # not of the lowest panels only
+            axes.tick_params(axis="x", labelbottom=True)  # in all rows of panels
             _draw_bars(axes, keys, methods)
         for axes in grid[len(panels) :]:
             axes.axis("off")
@@ -43,7 +111,8 @@ def plot_speed_ups(panels: dict[str, dict[Key, Summary]], title: str, path: Path
         grid[0].locator_params(axis="x", min_n_ticks=3)
         grid[0].xaxis.set_major_formatter("{x:g}x")
         grid[0].set(xlim=(0, None), ylim=(len(keys) - 0.4, -0.6))
-        figure.supxlabel(f"{title}: median and quartiles over the prompts", fontsize=9)
+        title = f"{speed_up_title(chart)}: median and quartiles over the prompts"
+        figure.supxlabel(title, fontsize=9)
         _color_legend(figure, {kind(name) for name, _ in keys})
 
 
@@ -58,13 +127,12 @@ def _fastest_first(panels: list[dict[Key, Summary]]) -> list[Key]:
 
 
 def _label(name: str, nodes: int | str) -> str:
-    # With a space that does not break.
     about = {"auto": ", auto", 0: ""}.get(nodes, f", {nodes}\N{NO-BREAK SPACE}nodes")
     return fill(name + about, LABEL, break_long_words=False)
 
 
 def _draw_bars(axes: Any, keys: list[Key], methods: dict[Key, Summary]) -> None:
-    """A bar for each key that was measured; beside the axes its median and its MAT."""
+    """Draws a bar for each method that was measured, and its median and MAT beside the axes."""
     from matplotlib.patheffects import withStroke
 
     def beside(column: str, y: float, text: str, **options: Any) -> None:
@@ -95,45 +163,3 @@ def _color_legend(figure: Any, kinds: set[str]) -> None:
 
     patches = [Patch(color=color, label=each) for each, color in COLORS.items() if each in kinds]
     figure.legend(handles=patches, loc="outside upper right", ncols=len(patches))
-
-
-def plot_settings(suites: dict[str, dict[Key, Summary]], path: Path) -> None:
-    """Draws the MAT of each setting of token recycling, a panel for each option, a line for each
-    suite; that of the defaults is a dotted line."""
-    settings = recycling_settings()
-    widths = [max(len(methods), 3.6) for methods in settings.values()]
-    with new_figure(path, 3) as figure:
-        panels = figure.subplots(1, len(settings), sharey=True, width_ratios=widths)
-        for axes, (option, methods) in zip(panels, settings.items(), strict=True):
-            looks = zip((ACCENT, ORANGE, GREEN), MARKERS, strict=False)
-            for (suite, summaries), (color, marker) in zip(suites.items(), looks, strict=False):
-                mats = [summaries[method.name, method.nodes].mat for method in methods.values()]
-                axes.plot(list(methods), mats, color=color, marker=marker, label=suite)
-                axes.axhline(summaries[DEFAULTS].mat, linestyle=":", color=color)
-            axes.set_title(option)
-            axes.margins(x=0.5 / len(methods))
-            axes.tick_params(axis="x", labelsize=8)
-        panels[0].set(ylabel="MAT (dotted: the defaults)")
-        _line_legend(figure, panels[0])
-
-
-def plot_sizes(forms: dict[str, list[tuple[float, float]]], path: Path) -> None:
-    """Draws MAT against the megabytes of a datastore, a line for each of its forms."""
-    from matplotlib.ticker import LogLocator
-
-    with new_figure(path, 4) as figure:
-        axes = figure.subplots()
-        looks = zip((DARK, ACCENT, ORANGE), MARKERS, strict=False)  # the published one in grey
-        for (form, points), (color, marker) in zip(forms.items(), looks, strict=True):
-            axes.plot(*zip(*points, strict=True), color=color, marker=marker, label=form)
-        axes.set(xscale="log", xlabel="size of the datastore, MB", ylabel="MAT")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-        _line_legend(figure, axes)
-
-
-def _line_legend(figure: Any, axes: Any) -> None:
-    """Above the axes, where no data are."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3)

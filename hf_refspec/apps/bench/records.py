@@ -12,22 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
-    """One line of a file.
-
-    Attributes:
-        where (`str`): The file and the line, for error messages.
-        content (`dict`): The JSON object.
-    """
+    """One line of a file: where it is, for error messages, and its JSON object."""
 
     where: str
     content: dict[str, Any]
 
     def text(self, *names: str) -> str:
-        """The string at a path of nested keys.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """The string at a path of nested keys; `ValueError` if there is none."""
         value: Any = self.content
         for name in names:
             value = value.get(name) if isinstance(value, dict) else None
@@ -36,22 +27,15 @@ class Record:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """The strings in the list `name`, at least one.
-
-        Raises:
-            ValueError: If there are none.
-        """
+        """The strings in the list `name`; `ValueError` if there are none."""
         values = self.content.get(name)
         if not _are_texts(values) or not values:
             raise ValueError(f"{self.where}: {name} must be a list of texts, but is {values!r:.80}")
         return values
 
     def optional_texts(self, name: str) -> list[str] | None:
-        """The strings in the list `name`; `None` if it is missing, or has other items.
-
-        Raises:
-            ValueError: If it is no list.
-        """
+        """The strings in the list `name`, `None` if it is missing or has other items; `ValueError`
+        if it is no list."""
         values = self.content.get(name)
         if not isinstance(values, (list, type(None))):
             raise ValueError(f"{self.where}: {name} must be a list, but is {values!r:.80}")
@@ -63,12 +47,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Reads a file with one JSON object per line, compressed if its name ends in `.gz`.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If the file is damaged, or a line is not a JSON object.
-    """
+    """Reads a file with one JSON object per line, compressed if its name ends in `.gz`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; benchmarks/README.md says where to get it")

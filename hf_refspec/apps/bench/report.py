@@ -9,52 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from .charts import charts
+from .plots import plot_speed_ups, speed_up_title
 from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
 
-FEW, ENOUGH = 10, 20  # prompts, for quartiles and for overlapping ones
+FEW = 10  # prompts
 EXPLAINED = (
     "Each prompt was decoded by all methods, in mixed order. Seconds are of all calls together; a "
     "speed-up is the ratio of their tokens per second to the first method's; of decoding, the "
     "median over the prompts with the quartiles in brackets. MAT is new tokens per forward pass, "
-    "over all prompts. Texts equal are those with the ids of the first method; where a text was "
-    "forced, those that the model would have chosen by itself. Regret is how much longer a "
-    "token took with the automatic draft budget than with the best fixed one. The best of a column "
-    "is bold."
+    "over all prompts. Texts are equal if they have the ids of the first method; where a text was "
+    "forced, the ids that the model would have chosen by itself. Regret is how much longer a token "
+    "took with the automatic draft budget than with the best fixed one. The best of a column is "
+    "bold."
 )
 MARGINS_EXPLAINED = (
-    "Where a text first differs, its margin is the distance of two logits of plain decoding, those "
-    "of its own token and of the other one, in steps of {dtype} at that size; 0 is an exact tie."
-)
-RETRIEVAL_EXPLAINED = (
-    "Gamma is the fraction of speculated steps that were right, the stride the number of steps per "
-    "verification, waiting the fraction of the time that was spent waiting for searches. Methods "
-    "without searches retrieve nothing, so that their text is another one."
+    "Where a text first differs, its margin is the distance between two logits of plain decoding, "
+    "those of its own token and of the other one, in steps of rounding at that size; 0 is a tie."
 )
 
 
-def _of_retrieval(name: str, spec: str) -> Callable[[Summary], str]:
-    def text(summary: Summary) -> str:
-        retrieval = summary.retrieval
-        if retrieval is None or (name in ("gamma", "stride") and not retrieval["stride"]):
-            return ""  # no retrieval, or no speculation
-        return format(retrieval[name], spec)
-
-    return text
+def _positive(number: float, spec: str = ".0f") -> str:
+    return format(number, spec) if number else ""
 
 
-def _equal(summary: Summary) -> str:
-    return "" if summary.equal is None else f"{summary.equal} of {summary.samples}"
-
-
-def _positive(number: float) -> str:
-    return f"{number:.0f}" if number else ""
-
-
-def _widest(summary: Summary) -> str:
-    return f"{max(summary.margins):g}" if summary.margins else ""
-
-
-# The larger the better: the best is bold.
+# Larger is better, and the best is bold.
 FIGURES: dict[str, Callable[[Summary], float]] = {
     "MAT": lambda summary: summary.mat,
     "speed-up": lambda summary: summary.speed_up,
@@ -64,16 +42,14 @@ FIGURES: dict[str, Callable[[Summary], float]] = {
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "MAT": lambda summary: f"{summary.mat:.2f}",
     "seconds": lambda summary: f"{summary.seconds:.1f}",
+    "tokens/s": lambda summary: f"{summary.tokens / summary.seconds:.1f}",
     "speed-up": lambda summary: f"{summary.speed_up:.2f}",
     "of decoding": lambda summary: f"{summary.decoding_speed_up:.2f}",
     "drafting, µs a pass": lambda summary: _positive(summary.drafting_microseconds),
     "learning": lambda summary: _positive(summary.learning_microseconds),
-    "gamma": _of_retrieval("gamma", ".3f"),
-    "mean stride": _of_retrieval("stride", ".2f"),
-    "searches": _of_retrieval("searches", ".0f"),
-    "waiting": _of_retrieval("waiting", ".0%"),
-    "texts equal": _equal,
-    "widest margin": _widest,
+    "memory, GiB": lambda summary: _positive(summary.peak_bytes / 2**30, ".1f"),
+    "texts equal": lambda s: "" if s.equal is None else f"{s.equal} of {s.samples}",
+    "widest margin": lambda summary: f"{max(summary.margins):g}" if summary.margins else "",
 }
 
 
@@ -81,15 +57,14 @@ def write_report(results: dict[str, Any], folder: Path) -> str:
     """Writes report.md and its charts; returns its text."""
     text = report(results)
     (folder / "report.md").write_text(text, encoding="utf-8")
-    for chart in charts(results):
-        chart.draw(folder / chart.file)
+    for file, chart in charts(results).items():
+        plot_speed_ups(chart, folder / file)
     return text
 
 
 def report(results: dict[str, Any]) -> str:
-    """A run as Markdown: its charts, the machine, versions and settings, then the tables of each
-    suite."""
-    pictures = [f"![{chart.title}]({chart.file})\n" for chart in charts(results)]
+    """A run as Markdown: charts, machine, versions and settings, then the tables of each suite."""
+    pictures = [f"![{speed_up_title(of)}]({file})\n" for file, of in charts(results).items()]
     about = (results["machine"], results["versions"], results["settings"])
     lines = [
         "- " + ", ".join(f"{name} {listed(value)}" for name, value in part.items())
@@ -100,34 +75,17 @@ def report(results: dict[str, Any]) -> str:
     return "\n".join(["# hf-refspec bench\n", *pictures, *lines, "", EXPLAINED, "", *parts])
 
 
-def warnings(results: dict[str, Any]) -> list[str]:
-    """A line for each suite with few prompts."""
-    texts = {name: few_prompts(suite["entries"]) for name, suite in results["suites"].items()}
-    return [f"{name}: {text}" for name, text in texts.items() if text]
-
-
 def few_prompts(entries: list[Entry]) -> str:
-    """What to do if there are so few prompts that chance may decide between the methods, else "".
-
-    Below ten, a quartile is a matter of two or three prompts. Below twenty, it counts if those of
-    the best two methods overlap; with more prompts that says that the two are alike.
-    """
-    reason = ""
-    for of_setting in by_setting(entries).values():
-        methods = summaries(of_setting)
-        prompts = len(of_setting)
-        best = [each.decoding_speed_up for each in methods.values() if each.equal is not None]
-        best = sorted((each for each in best if not isnan(each.median)), key=lambda s: -s.median)
-        alike = len(best) > 1 and best[0].low <= best[1].high
-        if prompts < FEW:
-            reason = f"few prompts ({prompts}): medians and quartiles may be chance"
-        elif prompts < ENOUGH and alike:
-            reason = f"few prompts ({prompts}): the quartiles of the best two methods overlap"
-    return reason and f"{reason}; measure more, with a higher --limit or without it"
+    """A warning if quartiles depend on two or three prompts, else ""."""
+    fewest = min(map(len, by_setting(entries).values()), default=FEW)
+    if fewest >= FEW:
+        return ""
+    reason = f"few prompts ({fewest}): medians and quartiles may be chance"
+    return f"{reason}; measure more, with a higher --limit or without it"
 
 
 def _all_together(suites: dict[str, Any]) -> Iterator[str]:
-    """What the suites without retrieval come to, if there are several; for each type of numbers."""
+    """The suites without retrieval summed up, if there are several; for each dtype."""
     for dtype, of_suite in suites_by_dtype(suites).items():
         if len(of_suite) > 1:
             all_entries = [entry for entries in of_suite.values() for entry in entries]
@@ -136,29 +94,21 @@ def _all_together(suites: dict[str, Any]) -> Iterator[str]:
 
 
 def _suite(name: str, suite: dict[str, Any]) -> str:
-    parts = [f"## {name}", _counted(suite)]
+    counted, skipped = f"{suite['done']} of {suite['questions']} questions", suite["skipped"]
+    if skipped:
+        counted += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
+    parts = [f"## {name}", f"{counted}."]
     if warning := few_prompts(suite["entries"]):
         parts.append(f"> [!WARNING]\n> {warning[0].upper()}{warning[1:]}.")
-    settings = by_setting(suite["entries"])
-    if any(settings):
-        parts.append(RETRIEVAL_EXPLAINED)
-    for setting, entries in settings.items():
+    for setting, entries in by_setting(suite["entries"]).items():
         if setting:
             parts.append(f"### {setting}, {entries[0]['size']:,} to search")
         parts.append(methods_table(summaries(entries)))
     if categories := _by_category(suite["entries"]):
         parts.append(_parts_table(categories))
     if margins := _margins_table(suite["entries"]):
-        parts += [MARGINS_EXPLAINED.format(dtype=suite["dtype"]), margins]
+        parts += [MARGINS_EXPLAINED, margins]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
-
-
-def _counted(suite: dict[str, Any]) -> str:
-    skipped = suite["skipped"]
-    text = f"{suite['done']} of {suite['questions']} questions"
-    if skipped:
-        text += f", {len(skipped)} of them skipped, at least in part (the first: {skipped[0]})"
-    return text + "."
 
 
 def methods_table(methods: dict[Key, Summary]) -> str:
@@ -168,6 +118,10 @@ def methods_table(methods: dict[Key, Summary]) -> str:
         **{name: [text(each) for each in methods.values()] for name, text in COLUMNS.items()},
         "regret": [_regret(methods, *key) for key in methods],
     }
+    for name in dict.fromkeys(name for each in methods.values() for name in each.figures):
+        columns[name] = [
+            f"{each.figures[name]:.3g}" if name in each.figures else "" for each in methods.values()
+        ]
     for name, figure in FIGURES.items():
         columns[name] = best_bold(columns[name], methods, figure)
     columns = {name: texts for name, texts in columns.items() if any(texts)}
@@ -177,10 +131,8 @@ def methods_table(methods: dict[Key, Summary]) -> str:
 def best_bold(
     texts: list[str], methods: dict[Key, Summary], figure: Callable[[Summary], float]
 ) -> list[str]:
-    """The texts of a column, bold where a figure is the largest, as it is printed.
-
-    Methods without retrieval do not compete with those that retrieve.
-    """
+    """The texts of a column, bold where the figure as printed is the largest. Methods without
+    retrieval do not compete with those that retrieve."""
     competing = {
         i: round(figure(method), 2)
         for i, method in enumerate(methods.values())
@@ -194,7 +146,7 @@ def best_bold(
 
 
 def listed(value: Any) -> Any:
-    """A setting as it was given: the items of a list one after the other."""
+    """A setting as it was given, with the items of a list joined."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -207,7 +159,7 @@ def names(methods: Collection[Key]) -> dict[str, list[str]]:
 
 
 def _regret(methods: dict[Key, Summary], name: str, nodes: int | str) -> str:
-    """How much longer a token took with the automatic budget than with the best of the others."""
+    """How much longer a token took with the automatic budget than with the best fixed one."""
     fixed = [of.speed_up for key, of in methods.items() if key[0] == name and key[1] != "auto"]
     if nodes != "auto" or not fixed:
         return ""
@@ -215,7 +167,7 @@ def _regret(methods: dict[Key, Summary], name: str, nodes: int | str) -> str:
 
 
 def _by_category(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """The entries of each category of questions, if there are any."""
+    """The entries of each category of questions; empty without categories."""
     categories: dict[str, list[Entry]] = {}
     for entry in entries:
         category, slash, _ = entry["name"].partition("/")
@@ -239,7 +191,7 @@ def _parts_table(parts: dict[str, list[Entry]]) -> str:
 
 
 def _margins_table(entries: list[Entry]) -> str:
-    """Each place where texts first differ, with its margin and how many methods differ there."""
+    """Each place where texts first differ, its margin, and how many methods differ there."""
     rows = []
     for entry in entries:
         different = (sample["first_difference"] for sample in entry["samples"])

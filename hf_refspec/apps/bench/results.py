@@ -1,4 +1,4 @@
-"""results.json: all samples of a run, and the machine, versions and settings they belong to."""
+"""results.json: all samples of a run, with the machine, the versions and the settings."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ import torch
 from ...version import __version__
 from .summary import summaries
 
-FORMAT = 6
+FORMAT = 7
 FILE = "results.json"
 PACKAGES = ("torch", "transformers", "numpy", "numba")
 
 
 def new_results(folder: Path, settings: dict[str, Any], device: str) -> dict[str, Any]:
-    """Creates the folder of a run and returns its results, which are still empty.
-
-    Args:
-        folder (`Path`): Where they will be written.
-        settings (`dict`): The options of the run.
-        device (`str`): `"cpu"` or `"cuda"`.
-
-    Raises:
-        FileExistsError: If the folder already has results, or is a file.
-    """
+    """Creates the folder of a run and returns its results, still empty; `FileExistsError` if the
+    folder already has results, or is a file."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"--out {folder} is a file; name a folder")
     if (folder / FILE).exists():
@@ -37,8 +29,8 @@ def new_results(folder: Path, settings: dict[str, Any], device: str) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "format": FORMAT,
-        "machine": machine(device),
-        "versions": versions(),
+        "machine": _machine(device),
+        "versions": {"hf_refspec": __version__, **{name: version(name) for name in PACKAGES}},
         "settings": settings,
         "suites": {},
     }
@@ -52,12 +44,8 @@ def write_results(results: dict[str, Any], folder: Path) -> None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Reads a results.json, named by its own path or by that of its folder.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it was not written by this version of `hf-refspec bench`.
-    """
+    """Reads a results.json, named by its own path or by its folder's; `ValueError` if this version
+    of `hf-refspec bench` did not write it."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: name a results.json, or its folder")
@@ -73,16 +61,11 @@ def read_results(path: Path) -> dict[str, Any]:
     return results
 
 
-def versions() -> dict[str, str]:
-    """The versions of this package and of those that its speed depends on."""
-    return {"hf_refspec": __version__, **{name: version(name) for name in PACKAGES}}
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What a run is measured on; `device` is `"cpu"` or `"cuda"`."""
+def _machine(device: str) -> dict[str, Any]:
     about = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device == "cuda":
         about["gpu"] = torch.cuda.get_device_name()
+        about["CUDA"] = torch.version.cuda
     return about
 
 

@@ -17,7 +17,7 @@ PREFIX = "Please answer the following as well as you can. "
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """A prompt and the answer of some model or person, as token ids; the answer ends with EOS."""
+    """A prompt and the recorded answer to it, as token ids; the answer ends with EOS."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
@@ -25,15 +25,9 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """The user's side of a conversation.
+    """The user's side of a conversation, and the recorded answer to each turn, if there is one."""
 
-    Attributes:
-        id (`str`): Its category and number.
-        turns (`list[str]`): The user's messages.
-        answers (`list[str]`, *optional*): The recorded answer to each turn.
-    """
-
-    id: str
+    id: str  # its category and number
     turns: list[str]
     answers: list[str] | None = None
 
@@ -43,17 +37,8 @@ def llma_rag(
 ) -> list[RecordedAnswer]:
     """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
 
-    Where the tokenizer has a chat template, a prompt with passages is a message of the user.
-
-    Args:
-        path (`str` or `Path`): The paper's `rag.jsonl`: `query`, `docs` and `result.text` a line.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
-        passages (`bool`, *optional*, defaults to `True`): Whether the prompts have the passages;
-            without them they are to be retrieved.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If a line of it is malformed.
+    Without `passages` the prompts are the questions alone, for a model that retrieves. Where the
+    tokenizer has a chat template, a prompt with passages is a message of the user.
     """
     answers = []
     for record in read_records(path):
@@ -68,16 +53,7 @@ def llma_rag(
 
 
 def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    """The 164 problems of HumanEval with their canonical solutions, as REST measures (section 4.1).
-
-    Args:
-        path (`str` or `Path`): `HumanEval.jsonl.gz`: `prompt` and `canonical_solution` a line.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer of the imagined target model.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If a line of it is malformed.
-    """
+    """The problems of HumanEval with their canonical solutions, as REST measures (section 4.1)."""
     return [
         recorded(record.text("prompt"), record.text("canonical_solution"), tokenizer)
         for record in read_records(path)
@@ -85,7 +61,7 @@ def humaneval(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[Reco
 
 
 def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
-    """Tokenizes both as one text, as a model would have continued it."""
+    """Tokenizes prompt and answer as one text, as a model would have continued it."""
     prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
     ids = tokenizer(prompt + answer, verbose=False)["input_ids"]
     if ids[: len(prompt_ids)] != prompt_ids:  # a token would span the border
@@ -94,44 +70,30 @@ def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> Re
 
 
 def _replied(message: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
-    """A message and the reply to it by the chat template, if there is one, else as one text."""
+    """A message and the reply to it, by the chat template or, without one, as one text."""
     if tokenizer.chat_template is None:
         return recorded(message, answer, tokenizer)
     return RecordedAnswer(chat_prompt([message], tokenizer), _closed(answer.lstrip(), tokenizer))
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The EOS token, which ends every recorded answer.
-
-    Raises:
-        ValueError: If the tokenizer has none.
-    """
+    """The EOS token, which ends every recorded answer; `ValueError` if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path} has no EOS token, which ends recorded "
-            "answers; choose another --tokenizer, or leave --replay out"
+            "answers; choose another --tokenizer, or leave out --replay"
         )
     return int(tokenizer.eos_token_id)
 
 
 def spec_bench(path: str | Path) -> list[Question]:
-    """The 480 questions of Spec-Bench (arXiv 2401.07851), 80 of them with a second turn.
-
-    The file has references, taken as answers, for translation, summarization, mathematics and
-    some other categories.
-
-    Args:
-        path (`str` or `Path`): Its `question.jsonl`: `question_id`, `category` and `turns` a line.
-
-    Raises:
-        OSError: If the file cannot be read.
-        ValueError: If a line of it is malformed.
-    """
+    """The questions of Spec-Bench (arXiv 2401.07851), some of them with a second turn, some with
+    references, which are taken as answers."""
     questions: dict[str, Question] = {}
     for record in read_records(path):
         question = _spec_bench_question(record)
         if question.id in questions:
-            raise ValueError(f"{record.where}: {question.id} was asked in an earlier line")
+            raise ValueError(f"{record.where}: {question.id} is in an earlier line")
         questions[question.id] = question
     return list(questions.values())
 
@@ -157,7 +119,7 @@ def _closed(answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def taking_turns(questions: list[Question]) -> list[Question]:
-    """The questions with the categories taking turns, so that the first few are of many."""
+    """The questions with the categories taking turns, so that the first few cover many."""
     counts: Counter[str] = Counter()
 
     def earlier(question: Question) -> int:
@@ -169,8 +131,8 @@ def taking_turns(questions: list[Question]) -> list[Question]:
 
 
 def batches(questions: list[Question], size: int) -> list[list[Question]]:
-    """The questions in batches of `size`, or fewer, each of one category; the batches' categories
-    take turns as the questions' do."""
+    """The questions in batches of at most `size`, each of one category; the categories take turns
+    here too."""
     by_category: dict[str, list[Question]] = {}
     for question in questions:
         by_category.setdefault(question.id.partition("/")[0], []).append(question)
@@ -181,12 +143,8 @@ def batches(questions: list[Question], size: int) -> list[list[Question]]:
 
 
 def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a conversation that the model is to continue.
-
-    Args:
-        messages (`list[str]`): Of the user and the model, alternating.
-        tokenizer (`PreTrainedTokenizerBase`): Its chat template is used, if it has one.
-    """
+    """The ids of a conversation, in which user and model alternate, for the model to continue; by
+    the chat template, if the tokenizer has one."""
     if tokenizer.chat_template is None:
         return tokenizer("".join(f"{message}\n\n" for message in messages))["input_ids"]
     chat = [
@@ -198,7 +156,7 @@ def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def neighbours(question: str) -> list[str]:
-    """Four variants of a question that mean the same."""
+    """Four variants of a question with the same meaning."""
     words = question.split(" ")
     swapped = list(words)
     for i in range(2, len(words) - 1, 8):
@@ -212,7 +170,7 @@ def neighbours(question: str) -> list[str]:
 
 
 def random_texts(tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
-    """Random tokens, in which nothing repeats: the worst case for a drafter."""
+    """Random tokens, which hardly repeat: the worst case for a drafter."""
     special = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(len(tokenizer)) if token not in special]
     rng = np.random.default_rng(0)

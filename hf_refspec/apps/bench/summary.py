@@ -37,42 +37,24 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """All samples of one method.
-
-    Attributes:
-        samples, tokens (`int`): How many calls, and how many new tokens in all of them.
-        seconds (`float`): The time of all calls.
-        mat (`float`): New tokens per forward pass.
-        speed_up (`float`): The tokens per second of all calls together, over the first method's.
-            Where the texts are equal, that is the ratio of the times.
-        decoding_speed_up (`Spread`): Over the first method after the first forward pass, prompt by
-            prompt.
-        drafting_microseconds, learning_microseconds (`float`): Per forward pass; 0 where
-            transformers drafts.
-        equal (`int`, *optional*): How many texts are those of the first method; `None` if they
-            cannot be, as only one of the two retrieves.
-        margins (`list[float]`): The `steps` of the first difference of each of the others.
-        retrieval (`dict[str, float]`, *optional*): Where it retrieved: `gamma` (the fraction of
-            verified speculation steps that were right), `stride` (mean steps per verification, 0
-            without speculation), `searches` (per prompt), and `waiting` (the fraction of the time
-            that was spent waiting for searches).
-    """
+    """All samples of one method."""
 
     samples: int
     tokens: int
     seconds: float
     mat: float
-    speed_up: float
-    decoding_speed_up: Spread
-    drafting_microseconds: float
+    speed_up: float  # the tokens per second of all calls together, over the first method's
+    decoding_speed_up: Spread  # over the first method, after the first pass, prompt by prompt
+    drafting_microseconds: float  # per forward pass; 0 where transformers drafts
     learning_microseconds: float
-    equal: int | None
-    margins: list[float]
-    retrieval: dict[str, float] | None
+    peak_bytes: int  # of GPU memory; 0 on a CPU
+    equal: int | None  # texts equal to the first method's; `None` if only one of the two retrieves
+    margins: list[float]  # the `steps` of the first difference in each of the other texts
+    figures: dict[str, float]  # the means of the samples' further figures
 
 
 def summaries(entries: list[Entry]) -> dict[Key, Summary]:
-    """Summarizes each method, in the order in which they are listed in the entries."""
+    """Summarizes each method, in the order of the entries."""
     pairs: dict[Key, list[tuple[Sample, Sample]]] = {}
     for entry in entries:
         first = entry["samples"][0]
@@ -82,7 +64,7 @@ def summaries(entries: list[Entry]) -> dict[Key, Summary]:
 
 
 def by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """The entries of each retriever; of a suite without retrieval all of them under `""`."""
+    """The entries of each retriever; those without retrieval under `""`."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.get("setting", ""), []).append(entry)
@@ -90,7 +72,7 @@ def by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
 
 
 def suites_by_dtype(suites: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
-    """The entries of each suite without retrieval, for each type of numbers."""
+    """The entries of each suite without retrieval, by dtype."""
     by_dtype: dict[str, dict[str, list[Entry]]] = {}
     for suite in suites.values():
         if suite["entries"] and "setting" not in suite["entries"][0]:
@@ -99,9 +81,9 @@ def suites_by_dtype(suites: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]
 
 
 def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
-    """Of a method's samples, each paired with the first method's sample of the same prompt."""
+    """Summarizes a method's samples, each after the first method's sample of the same prompt."""
     samples = [sample for _, sample in pairs]
-    # An answer of one token has no decoding: the first forward pass yields it.
+    # An answer of one token has no decoding: the first forward pass returns it.
     longer = [pair for pair in pairs if min(sample["tokens"] for sample in pair) > 1]
     passes = _total(samples, "forward_passes")
     others = [sample["other_tokens"] for sample in samples]
@@ -112,32 +94,24 @@ def _summary(pairs: list[tuple[Sample, Sample]]) -> Summary:
         seconds=sum(map(_seconds, samples)),
         mat=_total(samples, "tokens") / passes,
         speed_up=_speed(samples) / _speed([first for first, _ in pairs]),
-        decoding_speed_up=Spread.of([decoding_speed(s) / decoding_speed(f) for f, s in longer]),
+        decoding_speed_up=Spread.of([_decoding_speed(s) / _decoding_speed(f) for f, s in longer]),
         drafting_microseconds=1e6 * _total(samples, "drafting_seconds") / passes,
         learning_microseconds=1e6 * _total(samples, "learning_seconds") / passes,
+        peak_bytes=max(sample["peak_bytes"] for sample in samples),
         equal=None if None in others else others.count(0),
         margins=[each["steps"] for each in different],
-        retrieval=_retrieval(samples) if all(sample["retrieval"] for sample in samples) else None,
+        figures={
+            name: fmean(sample["figures"][name] for sample in samples)
+            for name in samples[0]["figures"]
+        },
     )
-
-
-def _retrieval(samples: list[Sample]) -> dict[str, float]:
-    stats = [sample["retrieval"] for sample in samples]
-    strides = [stride for each in stats for stride in each["strides"]]
-    verified, mismatched = _total(stats, "verified"), _total(stats, "mismatched")
-    return {
-        "gamma": verified / max(verified + mismatched, 1),
-        "stride": fmean(strides) if strides else 0.0,
-        "searches": _total(stats, "searches") / len(stats),
-        "waiting": _total(stats, "waiting_seconds") / sum(map(_seconds, samples)),
-    }
 
 
 def _total(samples: list[dict[str, Any]], name: str) -> Any:
     return sum(sample[name] for sample in samples)
 
 
-def decoding_speed(sample: Sample) -> float:
+def _decoding_speed(sample: Sample) -> float:
     """Tokens per second after the first forward pass."""
     return (sample["tokens"] - 1) / sample["decoding_seconds"]
 

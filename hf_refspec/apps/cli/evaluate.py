@@ -18,13 +18,13 @@ from ..bench.methods import DEFAULT, PLAIN
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
 from ..shared.prompts import chat_inputs, user
 from .answering import quieten_transformers, read_text
-from .arguments import DTYPES, positive
+from .arguments import positive
 from .evaluation import FEWEST_PROMPTS, WITH_STORE, Evaluation, evaluate
 from .text_files import text_files
 
-_BEGINNING = 64  # tokens of a text that are a prompt
-_LEAST = 8
-_STEP = 100  # at most so many documents of a datastore are passed over for each that is taken
+_BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
+_NEW_TOKENS = 96
+_STEP = 100  # of a datastore's documents at most every 100th is taken, as skipping takes time
 _LABELS = {PLAIN: "plain generate", DEFAULT: "default drafter", WITH_STORE: "with the datastore"}
 
 
@@ -37,16 +37,13 @@ def add_evaluate(parser: ArgumentParser) -> None:
         "texts",
         nargs="*",
         type=Path,
-        help="files and folders of texts that are not in the datastore; the model goes on from "
-        f"their first {_BEGINNING} tokens",
+        help="files and folders of texts that are not in the datastore; the model continues their "
+        f"first {_BEGINNING} tokens",
     )
     add("--prompts", type=Path, metavar="FILE", help="a prompt on each line, in place of texts")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
     add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
-    add("--dtype", choices=DTYPES, help="of the model; in float32 all ids must be equal")
-    add("--form", choices=("full", "compact"), help="by default the full one, if it is there")
     add("--limit", type=positive, default=12, metavar="N", help="so many prompts; 12 by default")
-    add("--max-new-tokens", type=positive, default=96, metavar="N")
 
 
 def _evaluate(args: Namespace) -> int:
@@ -55,13 +52,13 @@ def _evaluate(args: Namespace) -> int:
     if args.texts and args.prompts is not None:
         raise ValueError(f"give texts or --prompts {args.prompts}, not both")
     texts = _texts(args)
-    load_config(args.model)  # refuses what is no language model
+    load_config(args.model)  # refuses anything but a language model
     tokenizer = load_tokenizer(args.model)
-    store = Datastore.from_pretrained(args.store, args.form, tokenizer)
+    store = Datastore.from_pretrained(args.store, tokenizer=tokenizer)
     prompts, origin = _prompts(args, texts, store, tokenizer)
     special = set(tokenizer.all_special_ids)
     held = sum(_is_held([i for i in ids if i not in special], store) for ids in prompts.values())
-    model = load_model(args.model, dtype=getattr(torch, args.dtype) if args.dtype else None)
+    model = load_model(args.model)
     print(
         f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}, the {store.form} form "
         f"of {args.store}, {len(prompts)} prompts: {origin}",
@@ -70,7 +67,7 @@ def _evaluate(args: Namespace) -> int:
     if len(prompts) < FEWEST_PROMPTS:
         print(f"note: {FEWEST_PROMPTS} prompts are needed to say whether it pays", flush=True)
     try:
-        evaluation = evaluate(model, tokenizer, store, prompts, args.max_new_tokens)
+        evaluation = evaluate(model, tokenizer, store, prompts, _NEW_TOKENS)
     except IdsDifferError as error:
         print(f"IDS DIFFER: {error}")
         return 1
@@ -78,14 +75,14 @@ def _evaluate(args: Namespace) -> int:
     if held:
         print(
             f"{held} of the prompts are beginnings of texts in the datastore itself: on other text "
-            "it is worth less"
+            "it gains less"
         )
     print(evaluation.gain)
     return 0
 
 
 def _texts(args: Namespace) -> dict[str, str]:
-    """The prompts or texts that were given, by name; before anything is loaded."""
+    """The prompts or texts that were given, by name."""
     if args.prompts is not None:
         lines = read_text(args.prompts, "--prompts").splitlines()
         numbered = ((f"line {i}", line) for i, line in enumerate(lines, 1) if line.strip())
@@ -100,7 +97,7 @@ def _texts(args: Namespace) -> dict[str, str]:
 def _prompts(
     args: Namespace, texts: dict[str, str], store: Datastore, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[int]], str]:
-    """The ids of the prompts by name, and where they are from."""
+    """The ids of the prompts by name, and where they come from."""
     if args.prompts is not None:
         return {name: _asked(text, tokenizer) for name, text in texts.items()}, str(args.prompts)
     if texts:
@@ -116,7 +113,7 @@ def _prompts(
 
 
 def _asked(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """A prompt as `hf-refspec generate` has it: in the chat template, if there is one."""
+    """The ids of a prompt as in `hf-refspec generate`: in the chat template, if there is one."""
     if tokenizer.chat_template is None:
         return _plain_ids(prompt, tokenizer)
     return chat_inputs(tokenizer, [user(prompt)])["input_ids"][0].tolist()
@@ -137,7 +134,7 @@ def _held_documents(store: Datastore, limit: int) -> dict[str, list[int]]:
 
 
 def _is_held(ids: list[int], store: Datastore) -> bool:
-    """Whether a prompt stands in the datastore, as far as its full form tells."""
+    """Whether the full form of a datastore contains a prompt."""
     run = np.array(ids, dtype=np.int32)
     return any(shard.holds(run) for shard in store.shards)
 

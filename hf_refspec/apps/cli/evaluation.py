@@ -1,4 +1,4 @@
-"""Whether a datastore pays for a model: the same prompts with it and without, in turn."""
+"""Whether a datastore pays for a model: the same prompts with and without it, in turn."""
 
 from __future__ import annotations
 
@@ -12,30 +12,23 @@ from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.stats import SpeculationStats
-from ...drafting.token_recycling import TokenRecycling
 from ...generation.warmup import warmup
 from ...hook import install
 from ...store.datastore import Datastore
 from ..bench.measure import Bench, ContextTooShortError
-from ..bench.methods import DEFAULT, PLAIN, Method
+from ..bench.methods import DEFAULT, PLAIN, Method, default_drafter
 from ..bench.summary import Entry, Sample, Summary, summaries
 
 WITH_STORE = f"{DEFAULT} | DatastoreDrafts"
-FEWEST_PROMPTS = 5  # with fewer of them their spread is not known
-LEAST_GAIN = 1.02  # that a datastore is worth its disk for
+FEWEST_PROMPTS = 5  # with fewer their spread is unknown
+LEAST_GAIN = 1.02  # for which a datastore is worth its disk space
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The tokens per second with a datastore over those of the default drafter.
-
-    Attributes:
-        prompts (`int`): Over so many.
-        ratio (`float`): Of all prompts together.
-        low, high (`float`): 90 % of what comes out with prompts drawn from these again.
-    """
+    """The tokens per second with a datastore over those of the default drafter, of all prompts
+    together, with the bounds of 90 % of the ratios of prompts resampled from these."""
 
     prompts: int
     ratio: float
@@ -44,7 +37,6 @@ class Gain:
 
     @classmethod
     def of(cls, entries: list[Entry]) -> Gain:
-        """Of at least one prompt."""
         figures = np.array([_figures(entry) for entry in entries])  # (prompts, 2 methods, 2)
         draws = np.random.default_rng(0).integers(len(figures), size=(2000, len(figures)))
         low, high = np.percentile([_ratio(figures[draw]) for draw in draws], (5, 95))
@@ -70,7 +62,7 @@ class Gain:
 
 
 def _figures(entry: Entry) -> list[tuple[int, float]]:
-    """Tokens and seconds of a prompt, by the default drafter and with the datastore."""
+    """Tokens and seconds of a prompt, with the default drafter and with the datastore."""
     samples: dict[str, Sample] = {sample["method"]: sample for sample in entry["samples"]}
     return [
         (each["tokens"], each["prefill_seconds"] + each["decoding_seconds"])
@@ -85,15 +77,8 @@ def _ratio(figures: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
-
-    Attributes:
-        summaries (`dict[str, Summary]`): By the method's name: plain decoding, the default drafter,
-            and this with the datastore.
-        stats (`dict[str, SpeculationStats]`): Of the two that draft.
-        gain ([`Gain`]): Of the last over the second.
-        skipped (`list[str]`): Why prompts were left out.
-    """
+    """What was measured: a summary of plain decoding, the default drafter, and this with the
+    datastore, by name; the statistics of those that draft; and why prompts were left out."""
 
     summaries: dict[str, Summary]
     stats: dict[str, SpeculationStats]
@@ -108,27 +93,13 @@ def evaluate(
     prompts: Mapping[str, list[int]],
     max_new_tokens: int,
 ) -> Evaluation:
-    """Lets a model go on from prompts plainly, with the default drafter, and with the store too.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        store ([`Datastore`]): The datastore.
-        prompts (`dict[str, list[int]]`): The ids of the prompts, by name.
-        max_new_tokens (`int`): The most new tokens of each.
-
-    Raises:
-        IdsDifferError: If ids differ in float32.
-        ValueError: If no prompt fits into the model's context.
-    """
+    """Continues prompts, ids by name, plainly, with the default drafter, and with the store too."""
 
     def new_methods() -> list[Method]:
-        default = ReferenceCopy() | TokenRecycling()
-        with_store = ReferenceCopy() | TokenRecycling() | DatastoreDrafts(store)
         return [
             Method(PLAIN),
-            Method(DEFAULT, "auto", default),
-            Method(WITH_STORE, "auto", with_store),
+            Method(DEFAULT, "auto", default_drafter()),
+            Method(WITH_STORE, "auto", default_drafter() | DatastoreDrafts(store)),
         ]
 
     install()

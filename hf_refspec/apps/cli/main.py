@@ -35,7 +35,6 @@ COMMANDS = {
         "publish_generate.add_publish_generate",
     ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
-    "ablate": ("MAT against the size of a datastore, both forms", "bench.add_ablate"),
 }
 
 

@@ -1,56 +1,12 @@
-"""Small data files of every suite, for models of bytes."""
-
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
-
-RAG = [
-    {"query": f"who is {name}?", "docs": [f"{name} is a cat.", "x"], "result": {"text": answer}}
-    for name, answer in (("Tom", " Tom is a cat."), ("Kit", " Kit is a cat."), ("Al", " A cat."))
-]
-PROBLEMS = [
-    {"prompt": f"def f{i}(width):\n", "canonical_solution": f"    return width * {i}\n"}
-    for i in range(2)
-]
-QUESTIONS = [
-    {
-        "question_id": 81,
-        "category": "writing",
-        "turns": ["Tell a tale.", "Tell it again, but more slowly, and leave nothing out."],
-    },
-    {
-        "question_id": 101,
-        "category": "math",
-        "turns": [
-            "What is two and two?",
-            "And one more than that, if you please, and then another?",
-        ],
-        "reference": ["It is four.", "It is five."],
-    },
-    {
-        "question_id": 161,
-        "category": "translation",
-        "turns": ["Translate to English: eine Katze"],
-        "reference": ["a cat"],
-    },
-    {"question_id": 321, "category": "rag", "turns": ["Why?"], "reference": [["so", "yes"]]},
-]
-
-
-def lines(records: list[dict]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
+from bench_samples import write_data
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "llma_rag.jsonl").write_text(lines(RAG), encoding="utf-8")
-    (folder / "spec_bench_questions.jsonl").write_text(lines(QUESTIONS), encoding="utf-8")
-    with gzip.open(folder / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(lines(PROBLEMS))
-    return folder
+    """Small data files of every suite, for models of bytes."""
+    return write_data(tmp_path / "data")

@@ -1,38 +1,14 @@
-"""The methods with retrieval have names of their own, and differ in what they are named for."""
+"""The methods, and the random models that they are measured on."""
 
 from __future__ import annotations
 
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
 import hf_refspec as rs
-from hf_refspec.apps.bench.methods import (
-    BASELINE,
-    BLEND,
-    DEFAULT,
-    OURS,
-    PUBLISHED,
-    RECYCLING,
-    decoding_methods,
-    retrieving_methods,
-    speculations,
-    transformers_methods,
-)
-from hf_refspec.ralm.options import Speculation
-
-
-def test_every_method_has_a_name_of_its_own_and_the_baseline_is_first():
-    assert list(speculations(ablate=False)) == [BASELINE, PUBLISHED, OURS]
-    settings = speculations(ablate=True)
-    assert len(settings) == 3 + 7 + 17
-    baseline, *_ = methods = retrieving_methods(settings, custom_generate="x")
-    assert baseline.kwargs == {"custom_generate": "x", "speculation": None}
-    names = [method.name for method in [*methods, *transformers_methods()]]
-    assert len(set(names)) == len(names)
-
-
-def test_fixed_strides_differ_from_ours_in_the_stride_alone():
-    settings = speculations(ablate=True)
-    assert settings["stride 3, asynchronous"] == Speculation(stride=3)
-    assert settings["stride 8"] == Speculation(stride=8, asynchronous=False)
-    assert settings["ours, ps"] == Speculation.parse("ps")
+from hf_refspec.apps.bench.methods import BLEND, DEFAULT, RECYCLING, decoding_methods
+from hf_refspec.apps.bench.models import llama_config, random_model
 
 
 def recycling(methods) -> list[str]:
@@ -46,9 +22,32 @@ def recycling(methods) -> list[str]:
 
 
 def test_the_model_s_logits_are_recycled_only_where_it_writes_freely():
-    """In a replay it is forced, and they say nothing of the text."""
+    """In a replay it is forced, and they say nothing about the text."""
     names = [RECYCLING, "TokenRecycling", DEFAULT, BLEND]
     assert recycling(decoding_methods()) == names
     assert recycling(decoding_methods(recycles=False)) == []
-    every = [method.name for method in decoding_methods()]
-    assert every[0] == "plain generate" and set(names) < set(every)
+
+
+def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
+    store = rs.Datastore.build(["def f(): pass"] * 3, tokenizer, tmp_path / "s", progress=False)
+    every = {method.name for method in decoding_methods()}
+    added = [method.name for method in decoding_methods(store) if method.name not in every]
+    assert added == ["REST's algorithm", "DatastoreDrafts"]
+    compact = store.compact(tmp_path / "c", max_bytes=5000, progress=False)
+    assert "REST's algorithm" not in [method.name for method in decoding_methods(compact)]
+
+
+@pytest.mark.parametrize(("size", "billions"), [("500M", 0.495), ("8B", 7.24)])
+def test_models_have_the_sizes_that_they_are_named_for(size, billions):
+    with torch.device("meta"):
+        model = LlamaForCausalLM(llama_config(size, 32000))
+    assert model.num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_random_models_are_the_same_each_time_and_leave_the_random_numbers_alone():
+    torch.manual_seed(1)
+    one, drawn = random_model("tiny", 64), torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.rand(1) == drawn
+    assert torch.equal(one.lm_head.weight, random_model("tiny", 64).lm_head.weight)
+    assert random_model("tiny", 64, dtype=torch.bfloat16).dtype == torch.bfloat16

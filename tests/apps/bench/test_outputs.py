@@ -18,14 +18,13 @@ def test_differences_are_the_places_with_other_tokens_or_with_none(one, other, p
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("logit", [17.25, -17.25, 1.0, 0.75])
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_steps_are_those_between_neighbouring_numbers_of_the_type(dtype, logit, steps):
+@pytest.mark.parametrize("logit", [-17.25, 1.0, 0.75])
+def test_steps_are_those_between_neighbouring_numbers_of_the_type(dtype, logit):
     one = other = torch.tensor(logit, dtype=dtype)
-    for _ in range(steps):
+    for steps in range(4):
+        assert rounding_steps(float(one), float(other), dtype) == steps
+        assert rounding_steps(float(other), float(one), dtype) == steps
         other = torch.nextafter(other, torch.tensor(torch.inf, dtype=dtype).copysign(one))
-    assert rounding_steps(float(one), float(other), dtype) == steps
-    assert rounding_steps(float(other), float(one), dtype) == steps
 
 
 def test_the_spacing_is_that_at_the_larger_logit():

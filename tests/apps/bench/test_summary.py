@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from bench_samples import entry, retrieval_sample, sample
+from bench_samples import entry, retrieving, sample
 
 from hf_refspec.apps.bench.summary import Spread, summaries
 
@@ -15,7 +15,7 @@ ENTRIES = [
         "a",
         [
             sample("plain", 11, 11, 1.0, 10.0),
-            sample("ours", 11, 4, 1.0, 2.0, drafting_seconds=0.5),
+            sample("ours", 11, 4, 1.0, 2.0, drafting_seconds=0.5, peak_bytes=9),
         ],
     ),
     entry(
@@ -31,20 +31,19 @@ ENTRIES = [
 
 def test_summarizes_each_method():
     plain, ours = summaries(ENTRIES).values()
-    assert (plain.samples, plain.tokens, plain.mat) == (3, 33, 1.0)
-    assert ours.mat == 3.0
+    assert (plain.samples, plain.tokens, plain.mat, ours.mat) == (3, 33, 1.0, 3.0)
     assert (plain.equal, plain.margins) == (3, [])
-    assert (ours.equal, ours.margins) == (2, [0.0])
+    assert (ours.equal, ours.margins, ours.peak_bytes) == (2, [0.0], 9)
     assert ours.drafting_microseconds == pytest.approx(1e6 * 0.5 / 11)
     assert (plain.seconds, ours.seconds) == (34.0, 15.0)
     assert ours.speed_up == pytest.approx(34 / 15)  # as many tokens
-    assert ours.retrieval is None
 
 
 def test_an_answer_of_one_token_has_no_decoding_speed():
     plain, ours = summaries(ENTRIES).values()
     assert plain.decoding_speed_up == Spread(1.0, 1.0, 1.0)
     assert ours.decoding_speed_up == Spread(3.5, 2.75, 4.25)  # of 2 and 5
+    assert f"{ours.decoding_speed_up:.1f}" == "3.5 [2.8, 4.2]"
     [alone] = summaries([{"samples": ENTRIES[2]["samples"][:1]}]).values()
     assert math.isnan(alone.decoding_speed_up.median)
 
@@ -55,23 +54,7 @@ def test_a_text_of_fewer_tokens_is_no_gain():
     assert ours.speed_up == pytest.approx(1.0)
 
 
-def test_texts_that_cannot_be_equal_are_not_counted():
-    samples = [sample("plain", 4, 4, 1.0, 3.0, other_tokens=None)]
-    [plain] = summaries([entry("a", samples)]).values()
-    assert plain.equal is None
-
-
-def test_a_spread_is_printed_with_its_quartiles():
-    assert f"{Spread.of([1.0, 2.0, 3.0]):.1f}" == "2.0 [1.5, 2.5]"
-
-
-def test_retrieval_is_summarized():
-    stats = {"strides": [1, 5], "verified": 5, "mismatched": 1, "searches": 3}
-    samples = [retrieval_sample("ours", 4.0, waiting_seconds=3.0, **stats)]
-    [ours] = summaries([entry(name, samples) for name in "ab"]).values()
-    assert ours.retrieval == {
-        "gamma": pytest.approx(5 / 6),
-        "stride": 3.0,
-        "searches": 3,
-        "waiting": 0.75,
-    }
+def test_texts_that_cannot_be_equal_are_not_counted_and_figures_are_averaged():
+    samples = [[retrieving("ours", 4.0, searches=n) | {"other_tokens": None}] for n in (2, 4)]
+    [ours] = summaries([entry("a", each) for each in samples]).values()
+    assert ours.equal is None and ours.figures == {"searches": 3.0}

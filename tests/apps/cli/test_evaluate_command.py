@@ -43,10 +43,10 @@ def store(tmp_path_factory, tokenizer) -> Datastore:
 @pytest.fixture
 def run(monkeypatch, model_folder, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("hf_refspec.apps.cli.evaluate._NEW_TOKENS", 12)
 
     def run(*arguments) -> tuple[int, str, str]:
-        options = ["--model", model_folder, "--max-new-tokens", "12"]
-        status = main(["evaluate", *map(str, arguments), *options])
+        status = main(["evaluate", *map(str, arguments), "--model", model_folder])
         return (status, *capsys.readouterr())
 
     return run
@@ -107,7 +107,6 @@ REFUSED = {
     ),
     "texts that are too short": (["{store}", "{short}"], "no text has the 8 tokens"),
     "nothing to take prompts from": (["{compact}"], "the compact form has no documents"),
-    "a form that is not there": (["{store}", "{texts}", "--form", "compact"], "no compact form"),
 }
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 
-import pytest
+import growth
 
-from hf_refspec.apps.bench import growth
 from hf_refspec.store.build.presets import python_stdlib
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Without a new process for each step, which loads torch."""
+def test_each_step_has_a_row(tmp_path, monkeypatch, tokenizer, capsys):
+    """In this process: a new one for each step would load torch."""
     monkeypatch.setattr(growth, "run", growth._timed)
     monkeypatch.setattr(growth, "CONTEXTS", 20)
     monkeypatch.setattr(growth, "PARTS", (0.5, 0.0, 1.0))
-
-
-def test_each_step_has_a_row(tmp_path, in_this_process, tokenizer, capsys):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "texts").mkdir()
     for i, file in enumerate(python_stdlib()[:8]):
@@ -43,13 +38,3 @@ def test_a_huge_datastore_is_simulated(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "90,000,000 in 5 shards, 0.00 TB" in shown
     assert float(re.search(r"on this disk +([\d.]+) MB", shown)[1]) < 10
-    assert re.search(r"opening +[\d.]+ ms", shown)
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["a.txt", "--simulate", "5"], ["--simulate", "0"], ["--simulate", "1" * 30]]
-)
-def test_bad_arguments_are_named(arguments, capsys):
-    with pytest.raises(SystemExit):
-        growth.main(arguments)
-    assert "--simulate" in capsys.readouterr().err

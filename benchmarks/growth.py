@@ -1,9 +1,9 @@
 """Measures how datastores grow: building, extending, merging, compacting, opening, drafting.
 
-    python -m hf_refspec.apps.bench.growth FILES... [--tokenizer NAME] [--num-proc N]
-    python -m hf_refspec.apps.bench.growth --simulate 1000000000000
+    python benchmarks/growth.py FILES... [--tokenizer NAME] [--num-proc N]
+    python benchmarks/growth.py --simulate 1000000000000
 
-The second one opens and searches a datastore of that many tokens, whose files are sparse.
+The second command opens and searches a datastore of that many tokens in sparse files.
 """
 
 from __future__ import annotations
@@ -24,44 +24,38 @@ from typing import Any
 
 import numpy as np
 
-from ...drafting.datastore_drafts import DatastoreDrafts
-from ...generation.warmup import warmup
-from ...index.merge import merge_runs
-from ...index.ngram_counts import count_runs
-from ...index.suffix_array import build_suffix_array
-from ...store.build import tokenizing
-from ...store.build.source import files_of
-from ...store.datastore import Datastore
-from ...store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ...store.files import CONFIG, FileEntry
-from ...store.tokenizer_file import load_backend
-from ..shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.generation.warmup import warmup
+from hf_refspec.index.merge import merge_runs
+from hf_refspec.index.ngram_counts import count_runs
+from hf_refspec.index.suffix_array import build_suffix_array
+from hf_refspec.store.build import tokenizing
+from hf_refspec.store.build.source import files_of
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from hf_refspec.store.files import CONFIG, FileEntry
+from hf_refspec.store.tokenizer_file import load_backend
 
-# What part of the documents is there after the build, and after each extension; where it is not
-# more than before, a single document is added.
+# The fractions of the documents in the datastore after the build and after each extension; where
+# there is no increase, a single document is added.
 PARTS = (0.5, 0.0, 0.8, 0.81, 0.0, 0.9, 0.92, 0.0, 1.0)
 NODES = 64
 CONTEXTS = 300
 ROUNDS = 10
-HELD_OUT = 100  # one of so many documents is not in the datastore, and drafted for
-SAMPLE = 3_000_000  # characters whose tokenising and sorting is timed
-MAPS = 60_000  # of the 65,530 that Linux lets a process have
+HELD_OUT = 100  # every 100th document is left out of the datastore, and drafted for
+SAMPLE = 3_000_000  # characters, for timing tokenising and sorting
+MAPS = 60_000  # of the 65,530 that Linux allows a process
 
 
 @dataclass(frozen=True)
 class Run:
-    """A piece of work in a process of its own.
-
-    Attributes:
-        result: What it returned.
-        seconds, cpu_seconds (`float`): How long it took, and of all cores together.
-        peak (`int`): The most memory that the process had, what it mapped included, in bytes.
-    """
+    """A function's run in a process of its own."""
 
     result: Any
     seconds: float
-    cpu_seconds: float
-    peak: int
+    cpu_seconds: float  # of all cores together
+    peak: int  # bytes of memory, mapped files included
 
 
 def run(function: Callable[..., Any], *arguments: Any) -> Run:
@@ -95,29 +89,21 @@ def merge(path: Path, num_proc: int | None) -> None:
 
 
 def compact(path: Path, out: Path) -> None:
-    """Makes the compact form."""
+    """Builds the compact form."""
     Datastore(path).compact(out, progress=False)
 
 
 @dataclass(frozen=True)
 class Use:
-    """What it costs to use a datastore: medians.
-
-    Attributes:
-        tokens, shards (`int`): Its size.
-        opening (`float`): Seconds.
-        warm, warm_90 (`float`): Seconds of a draft whose pages are in memory; of one in ten longer.
-        cold, reads (`float`): Seconds of a draft of which nothing is in memory, and how often it
-            waits for the disk; 0 where the system cannot forget a file.
-    """
+    """What it costs to use a datastore: medians, in seconds."""
 
     tokens: int
     shards: int
     opening: float
-    warm: float
-    warm_90: float
-    cold: float
-    reads: float
+    warm: float  # a draft whose pages are in memory
+    warm_90: float  # which one in ten exceeds
+    cold: float  # a draft with nothing in memory; 0 where the system cannot evict a file
+    reads: float  # of the disk in it
 
 
 def use(path: Path, contexts: Sequence[np.ndarray]) -> Use:
@@ -147,7 +133,7 @@ def _draft_times(store: Datastore, contexts: Sequence[np.ndarray]) -> list[float
 
 
 def _draft_cold(path: Path, contexts: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Seconds and reads of a draft, each of them after the system has forgotten the files."""
+    """Seconds and reads of a draft, each after the files were evicted from memory."""
     if not hasattr(os, "posix_fadvise"):
         return 0.0, 0.0
     names = [file.name for file in StoreConfig.read(path).files()]
@@ -160,7 +146,7 @@ def _draft_cold(path: Path, contexts: Sequence[np.ndarray]) -> tuple[float, floa
         before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         times += _draft_times(store, [context])
         reads.append(resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before)
-        del store  # a file that is mapped is not forgotten
+        del store  # a mapped file is not evicted
     return float(np.median(times)), float(np.median(reads))
 
 
@@ -224,7 +210,7 @@ def _print_row(
 
 
 def _print_costs(files: Sequence[Path], tokenizer: str | None) -> None:
-    """Prints what tokenising and sorting take on one core."""
+    """Prints the cost of tokenising and sorting on one core."""
     loaded = load_tokenizer(tokenizer)
     backend = load_backend(loaded.backend_tokenizer.to_str())
     texts, size = [], 0
@@ -245,7 +231,7 @@ def _print_costs(files: Sequence[Path], tokenizer: str | None) -> None:
 
 
 def simulate(tokens: int, folder: Path) -> None:
-    """Prints what it costs to open and search a datastore of so many tokens, all zeros."""
+    """Prints the cost of opening and searching a datastore of so many tokens, all zeros."""
     whole, rest = divmod(tokens, LARGEST_SHARD)
     lengths = [LARGEST_SHARD] * whole + [rest] * (rest > 0)
     shards: list[ShardEntry] = []
@@ -253,7 +239,7 @@ def simulate(tokens: int, folder: Path) -> None:
         files = []
         for name, dtype in (("tokens", "U16"), ("suffixes", "I32")):
             path = folder / f"{name}-{number:05d}.safetensors"
-            if 1 < number <= whole:  # of the same content: the system keeps it in memory once
+            if 1 < number <= whole:  # of the same content, kept in memory once
                 os.link(folder / f"{name}-00001.safetensors", path)
                 files.append(FileEntry(path.name, path.stat().st_size, "0" * 64))
             else:
@@ -284,7 +270,7 @@ def simulate(tokens: int, folder: Path) -> None:
 
 
 def write_sparse(path: Path, name: str, dtype: str, length: int) -> FileEntry:
-    """Writes a file with an array of zeros that takes no room on the disk."""
+    """Writes a file with an array of zeros that takes up no disk space."""
     size = length * int(dtype[1:]) // 8
     about = {name: {"dtype": dtype, "shape": [length], "data_offsets": [0, size]}}
     header = json.dumps(about).encode()

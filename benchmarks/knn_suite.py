@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import cache, partial
-from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 
+from retrieval_settings import Setting, retrieving_methods, speculations
 from transformers import PreTrainedTokenizerBase
 
-from ...ralm.knn_datastore import KnnDatastore
-from ...ralm.knn_lm import knn_lm
-from ...ralm.options import Speculation
-from ...store.build.presets import python_stdlib
-from .methods import Method, retrieving_methods, speculations
-from .retrieval import Setting
+from hf_refspec.apps.bench.methods import Method
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.knn_lm import knn_lm
+from hf_refspec.ralm.options import Speculation
+from hf_refspec.store.build.presets import python_stdlib
 
 NEIGHBOURS = (1, 1024)
 PROMPTS, PROMPT_TOKENS, LEAST_TOKENS = 10, 256, 384  # from files of more than LEAST_TOKENS
@@ -25,37 +24,12 @@ WITHOUT_PQ_INDEX = "ours, psa, without the PQ index"
 
 
 def knn_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
-    """Exact and approximate search, with few and many neighbours, greedy and sampled.
-
-    Args:
-        args (`Namespace`): The options of `hf-refspec bench`.
-        tokenizer (`PreTrainedTokenizerBase`): The language model's.
-
-    Raises:
-        OSError, ValueError: If the datastore cannot be opened, is another tokenizer's, or is too
-            small.
-        ImportError: If FAISS is missing.
-    """
-    folder = args.knn_datastore
-    if folder is None:
-        raise ValueError(
-            "knn looks up neighbours: name a datastore that KnnDatastore.build has written for "
-            "the model, with --knn-datastore"
-        )
+    """Exact and approximate search, with few and many neighbours, greedy and sampled."""
     if args.replay:
         raise ValueError("knn needs the model's own text; run it without --replay")
-    try:
-        flat = KnnDatastore(folder)
-        flat.check_tokenizer(tokenizer)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--knn-datastore {folder} cannot be used: {error}") from error
-    if len(flat) < max(NEIGHBOURS):
-        raise ValueError(
-            f"--knn-datastore {folder} has {len(flat)} entries, fewer than the {max(NEIGHBOURS)} "
-            "neighbours that are looked up; build a larger one"
-        )
-    if find_spec("faiss") is None:
-        raise ImportError('knn needs faiss: pip install "hf_refspec[retrieval]"')
+    folder = args.knn_datastore
+    flat = KnnDatastore(folder)
+    flat.check_tokenizer(tokenizer)
 
     @cache  # the graph of an HNSW index takes a while to build
     def opened(index: str) -> KnnDatastore:

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from retrieval_settings import BASELINE, OURS, Setting, retrieving_methods, speculations
 from transformers import PreTrainedTokenizerBase
 
-from ...drafting.reference_copy import ReferenceCopy
-from ...ralm.iterative import iterative_ralm
-from ...retrieval.bm25 import SparseRetriever
-from ...retrieval.dense import DenseRetriever
-from ...retrieval.knowledge_base import KnowledgeBase
-from ...retrieval.milvus import MilvusRetriever
-from ...retrieval.retriever import Retriever
-from ...retrieval.text_encoder import TextEncoder, load_encoder
-from .methods import BASELINE, OURS, Method, retrieving_methods, speculations
-from .retrieval import Setting
+from hf_refspec.apps.bench.methods import Method
+from hf_refspec.drafting.reference_copy import ReferenceCopy
+from hf_refspec.ralm.iterative import iterative_ralm
+from hf_refspec.retrieval.bm25 import SparseRetriever
+from hf_refspec.retrieval.dense import DenseRetriever
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from hf_refspec.retrieval.milvus import MilvusRetriever
+from hf_refspec.retrieval.retriever import Retriever
+from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper (arXiv 2401.14021), section 5.1
 WITH_DRAFTS = " + ReferenceCopy"
 
 
 class PaddedKnowledgeBase(KnowledgeBase):
-    """A knowledge base enlarged by random embeddings, so that exact searches take longer.
+    """A knowledge base with random embeddings added, so that exact searches take longer.
 
-    In hundreds of dimensions random directions are nearly orthogonal to every query: they are
-    compared with it, but hardly ever found.
-
-    Args:
-        path (`str` or `Path`): The folder of a knowledge base with embeddings.
-        tokenizer (`PreTrainedTokenizerBase`): The language model's.
-        distractors (`int`): How many embeddings to add.
+    In hundreds of dimensions random directions are nearly orthogonal to every query: searches
+    compare them with it, but hardly ever return them.
     """
 
     def __init__(self, path: Any, tokenizer: PreTrainedTokenizerBase, distractors: int) -> None:
@@ -59,16 +53,7 @@ class PaddedKnowledgeBase(KnowledgeBase):
 
 
 def ralm_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
-    """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base.
-
-    Args:
-        args (`Namespace`): The options of `hf-refspec bench`.
-        tokenizer (`PreTrainedTokenizerBase`): The language model's.
-
-    Raises:
-        OSError, ValueError: If a part cannot be opened, or the parts do not fit together.
-        ImportError: If a library is missing.
-    """
+    """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base."""
     base, encoder = _open(args, tokenizer)
 
     def setting(name: str, size: int, retriever: Any) -> Setting:
@@ -114,27 +99,12 @@ def _methods(
 
 
 def _open(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[KnowledgeBase, Any]:
-    """The knowledge base, and the encoder if one is named, checked against each other."""
-    folder, name = args.knowledge_base, args.encoder
-    if folder is None:
-        raise ValueError("ralm retrieves passages: name a knowledge base with --knowledge-base")
-    try:
-        base = KnowledgeBase.from_pretrained(folder, tokenizer)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--knowledge-base {folder} cannot be opened: {error}") from error
-    for library, needed in (("bm25s", True), ("faiss", name is not None)):
-        if needed and find_spec(library) is None:
-            raise ImportError(f'ralm needs {library}: pip install "hf_refspec[retrieval]"')
-    if name is None:
-        for option, value in (("--distractors", args.distractors), ("--milvus", args.milvus)):
-            if value:
-                raise ValueError(f"{option} {value} needs --encoder, for the embeddings")
+    """The knowledge base, and the encoder if one is named, which must fit."""
+    base = KnowledgeBase.from_pretrained(args.knowledge_base, tokenizer)
+    if args.encoder is None:
+        if args.distractors or args.milvus:
+            raise ValueError("--distractors and --milvus need --encoder, for the embeddings")
         return base, None
-    if base.embeddings is None:
-        raise ValueError(f"--encoder {name} is of no use: {base.path} was built without embeddings")
-    try:
-        encoder = load_encoder(name)
-        TextEncoder(encoder).query("x", base.config.dimension)
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"--encoder {name} does not fit: {error}") from error
+    encoder = load_encoder(args.encoder)
+    TextEncoder(encoder).query("x", base.config.dimension)
     return base, encoder

@@ -1,4 +1,4 @@
-"""`hf-refspec bench ralm`: all retrievers, all methods, the same ids; bad input named."""
+"""The suite `ralm`: all retrievers, all methods, the same ids; bad input named."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ import huggingface_hub
 import numpy as np
 import pytest
 from encoders import letters, load_letters
+from ralm_suite import WITH_DRAFTS, PaddedKnowledgeBase
+from retrieval_bench import main
+from retrieval_settings import BASELINE, OURS, speculations
 
-from hf_refspec.apps.bench.methods import (
-    BASELINE,
-    LOOK_UP,
-    OURS,
-    speculations,
-    transformers_methods,
-)
-from hf_refspec.apps.bench.ralm import WITH_DRAFTS, PaddedKnowledgeBase
+from hf_refspec.apps.bench.methods import LOOK_UP, transformers_methods
 from hf_refspec.apps.bench.results import read_results
-from hf_refspec.apps.cli.main import main
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 
@@ -47,9 +42,9 @@ def given(tmp_path, data, tokenizer, monkeypatch) -> list[str]:
     """The arguments of a replay, without a knowledge base."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hf_refspec.apps.bench.ralm.load_encoder", load_letters)
+    monkeypatch.setattr("ralm_suite.load_encoder", load_letters)
     model = ["--random-model", "tiny", "--tokenizer", "tokenizer", "--device", "cpu", "--replay"]
-    return ["bench", "ralm", *model, "--data", "data", "--out", "out"]
+    return ["ralm", *model, "--data", "data", "--out", "out"]
 
 
 def measured() -> list[dict]:
@@ -70,7 +65,7 @@ def test_measures_all_retrievers_by_all_methods(given, base, capsys):
         assert {sample["method"] for sample in entry["samples"]} == MAIN
         assert len({sample["tokens"] for sample in entry["samples"]}) == 1
     assert entries[0]["samples"][0]["tokens"] == 14  # the answer and its end
-    assert entries[0]["samples"][0]["retrieval"]["searches"] == 4
+    assert entries[0]["samples"][0]["figures"]["searches"] == 4
     assert read_results(Path("out"))["settings"]["distractors"] == 50
 
     report = Path("out/report.md").read_text(encoding="utf-8")
@@ -86,35 +81,19 @@ def test_every_setting_of_speculation_is_measured_if_asked(given, base):
     assert {sample["method"] for sample in entry["samples"]} == ALL
 
 
-def test_a_milvus_is_searched_as_well(given, base):
-    pytest.importorskip("milvus_lite")
-    options = ["--encoder", ENCODER, "--milvus", "passages.db", "--limit", "1"]
-    assert main([*given, "--knowledge-base", base, *options]) == 0
-    assert [entry["setting"] for entry in measured()] == ["flat", "hnsw", "milvus", "bm25"]
-    assert read_results(Path("out"))["settings"]["milvus"] is True
-
-
 def test_bm25_needs_no_encoder_and_a_model_that_writes_freely_gets_spec_bench(
-    given, data, base, byte_llama, tokenizer
-):
-    byte_llama.save_pretrained("model")
-    tokenizer.save_pretrained("model")
-    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
-    arguments += ["--max-new-tokens", "9"]
-    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 0
-    [entry] = measured()
-    assert (entry["name"], entry["setting"]) == ("writing/81", "bm25")
-    assert {sample["tokens"] for sample in entry["samples"]} == {9}
-
-
-def test_a_question_that_the_context_does_not_hold_is_skipped(
     given, data, base, byte_llama, tokenizer, monkeypatch, capsys
 ):
     byte_llama.save_pretrained("model")
     tokenizer.save_pretrained("model")
-    arguments = ["bench", "ralm", "--model", "model", "--device", "cpu", "--data", "data"]
+    arguments = ["ralm", "--model", "model", "--device", "cpu", "--data", "data", "--limit", "1"]
+    arguments += ["--knowledge-base", base, "--max-new-tokens", "9"]
+    assert main([*arguments, "--out", "out"]) == 0
+    [entry] = measured()
+    assert (entry["name"], entry["setting"]) == ("writing/81", "bm25")
+    assert {sample["tokens"] for sample in entry["samples"]} == {9}
     monkeypatch.setattr("hf_refspec.apps.bench.measure.context_length", lambda model: 20)
-    assert main([*arguments, "--out", "out", "--knowledge-base", base, "--limit", "1"]) == 1
+    assert main([*arguments, "--out", "short"]) == 1
     printed = capsys.readouterr().out
     assert "1 of them skipped" in printed and "Nothing was measured" in printed
 
@@ -137,24 +116,16 @@ def test_distractors_are_looked_at_but_not_found(base, tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a knowledge base with --knowledge-base"),
-        (["--knowledge-base", "no/base"], "--knowledge-base no/base cannot be opened"),
-        (["--knowledge-base", "BASE", "--distractors", "5"], "needs --encoder"),
-        (["--knowledge-base", "BASE", "--milvus", "x.db"], "--milvus x.db needs --encoder"),
-        (
-            ["--knowledge-base", "BASE", "--encoder", "ENCODER", "--milvus", "no/folder/x.db"],
-            "Milvus at uri='no/folder/x.db' cannot be used",
-        ),
-        (["--knowledge-base", "BASE", "--encoder", "no/model"], "--encoder no/model does not fit"),
-        (["--knowledge-base", "SPARSE", "--encoder", "ENCODER"], "built without embeddings"),
+        (["--knowledge-base", "no/base"], "no/base"),
+        (["--knowledge-base", "BASE", "--distractors", "5"], "need --encoder"),
+        (["--knowledge-base", "SPARSE", "--encoder", "ENCODER"], "have 0; use the encoder"),
     ],
 )
-def test_bad_input_is_named_before_work_starts(
-    given, tmp_path, base, tokenizer, capsys, arguments, message
+def test_what_does_not_fit_is_named_before_work_starts(
+    given, tmp_path, base, tokenizer, arguments, message
 ):
     KnowledgeBase.build(TEXTS, tokenizer, None, tmp_path / "sparse", progress=False)
     places = {"BASE": base, "ENCODER": ENCODER, "SPARSE": "sparse"}
-    assert main([*given, *(places.get(each, each) for each in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.startswith("hf-refspec: ")
+    with pytest.raises((OSError, ValueError), match=message):
+        main([*given, *(places.get(each, each) for each in arguments)])
     assert not Path("out").exists()

@@ -1,0 +1,118 @@
+"""Speculative retrieval measured against waiting for every search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from hf_refspec.apps.bench.measure import Bench
+from hf_refspec.apps.bench.methods import Method, transformers_methods
+from hf_refspec.apps.bench.outputs import Output
+from hf_refspec.apps.bench.registry import Job
+from hf_refspec.apps.bench.summary import Entry, Sample
+from hf_refspec.ralm.options import Speculation
+from hf_refspec.ralm.stats import RetrievalStats
+
+Prompt: TypeAlias = "tuple[str, list[int], list[int] | None]"  # name, prompt ids, recorded answer
+# Retrieval that waits for every search, RaLMSpec with its three boosters, and ours.
+BASELINE, PUBLISHED, OURS = "baseline", "as published, psa", "ours, psa"
+
+
+def speculations(ablate: bool) -> dict[str, Speculation | None]:
+    """The settings of speculative retrieval, by name.
+
+    With `ablate` also RaLMSpec without some of its boosters (arXiv 2401.14021, Tables 1 and 4), and
+    ours with fixed strides instead of OS3.
+    """
+    main = {BASELINE: None, PUBLISHED: Speculation.published("psa"), OURS: Speculation()}
+    if not ablate:
+        return main
+    letters = ("", "p", "s", "a", "ps", "pa", "sa")
+    strides = range(1, 9)
+    return {
+        **main,
+        **{f"as published, {each or 'none'}": Speculation.published(each) for each in letters},
+        **{f"stride {each}, asynchronous": Speculation(stride=each) for each in strides},
+        "ours, ps": Speculation(asynchronous=False),
+        **{f"stride {each}": Speculation(stride=each, asynchronous=False) for each in strides},
+    }
+
+
+def retrieving_methods(settings: dict[str, Speculation | None], **options: Any) -> list[Method]:
+    """A method for each setting of speculation, with further keyword arguments of `generate`."""
+    return [
+        Method(name, options={**options, "speculation": speculation}, retrieves=True)
+        for name, speculation in settings.items()
+    ]
+
+
+class RetrievalBench(Bench):
+    """A [`Bench`] that also records searches, and compares the passages that were retrieved."""
+
+    def call(
+        self,
+        method: Method,
+        prompts: list[list[int]],
+        answer_ids: list[int] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Sample, list[list[int]], list[Output]]:
+        if not method.retrieves:
+            return super().call(method, prompts, answer_ids, **kwargs)
+        stats = RetrievalStats()
+        sample, rows, outputs = super().call(
+            method, prompts, answer_ids, **kwargs, retrieval_stats=stats
+        )
+        seconds = sample["prefill_seconds"] + sample["decoding_seconds"]
+        figures = {"searches": stats.searches, "waiting": stats.waiting_seconds / seconds}
+        if stats.strides:
+            figures |= {"gamma": stats.gamma, "mean stride": fmean(stats.strides)}
+        sample["figures"] = figures
+        return sample, rows, [replace(each, passages=stats.best_ids) for each in outputs]
+
+
+@dataclass
+class Setting:
+    """A retriever, or a datastore with its options.
+
+    Attributes:
+        name (`str`): For the tables.
+        size (`int`): How many passages or entries are searched.
+        new_methods (callable): Returns the methods that retrieve, the baseline first. It is called
+            once, before the first prompt, as building an index takes a while.
+        longest_passage (`int`): The most tokens that are put before a prompt.
+        sampled (`bool`): Whether the model samples.
+    """
+
+    name: str
+    size: int
+    new_methods: Callable[[], list[Method]]
+    longest_passage: int = 0
+    sampled: bool = False
+    methods: list[Method] = field(default_factory=list)
+
+
+def jobs_of(settings: list[Setting], prompts: list[Prompt]) -> list[Job]:
+    """Every prompt with every setting."""
+    return [partial(_measure, setting, *prompt) for setting in settings for prompt in prompts]
+
+
+def _measure(
+    setting: Setting,
+    name: str,
+    prompt_ids: list[int],
+    answer_ids: list[int] | None,
+    bench: Bench,
+) -> Iterator[Entry]:
+    """Measures one prompt with one setting, and the model without retrieval beside it."""
+    bench.check_context(name, prompt_ids, bench.new_tokens(answer_ids) + setting.longest_passage)
+    if not setting.methods:
+        setting.methods = [*setting.new_methods(), *bench.supported(transformers_methods())]
+        for method in setting.methods:  # first calls compile, probe and load
+            bench.call(method, [prompt_ids], answer_ids)
+    entry, _ = bench.measure(
+        name, [prompt_ids], answer_ids, setting.methods, do_sample=setting.sampled
+    )
+    yield {**entry, "setting": setting.name, "size": setting.size}
