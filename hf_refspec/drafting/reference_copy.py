@@ -123,8 +123,8 @@ class ReferenceCopy(Drafter):
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text, context, n = self._text.text, self._context, self.match_length
         if self.mode == "llma":
-            return DraftTree.chain(llma_match.llma_span(*text, context, n, length))
-        tree, self._anchor = copy_tree(*text, context, budget, n, length, chain, self._anchor)
+            return DraftTree.chain(llma_match.llma_span(text, context, n, length))
+        tree, self._anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
         return DraftTree(*tree)
 
     def _read(self) -> None:

@@ -13,9 +13,9 @@ from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new
 from .recycling_tree import Pooling, recycling_tree
 from .static_tree import static_tree
 
-# Tokens that are counted at most: older ones count half then.
+# Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
-# What another table has counted counts for at most as many: this text may be quite another one.
+# The counts of another table are scaled down to so many tokens: this text may be quite another one.
 _ENTERED_COUNT = 256
 
 
@@ -64,11 +64,6 @@ class NextTokens:
     def __len__(self) -> int:
         return int(self._table.state[0])
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of a full table, in bytes."""
-        return sum(array.nbytes for array in (*self._table, self._counts))
-
     def learn(
         self,
         before: np.ndarray,
@@ -82,7 +77,7 @@ class NextTokens:
         [`~index.recycling.learn`]."""
         limits = self.context, vocab_size
         with self._lock:
-            learn(*self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+            learn(self._table, *limits, before, tokens, parents, best_tokens, best_probs)
 
     def count(self, tokens: np.ndarray) -> None:
         """Counts tokens (int64) that were emitted."""
@@ -111,27 +106,26 @@ class NextTokens:
         last = last_tokens, last_probs
         with self._lock:
             return recycling_tree(
-                *self._table, self.context, text, *counted, *last, *pooling, budget, chain
+                self._table, self.context, text, *counted, *last, pooling, budget, chain
             )
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:
         """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
         with self._lock:
-            tree: TreeArrays = static_tree(self._table, last, budget)
-        return tree
+            return static_tree(self._table, last, budget)
 
     def entries(self) -> Entries:
         """All entries, the oldest first."""
         table = self._table
         with self._lock:
-            order = by_age(table.newer, table.state)
+            order = by_age(table)
             held = table.contexts[order], table.tokens[order], table.probs[order]
             return Entries(*held, self._counts.copy())
 
     def _enter(self, entries: Entries) -> None:
         kept = slice(max(len(entries) - self.max_contexts, 0), None)
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
-        enter(*self._table, *map(np.ascontiguousarray, held))
+        enter(self._table, *map(np.ascontiguousarray, held))
 
     def enter(self, entries: Entries) -> None:
         """Enters what another table held, its newest `max_contexts`."""

@@ -28,7 +28,7 @@ def grow(text, context, budget, match_length=1, copy_length=99, chain=False, anc
     buffer = TokenBuffer()
     buffer.extend(np.array(text, dtype=np.int64))
     options = match_length, copy_length, chain, anchor
-    tree, anchor = copy_tree(*buffer.text, np.array(context, np.int32), budget, *options)
+    tree, anchor = copy_tree(buffer.text, np.array(context, np.int32), budget, *options)
     return *(array.tolist() for array in tree), anchor
 
 

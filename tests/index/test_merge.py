@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.merge import merge_runs, merge_suffixes
+from hf_refspec.index import merge
 from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
 
-merge_runs.compile()  # here, where it is in no test's time
+merge.merge_runs.compile()  # here, where it is in no test's time
 
 SHALLOW = 8
 types = st.sampled_from([np.uint16, np.uint32])
@@ -30,8 +31,9 @@ def parts_of(text: np.ndarray, cuts) -> list:
     return [(len(array), lambda array=array: array) for array in arrays]
 
 
-def merged(text, parts, **options) -> np.ndarray:
-    return np.concatenate(list(merge_suffixes(text, parts, **options)))
+def merged(text, parts, block=merge.BLOCK, depth=DEPTH, threads=1) -> np.ndarray:
+    with patch.multiple(merge, BLOCK=block, DEPTH=depth):
+        return np.concatenate(list(merge.merge_suffixes(text, parts, threads)))
 
 
 @settings(deadline=None, max_examples=200)
@@ -60,6 +62,7 @@ def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cut
     assert np.array_equal(found, whole)
 
 
+@settings(deadline=None)
 @given(texts, types, cuts)
 def test_merging_what_was_merged(text, dtype, cuts):
     text = np.array(text).astype(dtype)

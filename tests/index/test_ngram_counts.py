@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.ngram_counts import common_ngrams, count_runs
+from hf_refspec.index import ngram_counts
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
 VOCAB_SIZE = 5
@@ -41,7 +42,7 @@ def separated_texts(draw):
     return np.array([*text, separator], dtype)
 
 
-def ngram_counts(text: list[int], length: int) -> Counter:
+def counted(text: list[int], length: int) -> Counter:
     windows = (tuple(text[i : i + length]) for i in range(len(text) - length + 1))
     return Counter(window for window in windows if max(window) < VOCAB_SIZE)
 
@@ -49,7 +50,7 @@ def ngram_counts(text: list[int], length: int) -> Counter:
 def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
     """The twin of `common_ngrams`: whole groups of what stands equally often, as far as twice as
     many as are wanted have room, and of these the first ones."""
-    counts = {ngram: n for ngram, n in ngram_counts(text, length).items() if n > 1}
+    counts = {ngram: n for ngram, n in counted(text, length).items() if n > 1}
     least = 2
     while sum(n >= least for n in counts.values()) > 2 * most:
         least += 1
@@ -61,7 +62,8 @@ def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
 @given(separated_texts(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 50))
 def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longest, most, block):
     indexed = IndexedText(text, build_suffix_array(text), VOCAB_SIZE)
-    found = common_ngrams(indexed, longest, most, block)
+    with patch.object(ngram_counts, "BLOCK", block):
+        found = ngram_counts.common_ngrams(indexed, longest, most)
     assert len(found) == longest
     for length, ngrams in enumerate(found, start=1):
         assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
@@ -77,7 +79,8 @@ def test_no_suffix_array_makes_it_read_or_write_outside(text, suffixes):
     least, runs = np.full(3, 2), np.full((3, 2), -1)
     ended = np.full((3, 5, 2), -1)
     for before in (-1, suffixes.tolist()[-1]):
-        numbers = count_runs.python(text, suffixes, before, VOCAB_SIZE, least, runs, ended)
+        limits = VOCAB_SIZE, least
+        numbers = ngram_counts.count_runs.python(text, suffixes, before, *limits, runs, ended)
         assert numbers.max() <= 5
         for length, (order, number) in enumerate(zip(ended, numbers, strict=True), start=1):
             assert ((order[:number, 0] >= 0) & (order[:number, 0] + length <= len(text))).all()

@@ -14,7 +14,7 @@ from hf_refspec.index import mixed_trie, rest_trie
 from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import LEAST_WEIGHT, PSEUDO_COUNT, mixed_matches
 from hf_refspec.index.rest_trie import all_matches, grow_trie
-from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
+from hf_refspec.index.suffix_array import Continuations, IndexedText, build_suffix_array
 
 compile_kernels()  # here, where it is in no test's time
 
@@ -118,8 +118,9 @@ def grow(rows, occurrences, orders, pseudo_count, budget) -> DraftTree:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     lengths = np.array([len(row) for row in rows], np.int32)
-    read = padded, lengths, np.array(orders, np.int32), np.array(occurrences, np.float64)
-    return DraftTree(*grow_trie(*read, max(orders, default=0) + 1, pseudo_count, budget))
+    numbers = np.array(orders, np.int32), np.array(occurrences, np.float64)
+    read = Continuations(padded, lengths, *numbers)
+    return DraftTree(*grow_trie(read, max(orders, default=0) + 1, pseudo_count, budget))
 
 
 def child_probs(rows, occurrences, orders, pseudo_count, path) -> dict[int, float]:

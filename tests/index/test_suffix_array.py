@@ -15,6 +15,7 @@ from hf_refspec.index import suffix_array
 from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.merge import merge_suffixes
 from hf_refspec.index.suffix_array import (
+    Continuations,
     IndexedText,
     build_suffix_array,
     find_suffixes,
@@ -114,7 +115,7 @@ def test_find_is_all_places_of_the_pattern(documents, pattern, dtype, unfinished
 @given(documents, st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), types, st.integers(1, 6))
 def test_find_suffixes_is_the_places_of_every_length(documents, context, dtype, min_match):
     text = text_of(documents, dtype)
-    found = find_suffixes(text.tokens, text.suffixes, np.array(context, np.int32), min_match)
+    found = find_suffixes(text, np.array(context, np.int32), min_match)
     lengths = range(min_match, len(context) + 1)
     expected = [find_slowly(text, context[-length:]) for length in lengths]
     assert [tuple(row) for row in found.tolist()] == [each for each in expected if each != (0, 0)]
@@ -154,9 +155,9 @@ def sample_slowly(text: IndexedText, low, high, match_length, count, longest) ->
     return rows
 
 
-def room(rows: int, longest: int) -> tuple[np.ndarray, ...]:
-    """The arrays that rows are written into."""
-    return (
+def room(rows: int, longest: int) -> Continuations:
+    """What rows are written into."""
+    return Continuations(
         np.full((rows, longest + 1), -1, np.int32),
         np.full(rows, -1, np.int32),
         np.full(rows, -1, np.int32),
@@ -169,8 +170,7 @@ def sample(text: IndexedText, low, high, match_length, count, longest) -> list[l
     ranges = np.array([[low, high]], np.int64)
     plan = np.array([[match_length, high - low, count, longest]], np.int64)
     rows, lengths, orders, occurrences = written = room(count + 2, longest)
-    searched = text.tokens, text.suffixes, text.vocab_size
-    assert sample_continuations(*searched, ranges, plan, 1, *written) == count + 1
+    assert sample_continuations(text, ranges, plan, 1, written) == count + 1
     assert lengths[0] == lengths[-1] == -1
     assert (rows[0] == -1).all() and (rows[-1] == -1).all() and (rows[:, longest] == -1).all()
     assert (orders[1:-1] == 0).all()
@@ -221,8 +221,7 @@ def test_a_text_has_its_rows_in_proportion_and_at_least_one(planned):
     ]
     _, _, orders, occurrences = written = room(len(expected), 2)
     plan = np.array(plan, np.int64).reshape(-1, 4)
-    searched = text.tokens, text.suffixes, text.vocab_size
-    assert sample_continuations(*searched, ranges, plan, 0, *written) == len(expected)
+    assert sample_continuations(text, ranges, plan, 0, written) == len(expected)
     assert orders.tolist() == expected
     for order, (_, here, _) in enumerate(planned):
         assert occurrences[orders == order].sum() == pytest.approx(here)
@@ -271,18 +270,17 @@ def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
         text = IndexedText(guarded(tokens, np.uint16), guarded(suffixes, np.int32), VOCAB_SIZE)
         with suppress(ValueError):
             pattern = guarded(pattern, np.int32)
-            ranges = find_suffixes.python(text.tokens, text.suffixes, pattern, 1).tolist()
+            ranges = find_suffixes.python(text, pattern, 1).tolist()
             assert len(ranges) <= len(pattern)
             assert all(0 <= low < high <= len(suffixes) for low, high in ranges)
         count = len(suffixes)
         ranges = guarded([[0, count]], np.int64)
         plan = guarded([[len(pattern), count, count, longest]], np.int64)
-        rows, lengths, *others = (array.view(Guarded) for array in room(count, longest))
-        written = rows, lengths, *others
+        written = Continuations(*(array.view(Guarded) for array in room(count, longest)))
         with suppress(ValueError):
-            searched = text.tokens, text.suffixes, VOCAB_SIZE
-            assert sample_continuations.python(*searched, ranges, plan, 0, *written) == count
-            read = [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)]
+            assert sample_continuations.python(text, ranges, plan, 0, written) == count
+            pairs = zip(written.rows.tolist(), written.lengths, strict=True)
+            read = [row[:length] for row, length in pairs]
             assert all(0 <= token < VOCAB_SIZE for row in read for token in row)
             assert all(0 <= suffix < len(tokens) for suffix in suffixes)
 

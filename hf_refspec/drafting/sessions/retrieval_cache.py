@@ -122,7 +122,7 @@ class RetrievalCache(Drafter):
         if budget == 0 or len(self._context) == 0 or self._view is None:
             return DraftTree.empty()
         copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
-        of_tail, _ = copy_tree(*self._view.tail.text, *copied)
+        of_tail, _ = copy_tree(self._view.tail.text, *copied)
         trees = [_weighted(of_tail, _TRUST)]
         if self._view.segments:
             texts = [segment.text for segment in self._view.segments]
@@ -130,7 +130,7 @@ class RetrievalCache(Drafter):
             of_segments = mixed_tree(texts, self._context, _SHORTEST_MATCH, *limits)
             trees.append(_weighted(of_segments, _TRUST))
         if self._references is not None:
-            of_similar, _ = copy_tree(*self._references, *copied)
+            of_similar, _ = copy_tree(self._references, *copied)
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
