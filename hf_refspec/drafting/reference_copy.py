@@ -80,8 +80,8 @@ class ReferenceCopy(Drafter):
         self._context_length = max(longest_match, match_length)
         self._context = np.empty(0, dtype=np.int32)
         self._anchor = -1
-        self._unread: list[np.ndarray] = []  # what was observed since the last draft
-        # References, prompt and output one after another. Only the references outlive a call.
+        self._unread: list[np.ndarray] = []  # observed since the last draft
+        # References, prompt and output, one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
             self._text.extend(ids)
@@ -98,7 +98,7 @@ class ReferenceCopy(Drafter):
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)
-        # The paper matches the end of the output; what the prompt ends with does not count.
+        # The paper matches the end of the output; the end of the prompt does not count.
         context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
         self._context = last_tokens(context[:0], context, self._context_length)
         self._anchor = -1
@@ -128,7 +128,7 @@ class ReferenceCopy(Drafter):
         return DraftTree(*tree)
 
     def _read(self) -> None:
-        """Takes in what was observed since the last draft; where none is made it costs nothing."""
+        """Reads what was observed since the last draft: free for calls that never draft."""
         if not self._unread:
             return
         tokens = np.concatenate(self._unread)

@@ -16,19 +16,19 @@ from .draft_tree import TREE
 from .kernels import kernel
 from .token_buffer import LinkedText, common_suffix, latest_of
 
-# A longer match says no more than one of this length, and takes longer to compare.
+# A longer match predicts no better than one of this length, and takes longer to compare.
 LONGEST_MATCH = 16
-# Of the matches of one length at the root the latest are kept, and as many of the matches that
-# join at a node further down: more cost time and did not draft better.
+# The latest matches of each length are kept at the root, and as many of those that join at a deeper
+# node: more cost time and did not draft better.
 MATCHES_KEPT = 64
-# Occurrences of one token that are looked at, latest first, at the root and at another node: a
+# So many occurrences of one token are compared, latest first, at the root and at another node: a
 # bound on the time in a text of millions of tokens, or of one token over and over.
 ROOT_OCCURRENCES = 1 << 15
 NODE_OCCURRENCES = 128
-# Nodes at which there is room for matches to join: a bound on the memory of a huge draft.
+# So many nodes have room for matches to join: a bound on the memory of a huge draft.
 MATCHED_NODES = 256
-# What a match up to the last token but one counts for: the target may have replaced the last one.
-# It says less than a single equal token, whose length is 1.
+# The length of a match up to the last token but one, where the target may have replaced the last:
+# less than that of a single equal token, 1.
 SKIP_LENGTH = 0.5
 # Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
 # agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much as others.

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from .draft_tree import TreeArrays
-from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new_table
+from .recycling import COMMONEST, MOST_CONTEXT, Table, by_age, count_tokens, enter, learn, new_table
 from .recycling_tree import Pooling, recycling_tree
 from .static_tree import static_tree
 
 # Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
+_ANY_VOCABULARY = 2**31 - 1
 # The counts of another table are scaled down to so many tokens: this text may be quite another one.
 _ENTERED_COUNT = 256
 
@@ -49,12 +50,16 @@ class NextTokens:
         context (`int`): n, from 1 to 3.
         max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
             there.
+
+    Attributes:
+        vocab_size (`int`, *optional*): The target's; larger tokens are not learned.
     """
 
     def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
         self.top_k = top_k
         self.context = context
         self.max_contexts = max_contexts
+        self.vocab_size: int | None = None
         self._table: Table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
@@ -71,13 +76,22 @@ class NextTokens:
         parents: np.ndarray,
         best_tokens: np.ndarray,
         best_probs: np.ndarray,
-        vocab_size: int,
     ) -> None:
         """Enters what the target expects after a text and each node of a tree below it, see
         [`~index.recycling.learn`]."""
-        limits = self.context, vocab_size
+        limits = self.context, self.vocab_size or _ANY_VOCABULARY
         with self._lock:
             learn(self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+
+    def learn_text(
+        self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
+    ) -> None:
+        """Enters what the target expects after the first `known` tokens of a text (int64) and after
+        each later one."""
+        before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
+        parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
+        best = np.ascontiguousarray(best_tokens), np.ascontiguousarray(best_probs)
+        self.learn(before, ids[known:], parents, *best)
 
     def count(self, tokens: np.ndarray) -> None:
         """Counts tokens (int64) that were emitted."""

@@ -218,7 +218,7 @@ def test_all_sources_end_when_one_fails_to_begin():
 def test_each_session_has_stats_of_its_own():
     blend = Source() | Source()
     with blend.session(PROMPT, VOCAB_SIZE):
-        blend.stats.record_pass(4, 2)
+        blend.stats.record_rows([(4, 2)])
     assert blend.stats.tokens == 3
     with blend.session(PROMPT, VOCAB_SIZE):
         assert blend.stats.tokens == 0

@@ -64,7 +64,7 @@ def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin)
 def test_each_session_has_stats_of_its_own():
     drafter = Recorder()
     with drafter.session(PROMPT, 10):
-        drafter.stats.record_pass(4, 2)
+        drafter.stats.record_rows([(4, 2)])
     assert drafter.stats.tokens == 3
     with drafter.session(PROMPT, 10):
         assert drafter.stats.tokens == 0
@@ -98,7 +98,7 @@ def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
 def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
     drafter = Recorder()
     with drafter.session(PROMPT, 10):
-        drafter.stats.record_pass(4, 2)
+        drafter.stats.record_rows([(4, 2)])
         twin = copied(drafter)
         with twin.session(PROMPT, 10):
             pass

@@ -8,7 +8,7 @@ from hf_refspec.drafting.stats import SourceStats, SpeculationStats
 def recorded() -> SpeculationStats:
     stats = SpeculationStats()
     for drafted, accepted in [(0, 0), (8, 3), (8, 0), (4, 3)]:
-        stats.record_pass(drafted, accepted)
+        stats.record_rows([(drafted, accepted)])
     return stats
 
 

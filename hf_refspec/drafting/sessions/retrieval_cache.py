@@ -27,8 +27,8 @@ from .view import View
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
 _CONTINUATION_LENGTH = 10
-# Estimates are those of a copy from the present text. What other sessions have continued with is
-# less likely to come again; the outputs of similar sessions are as likely.
+# Weights of estimates that hold for a copy from the present text. Continuations in other sessions
+# are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
 _BOUNDARY = np.array([-1])
@@ -112,7 +112,7 @@ class RetrievalCache(Drafter):
                 f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
-        # What is remembered during the call may have ids that were not compared.
+        # The ids of sessions that are added during the call are not compared.
         self._view = view
         self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
         if self.top_k > 0:
@@ -184,7 +184,7 @@ class RetrievalCache(Drafter):
 
 
 def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
-    """Outputs as one text, a boundary behind each; `None` if there are none."""
+    """Outputs as one text with a boundary behind each, if there are any."""
     text = TokenBuffer()
     for output in outputs:
         text.extend(output)
