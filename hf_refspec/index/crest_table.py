@@ -35,28 +35,18 @@ _DAMAGED = (
 class NgramTable(NamedTuple):
     """n-grams and their draft trees in plain arrays, perhaps mapped from an unchecked file.
 
-    Attributes:
-        keys (`np.ndarray`, uint16 or uint32 of shape `(entries * max_ngram,)`):
-            The tokens of each n-gram, filled up with the largest number of the type.
-        slots (`np.ndarray`, uint32 of shape `(a power of two,)`):
-            By hash, the n-gram's index + 1; 0 is free. A collision moves on to the next slot.
-        starts (`np.ndarray`, uint32 of shape `(entries + 1,)`):
-            Where each tree begins among the nodes, and where the last one ends.
-        node_tokens (`np.ndarray`, type of `keys`, of shape `(nodes,)`): The nodes' tokens.
-        node_parents (`np.ndarray`, uint8 of shape `(nodes,)`): Their parents' indices in the tree.
-        node_probs (`np.ndarray`, uint8 of shape `(nodes,)`): `prob = 2 ** -(byte / 16)`.
-        max_ngram (`int`): The length of the longest n-grams.
-        vocab_size (`int`): All tokens are below it.
+    `keys` holds the tokens of each n-gram, filled up with the largest number of the type, and
+    `slots` by hash the n-gram's index + 1; 0 is free, and a collision moves on to the next slot.
     """
 
-    keys: np.ndarray
-    slots: np.ndarray
-    starts: np.ndarray
-    node_tokens: np.ndarray
-    node_parents: np.ndarray
-    node_probs: np.ndarray
+    keys: np.ndarray  # uint16 or uint32, (entries * max_ngram,)
+    slots: np.ndarray  # uint32, (a power of two,)
+    starts: np.ndarray  # uint32, (entries + 1,), where each tree begins, and where the last ends
+    node_tokens: np.ndarray  # as keys, (nodes,)
+    node_parents: np.ndarray  # uint8, (nodes,), indices in the tree
+    node_probs: np.ndarray  # uint8, (nodes,): prob = 2 ** -(byte / 16)
     max_ngram: int
-    vocab_size: int
+    vocab_size: int  # all tokens are below it
 
     def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
         """Looks up the draft tree of the longest n-gram that a context (int32) ends with.
@@ -80,14 +70,8 @@ def build_table(
     dtype: np.dtype,
     vocab_size: int,
 ) -> NgramTable:
-    """Builds a table.
-
-    Args:
-        ngrams (sequence of `np.ndarray`): Of each order from 1 on, int32 of shape `(count, n)`.
-        trees (sequence of `TreeArrays`): Of each n-gram in turn, of at most 255 nodes.
-        dtype (`np.dtype`): uint16 or uint32.
-        vocab_size (`int`): All tokens are below it.
-    """
+    """Builds a table of n-grams, of each order from 1 on (int32, `(count, n)`), and the tree of
+    each in turn, of at most 255 nodes."""
     max_ngram = len(ngrams)
     entries = sum(len(order) for order in ngrams)
     keys = np.full((entries, max_ngram), np.iinfo(dtype).max, dtype=dtype)

@@ -22,21 +22,12 @@ _ENTERED_COUNT = 256
 
 @dataclass(frozen=True)
 class Entries:
-    """What a table holds, the oldest first.
-
-    Attributes:
-        contexts (`np.ndarray`, int32 of shape `(C, 3)`): The tokens of each context, the last one
-            first; -1 for none.
-        tokens (`np.ndarray`, int32 of shape `(C, k)`): The best next tokens, best first; -1 for
-            none.
-        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities; 0 for none.
-        counts (`np.ndarray`, float32 of shape `(n,)`): How often each token below n came.
-    """
+    """The content of a [`~index.recycling.Table`], the oldest entry first."""
 
     contexts: np.ndarray
     tokens: np.ndarray
     probs: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # float32, (n,), how often each token below n came
 
     def __len__(self) -> int:
         return len(self.contexts)

@@ -1,12 +1,12 @@
 """The table of Token Recycling: what the target model expected after the last 1 to n tokens.
 
 An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
-their probabilities, as of the last time that it was verified. Entries are found by open addressing
-and keep their whole context, so that no other context is mistaken for it. They are linked by age:
-an entry that is learned again is the newest, and a full table gives up its oldest.
+their probabilities when it was last verified. Entries are found by open addressing, keep their
+whole context, and are linked by age: one that is learned again becomes the newest, and a full table
+drops its oldest.
 
 The hash has a random key, which is never stored: nobody can write a table, or a text, whose
-contexts collide. Where entries lie depends on it, what a table holds does not.
+contexts collide. The content of a table does not depend on it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -32,26 +32,16 @@ COUNT, OLDEST, NEWEST, KEY = 0, 1, 2, 3
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    Attributes:
-        contexts (`np.ndarray`, int32 of shape `(C, MOST_CONTEXT)`): The tokens of each context, the
-            last one first; -1 behind the first.
-        tokens (`np.ndarray`, int32 of shape `(C, k)`): The k best next tokens, best first; -1 for
-            none.
-        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities.
-        older, newer (`np.ndarray`, int32 of shape `(C,)`): The entries before and after it by age;
-            -1 at the ends.
-        slots (`np.ndarray`, int32 of shape `(S,)`): A hash table of entries; 0 is free, else the
-            entry and 1.
-        state (`np.ndarray`, int64 of shape `(4 + MOST_CONTEXT,)`): See `COUNT`.
+    The tokens of a context stand last one first, the next tokens best first; -1 is no token.
     """
 
-    contexts: np.ndarray
-    tokens: np.ndarray
-    probs: np.ndarray
-    older: np.ndarray
-    newer: np.ndarray
-    slots: np.ndarray
-    state: np.ndarray
+    contexts: np.ndarray  # int32, (C, MOST_CONTEXT)
+    tokens: np.ndarray  # int32, (C, k)
+    probs: np.ndarray  # float32, (C, k)
+    older: np.ndarray  # int32, (C,), the entry before each by age; -1 at the end
+    newer: np.ndarray  # int32, (C,)
+    slots: np.ndarray  # int32, a hash table of entries, each plus 1; 0 is free
+    state: np.ndarray  # int64, (4 + MOST_CONTEXT,), see `COUNT`
 
 
 _ROWS, _NUMBERS = ["int32[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"], ["int32[::1]"] * 3

@@ -89,15 +89,13 @@ def recycling_tree(
     all scores and of one that stands for all unknown tokens.
 
     Args:
-        table: Contexts and their next tokens.
+        table, pooling: The `Table` and a `Pooling`.
         longest: n, the longest contexts.
         text: The last tokens, as many as there are up to MOST_CONTEXT.
         commonest: Tokens that are proposed everywhere.
         counts, counted: How often each token came, and all of them.
         last_tokens, last_probs: What the target expected in place of the last token.
-        pooling: The exponents.
-        budget: The most nodes.
-        chain: Whether to grow a single path.
+        budget, chain: See `grow`.
     """
     best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
     best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)

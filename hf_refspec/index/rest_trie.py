@@ -24,18 +24,11 @@ from .suffix_array import Continuations, IndexedText, find_suffixes, sample_cont
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """All places of the last tokens of a context.
+    """All places of the last tokens of a context."""
 
-    Attributes:
-        length (`int`): How many last tokens.
-        ranges (`np.ndarray`, int64 of shape `(texts, 2)`): Of each text, the range in its suffix
-            array, its end exclusive.
-        count (`int`): The number of places.
-    """
-
-    length: int
-    ranges: np.ndarray
-    count: int
+    length: int  # how many last tokens
+    ranges: np.ndarray  # int64, (texts, 2), of each text the range in its suffix array
+    count: int  # of places
 
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:

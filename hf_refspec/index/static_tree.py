@@ -27,27 +27,29 @@ _CHILDREN = np.array([count for level in CHILDREN for count in level], dtype=np.
 _RATIO = 0.45
 
 
-@kernel(f"{TREE}(Table, int32[::1], int64, int64)")
-def _static_tree(table, children, last, budget):
+@kernel(f"{TREE}(Table, int64, int64)")
+def static_tree(table, last, budget):
+    """The tree of a table of single tokens below the last token, breadth first: its first `budget`
+    nodes."""
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     estimates = np.empty(budget, dtype=np.float32)
     # The node at each place of the template, -2 for none.
-    node_at = np.full(len(children), -2, dtype=np.int32)
+    node_at = np.full(len(_CHILDREN), -2, dtype=np.int32)
     node_at[0] = -1
     size, next_place = 0, 1
-    for place in range(len(children)):
+    for place in range(len(_CHILDREN)):
         first = next_place
-        next_place += children[place]
+        next_place += _CHILDREN[place]
         node = node_at[place]
-        if node == -2 or children[place] == 0:
+        if node == -2 or _CHILDREN[place] == 0:
             continue
         token = np.int32(last if node < 0 else tokens[node])
         entry = find(table, (token, np.int32(-1), np.int32(-1)))
         if entry < 0:
             continue
         estimate = 1.0 if node < 0 else estimates[node]
-        for i in range(min(children[place], table.tokens.shape[1])):
+        for i in range(min(_CHILDREN[place], table.tokens.shape[1])):
             estimate *= _RATIO
             if table.tokens[entry, i] < 0:
                 break
@@ -58,9 +60,3 @@ def _static_tree(table, children, last, budget):
             node_at[first + i] = size
             size += 1
     return tokens[:size], parents[:size], estimates[:size]
-
-
-def static_tree(table, last, budget):
-    """The tree of a table of single tokens below the last token, breadth first: its first `budget`
-    nodes."""
-    return _static_tree(table, _CHILDREN, last, budget)

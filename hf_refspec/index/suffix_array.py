@@ -42,16 +42,12 @@ def _fits_three_bytes(tokens: np.ndarray) -> bool:
 class IndexedText(NamedTuple):
     """A long text with its suffix array, both perhaps mapped from unchecked files.
 
-    Attributes:
-        tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): Documents, each with a separator,
-            the largest number of the type, behind it.
-        suffixes (`np.ndarray`, int32 of shape `(n,)`): The suffix array.
-        vocab_size (`int`): All tokens but separators are below it.
+    Behind each document stands a separator, the largest number of the type.
     """
 
-    tokens: np.ndarray
-    suffixes: np.ndarray
-    vocab_size: int
+    tokens: np.ndarray  # uint16 or uint32, (n,)
+    suffixes: np.ndarray  # int32, (n,)
+    vocab_size: int  # all tokens but separators are below it
 
     @property
     def separator(self) -> int:
@@ -85,20 +81,12 @@ for _dtype in ("uint16", "uint32"):
 
 
 class Continuations(NamedTuple):
-    """What followed matches of several lengths (orders), a row for each place that was read.
+    """What followed matches of several lengths (orders), a row for each place that was read."""
 
-    Attributes:
-        rows (`np.ndarray`, int32 of shape `(n, longest)`): The tokens.
-        lengths (`np.ndarray`, int32 of shape `(n,)`): How many there are of each row; fewer than
-            were wanted where a document or the text ends.
-        orders (`np.ndarray`, int32 of shape `(n,)`): The index of each row's match length.
-        occurrences (`np.ndarray`, float64 of shape `(n,)`): How many places each row stands for.
-    """
-
-    rows: np.ndarray
-    lengths: np.ndarray
-    orders: np.ndarray
-    occurrences: np.ndarray
+    rows: np.ndarray  # int32, (n, longest), the tokens
+    lengths: np.ndarray  # int32, (n,), of each row; shorter where a document or the text ends
+    orders: np.ndarray  # int32, (n,), the index of each row's match length
+    occurrences: np.ndarray  # float64, (n,), how many places each row stands for
 
     @classmethod
     def empty(cls, count: int, longest: int) -> Continuations:

@@ -22,15 +22,11 @@ class LinkedText(NamedTuple):
     of the token at `position`; -1 for none. Visiting a token's occurrences, latest first, takes
     time proportional to their number, whatever the length of the text. A negative token is a
     boundary, and not linked.
-
-    Attributes:
-        tokens, previous (`np.ndarray`, int32 of shape `(n,)`): The tokens and their links.
-        latest (`np.ndarray`, int32, longer than the largest token): Where the links begin.
     """
 
-    tokens: np.ndarray
-    previous: np.ndarray
-    latest: np.ndarray
+    tokens: np.ndarray  # int32, (n,)
+    previous: np.ndarray  # int32, (n,)
+    latest: np.ndarray  # int32, longer than the largest token
 
 
 kernel_type("LinkedText", LinkedText, "int32[::1]", "int32[::1]", "int32[::1]")

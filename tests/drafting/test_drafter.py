@@ -15,7 +15,7 @@ from hf_refspec.drafting.tree import DraftTree
 
 
 class Recorder(Drafter):
-    """Writes down what it is told; drafts 7 7 7, and the sibling 8 of the first."""
+    """Records its calls; drafts 7 7 7, and the sibling 8 of the first."""
 
     def __init__(self, fails_to_begin: bool = False):  # does not call super().__init__()
         self.calls = []
@@ -194,5 +194,5 @@ def test_get_candidates_takes_one_row_only():
         (Recorder(), "Recorder()"),
     ],
 )
-def test_it_says_how_it_was_made(drafter, expected):
+def test_its_printed_form(drafter, expected):
     assert repr(drafter) == expected

@@ -4,11 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.llma_match import llma_span
 from hf_refspec.index.token_buffer import TokenBuffer
-
-compile_kernels()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 4), max_size=40)
 contexts = st.lists(st.integers(0, 4), min_size=1, max_size=16)

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from hf_refspec.index import merge
 from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
 
-merge.merge_runs.compile()  # here, where it is in no test's time
-
 SHALLOW = 8
 types = st.sampled_from([np.uint16, np.uint32])
 # Few tokens, among them the least and the separator, and runs that repeat: suffixes are alike.
@@ -36,7 +34,7 @@ def merged(text, parts, block=merge.BLOCK, depth=DEPTH, threads=1) -> np.ndarray
         return np.concatenate(list(merge.merge_suffixes(text, parts, threads)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)
@@ -49,7 +47,7 @@ def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
         assert np.array_equal(found, build_suffix_array(text))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)
@@ -62,7 +60,6 @@ def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cut
     assert np.array_equal(found, whole)
 
 
-@settings(deadline=None)
 @given(texts, types, cuts)
 def test_merging_what_was_merged(text, dtype, cuts):
     text = np.array(text).astype(dtype)
