@@ -7,14 +7,14 @@ import numpy as np
 from ..index.calibration import CLASSES, calibrate, record_outcome
 from .tree import DraftTree
 
-# So many expected acceptances, all of them missed, halve the trust in a source: more are steadier,
+# Expected acceptances that, all of them missed, halve the trust in a source: more are steadier,
 # fewer correct it sooner.
 PSEUDO_COUNT = 2.0
 # The prior of a conditional probability p is p * p**PRIOR_EXPONENT where a failed draft costs a
 # pass: the larger, the fewer small estimates are tried and can prove right.
 PRIOR_EXPONENT = 2.0
-# Older observations count half each time so many acceptances have been expected since: the less,
-# the sooner a change of the text is noticed, and the noisier the estimates.
+# Counts are halved after so many expected acceptances: the fewer, the sooner a change of the text
+# is noticed, and the noisier the estimates.
 MEMORY = 48.0
 
 

@@ -43,11 +43,11 @@ class DatastoreDrafts(Drafter):
             About how many places are read, a fair sample of all that match. By default 1000, and
             5000 for `mode="rest"`, as published.
         continuation_length (`int`, *optional*, defaults to 10):
-            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes on
+            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes
             up to 3 times as far.
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
-            2311.08252, section 3): the longest suffix of the text that stands in the datastore,
+            2311.08252, section 3): the longest suffix of the text that occurs in the datastore,
             the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
             that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
             match that is rare makes a poor tree. The compact form has mixed trees only; to look
@@ -136,5 +136,5 @@ class DatastoreDrafts(Drafter):
 
 
 def with_drafts(source: Any) -> Any:
-    """`DatastoreDrafts` of a datastore, and anything else as it is."""
+    """`DatastoreDrafts` of a datastore; anything else unchanged."""
     return DatastoreDrafts(source) if isinstance(source, Datastore) else source

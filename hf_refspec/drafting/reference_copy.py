@@ -34,13 +34,13 @@ class ReferenceCopy(Drafter):
         include_prompt (`bool`, *optional*, defaults to `True`):
             Whether the prompt and the output so far are copied from, too.
         match_length (`int`, *optional*, defaults to 1):
-            n, the smallest number of last tokens that must stand in a text to copy from there.
+            n, the smallest number of last tokens that must occur in a text to copy from there.
         copy_length (`int`, *optional*):
             k, the longest path of a draft. By default only the budget of draft nodes limits it.
         mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
             `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
             the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): of the
-            longest suffix of the output that stands in the references, from 5 tokens down to n, the
+            longest suffix of the output that occurs in the references, from 5 tokens down to n, the
             k tokens that follow its first occurrence. The output is not copied from there, and the
             prompt only if there are no references.
 

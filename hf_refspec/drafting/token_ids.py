@@ -66,7 +66,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises a TypeError for what is no tokenizer, such as its name."""
+    """Raises a TypeError for anything but a tokenizer, such as its name."""
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
             f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"

@@ -16,8 +16,8 @@ from numba import njit
 
 from ..index.kernels import kernel
 
-# Of so many logits only the largest is compared at first. Larger blocks are found faster, and take
-# longer to search.
+# Logits in a block, of which only the largest is compared at first. Larger blocks are found faster,
+# and take longer to search.
 BLOCK = 64
 # The sum of exponentials is over all blocks with a logit so close to the highest, and one in so
 # many of the others: a trade of time for accuracy.
@@ -120,7 +120,7 @@ def _top_of_row(logits, largest, tokens, probs):
         tokens[:] = best
         _softmax(logits, largest, best, probs)
     choice = best[0]
-    if logits[choice] == 0.0:  # -0.0 stands below 0.0 in the order of bits, and is equal to it
+    if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
         choice = _first_zero(logits)
     return choice
 

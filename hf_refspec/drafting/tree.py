@@ -131,7 +131,7 @@ class DraftTree:
 
         Raises:
             ValueError: if an array has the wrong type or shape, a token is outside of the
-                vocabulary, a parent does not stand before its child, two siblings have the same
+                vocabulary, a parent does not come before its child, two siblings have the same
                 token, or a node has a probability that is no number in [0, 1] or larger than its
                 parent's.
         """
@@ -167,7 +167,7 @@ _DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
 
 
 def _fits(values: Any, dtype: Any) -> bool:
-    """Whether a kernel takes it as it is."""
+    """Whether a kernel takes it unchanged."""
     is_array = isinstance(values, np.ndarray) and values.dtype == dtype and values.ndim == 1
     return is_array and values.flags.carray
 

@@ -21,11 +21,11 @@ LONGEST_MATCH = 16
 # The latest matches of each length are kept at the root, and as many of those that join at a deeper
 # node: more cost time and did not draft better.
 MATCHES_KEPT = 64
-# So many occurrences of one token are compared, latest first, at the root and at another node: a
-# bound on the time in a text of millions of tokens, or of one token over and over.
+# Occurrences of one token that are compared, latest first, at the root and at another node: a bound
+# on the time in a text of millions of tokens, or of one token over and over.
 ROOT_OCCURRENCES = 1 << 15
 NODE_OCCURRENCES = 128
-# So many nodes have room for matches to join: a bound on the memory of a huge draft.
+# Nodes with room for matches to join: a bound on the memory of a huge draft.
 MATCHED_NODES = 256
 # The length of a match up to the last token but one, where the target may have replaced the last:
 # less than that of a single equal token, 1.

@@ -102,7 +102,7 @@ def build_table(
 
 
 def table_bytes(entries: int, nodes: int, max_ngram: int, dtype: np.dtype) -> int:
-    """The size of the arrays of a table with so many n-grams and nodes."""
+    """The size of the arrays of a table, from its numbers of n-grams and nodes."""
     token = np.dtype(dtype).itemsize
     slots = 4 * _slot_count(entries)
     return entries * max_ngram * token + slots + 4 * (entries + 1) + nodes * (token + 2)

@@ -67,7 +67,7 @@ def tree_ancestors(parents):
 def best_path(parents, probs):
     """The nodes of the path with the largest sum of `probs`, top down.
 
-    Of paths with equal sums it is the one whose last node stands first.
+    Of paths with equal sums it is the one whose last node comes first.
     """
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""LLMA's match: the longest suffix of the output that stands in a reference, and the copied span.
+"""LLMA's match: the longest suffix of the output found in a reference, and the copied span.
 
 "Inference with Reference: Lossless Acceleration of Large Language Models" (arXiv 2304.04487,
 section 2.2).
@@ -11,7 +11,7 @@ from __future__ import annotations
 from .kernels import kernel
 from .token_buffer import common_suffix, latest_of
 
-LONGEST_MATCH = 5  # from so many tokens down to n, as published
+LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
 
 
 @kernel("int32[:](LinkedText, int32[::1], int64, int64)")

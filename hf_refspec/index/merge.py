@@ -5,7 +5,7 @@ reach into the next part. These are sorted anew, as one more run to merge. Suffi
 distances in the parts cut all runs into blocks, which are merged in little memory, several at a
 time.
 
-Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones stand in the
+Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones keep the
 order of their parts: a text that repeats itself (a document twice in the corpus, a million spaces)
 would otherwise be compared over all of its length again and again.
 """
@@ -29,11 +29,11 @@ from numba import njit
 from .kernels import kernel
 from .suffix_array import DAMAGED, DEPTH
 
-# About so many suffixes are merged at once.
+# Suffixes merged at once, about.
 BLOCK = 1 << 17
-# After so many searches in a mapped file it is mapped anew, which releases the pages read.
+# Searches in a mapped file before it is mapped anew, which releases the pages read.
 FORGET = 32
-# So many tokens are compared at once.
+# Tokens compared at once.
 STRIDE = 32
 
 # The length of a part, and what returns its suffix array, int32.
@@ -71,7 +71,7 @@ def merge_suffixes(
 
     Args:
         tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): The text, n < 2**31.
-        parts (sequence of `Part`): Perhaps mapped from files that nobody has checked.
+        parts (sequence of `Part`): Perhaps mapped from unchecked files.
         threads (`int`, *optional*, defaults to 1): How many blocks are merged at a time.
 
     Yields:
@@ -89,13 +89,13 @@ def merge_suffixes(
         return merge_runs(tokens, np.concatenate(read), ends, DEPTH)
 
     with ThreadPoolExecutor(threads) as pool:
-        begun: deque[Future[np.ndarray]] = deque()
+        pending: deque[Future[np.ndarray]] = deque()
         for lows, highs in pairwise(bounds):
-            begun.append(pool.submit(merge, lows, highs))
-            if len(begun) > 2 * threads:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+            pending.append(pool.submit(merge, lows, highs))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
@@ -146,7 +146,7 @@ def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
     bounds.append(lengths)
     for lows, highs in pairwise(bounds):
         if any(low > high for low, high in zip(lows, highs, strict=True)):
-            raise ValueError(DAMAGED)  # its suffixes do not stand in order
+            raise ValueError(DAMAGED)  # the suffixes are not in order
     return bounds
 
 

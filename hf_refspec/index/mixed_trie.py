@@ -14,15 +14,15 @@ from .draft_tree import TreeArrays
 from .rest_trie import Match, all_matches, trie_tree
 from .suffix_array import IndexedText
 
-# So many continuations of a match count as much as all shorter matches together: the more, the
-# less a rare long match is trusted.
+# The number of continuations at which a match counts as much as all shorter ones together: the
+# larger, the less a rare long match is trusted.
 PSEUDO_COUNT = 30.0
 # Matches that would count with a smaller probability are not worth the search.
 LEAST_WEIGHT = 0.02
 # Continuations read of a match, however little it counts: with fewer, chance would decide.
 FEWEST_ROWS = 16
-# The longest match is read so many times further, for where it leaves no choice: copied text is
-# drafted further, for more reading in every draft.
+# How much further the longest match is read, in case it leaves no choice: longer drafts of copied
+# text, at the price of more reading in every draft.
 FURTHER = 3
 
 

@@ -16,7 +16,7 @@ from .static_tree import static_tree
 # Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
 _ANY_VOCABULARY = 2**31 - 1
-# The counts of another table are scaled down to so many tokens: this text may be quite another one.
+# The counts of another table are scaled down to a total of this: the present text may differ.
 _ENTERED_COUNT = 256
 
 
@@ -144,7 +144,7 @@ class NextTokens:
             self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The arrays are as long as the table may become; what is in them is often far less.
+        # The arrays have room for a full table; the entries are often far fewer.
         state = {name: value for name, value in vars(self).items() if name != "_lock"}
         return state | {"_table": self.entries()}
 

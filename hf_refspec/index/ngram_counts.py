@@ -1,4 +1,4 @@
-"""How often n-grams stand in a text, by one walk along its suffix array."""
+"""How often n-grams occur in a text, by one walk along its suffix array."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -98,7 +98,7 @@ def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
         before: The suffix before this part, -1 if there is none.
         vocab_size: Larger tokens separate documents.
         least: Of each length, the fewest occurrences that count.
-        runs: int64 of shape (lengths, 2): where the n-gram of the run that has begun occurs (-1 if
+        runs: int64 of shape (lengths, 2): where the n-gram of the current run occurs (-1 if
             its document ends before) and how often; read and written.
         ended: int64 of shape (lengths, room, 2): the same of the runs that have ended, written.
 

@@ -5,8 +5,8 @@ their probabilities when it was last verified. Entries are found by open address
 whole context, and are linked by age: one that is learned again becomes the newest, and a full table
 drops its oldest.
 
-The hash has a random key, which is never stored: nobody can write a table, or a text, whose
-contexts collide. The content of a table does not depend on it.
+The hash has a random key, which is never stored: no table or text can be written whose contexts
+collide. The content of a table does not depend on it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -22,7 +22,7 @@ from .best_first import uncounted
 from .kernels import kernel, kernel_type
 
 MOST_CONTEXT = 3
-# So many of the commonest tokens are known by order.
+# How many of the commonest tokens are kept in order.
 COMMONEST = 8
 # The numbers of `state`: how many entries there are, the oldest and the newest of them, and the
 # first of the `1 + MOST_CONTEXT` that are the key of the hash.
@@ -32,7 +32,7 @@ COUNT, OLDEST, NEWEST, KEY = 0, 1, 2, 3
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    The tokens of a context stand last one first, the next tokens best first; -1 is no token.
+    A context has its last token first, the next tokens are best first; -1 is no token.
     """
 
     contexts: np.ndarray  # int32, (C, MOST_CONTEXT)

@@ -18,7 +18,7 @@ from .draft_tree import TREE
 from .kernels import kernel, kernel_type
 from .recycling import MOST_CONTEXT, Table, find
 
-# So many of a node's runners-up are proposed again after it.
+# How many of a node's runners-up are proposed again after it.
 RUNNERS_UP = 8
 # A probability counts as its multiple of this one: much smaller ones count as nothing.
 LEAST_PROB = 0.003

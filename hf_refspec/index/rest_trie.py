@@ -32,7 +32,7 @@ class Match:
 
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """Finds the suffixes of a context (int32), of `min_match` tokens or more, that stand in any of
+    """Finds the suffixes of a context (int32), of `min_match` tokens or more, that occur in any of
     the texts, the longest first.
 
     Raises:

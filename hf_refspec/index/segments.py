@@ -16,8 +16,8 @@ import numpy as np
 from .suffix_array import IndexedText, build_suffix_array
 from .token_buffer import LinkedText, TokenBuffer
 
-# A segment is joined with the newer ones unless it is more than so many times as large as all of
-# them: a larger factor leaves fewer segments to search, and sorts each token more often.
+# A segment is joined with the newer ones unless it is more than 4 times as large as all of them: a
+# larger factor leaves fewer segments to search, and sorts each token more often.
 GROWTH = 4
 # Sorting more tokens takes minutes and 8 bytes of memory a token.
 LARGEST_SEGMENT = 1 << 26

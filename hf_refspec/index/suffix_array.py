@@ -1,4 +1,4 @@
-"""Suffix arrays: all places in a long, fixed text where given tokens stand, by binary search."""
+"""Suffix arrays: all places of given tokens in a long, fixed text, by binary search."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -42,7 +42,7 @@ def _fits_three_bytes(tokens: np.ndarray) -> bool:
 class IndexedText(NamedTuple):
     """A long text with its suffix array, both perhaps mapped from unchecked files.
 
-    Behind each document stands a separator, the largest number of the type.
+    Each document is followed by a separator, the largest number of the type.
     """
 
     tokens: np.ndarray  # uint16 or uint32, (n,)
@@ -67,7 +67,7 @@ class IndexedText(NamedTuple):
         return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
 
     def holds(self, pattern: np.ndarray) -> bool:
-        """Whether a pattern of any length stands in the text; raises as `find`."""
+        """Whether a pattern of any length occurs in the text; raises as `find`."""
         low, high = self.find(pattern[:DEPTH])
         positions = self.suffixes[low:high].astype(np.int64)
         for i in range(DEPTH, len(pattern)):  # suffixes are sorted no further
@@ -86,11 +86,11 @@ class Continuations(NamedTuple):
     rows: np.ndarray  # int32, (n, longest), the tokens
     lengths: np.ndarray  # int32, (n,), of each row; shorter where a document or the text ends
     orders: np.ndarray  # int32, (n,), the index of each row's match length
-    occurrences: np.ndarray  # float64, (n,), how many places each row stands for
+    occurrences: np.ndarray  # float64, (n,), how many places each row represents
 
     @classmethod
     def empty(cls, count: int, longest: int) -> Continuations:
-        """Room for so many rows of so many tokens."""
+        """Room for `count` rows of `longest` tokens."""
         rows = np.empty((count, longest), np.int32)
         numbers = np.empty(count, np.int32), np.empty(count, np.int32)
         return cls(rows, *numbers, np.empty(count, np.float64))
@@ -104,10 +104,10 @@ DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
     "Datastore.verify() tells which file it is"
 )
-# Suffixes are sorted by so many of their first tokens: no match is longer.
+# How many first tokens of a suffix it is sorted by: no match is longer.
 DEPTH = 128
-# So many lengths of a pattern are searched for together: more of them overlap more waits for
-# memory, fewer are less often in vain.
+# How many lengths of a pattern are searched for together: more overlap more waits for memory,
+# fewer are less often in vain.
 TOGETHER = 4
 
 
@@ -129,7 +129,7 @@ _FIND = "int64[:, ::1](IndexedText_{}, int32[::1], int64)"
 
 @kernel(_FIND.format("uint16"), _FIND.format("uint32"))
 def find_suffixes(text, context, min_match):
-    """Finds all places where the last tokens of a context stand in a text, for all lengths.
+    """Finds all places of the last tokens of a context in a text, for all lengths.
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
     tokens. Several searches that take their steps together wait for them at the same time.
@@ -140,7 +140,7 @@ def find_suffixes(text, context, min_match):
         min_match: The length of the shortest one, at least 1.
 
     Returns:
-        Of each length that stands in the text, the range in `suffixes`, its end exclusive, the
+        Of each length that occurs in the text, the range in `suffixes`, its end exclusive, the
         shortest first: int64 of shape (lengths, 2).
 
     Raises:

@@ -5,7 +5,7 @@ table.safetensors  contexts  uint16 or uint32, the tokens of each context, the l
                    probs     float16, their probabilities
                    counts    float32, how often each token was the best next one
 
-Rows stand from the oldest to the newest. Where there is no token stands the size of the vocabulary.
+Rows are ordered from the oldest to the newest. The size of the vocabulary is no token.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .schema import Named, Range
 from .stored_folder import StoredFolder
 
 TABLE = Named("a recycling table", r"table\.safetensors")
-# Next tokens of a context. A drafter that goes on learning has room for so many of each of its
-# contexts, however few there are in the file.
+# Next tokens of a context. A drafter that continues to learn has room for as many of each context,
+# however few contexts there are in the file.
 MOST_NEXT = 256
 
 
@@ -144,7 +144,7 @@ class ModelTable(NextTokens):
         top_k, context, max_contexts (`int`): See [`NextTokens`].
 
     Attributes:
-        model (`str`, *optional*): The model's public name, as far as it is known.
+        model (`str`, *optional*): The model's public name, if known.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, likewise.
         source (`dict`): What it was learned from.
         path (`Path`, *optional*): The folder that it was loaded from.

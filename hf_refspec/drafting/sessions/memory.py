@@ -23,11 +23,11 @@ from .view import View
 
 logger = logging.getLogger("hf_refspec")
 
-# The tail is sealed at so many tokens: searching a longer one takes longer than one more segment.
+# The length at which the tail is sealed: a longer one takes longer to search than another segment.
 SEAL_TOKENS = 1 << 13
 # The oldest segment is rewritten when less than this fraction of it is still remembered.
 _FRACTION_KEPT = 7 / 8
-# The end of a call waits for sorting: a fifth of a second for so many tokens. Longer segments are
+# The end of a call waits for sorting: a fifth of a second for this many tokens. Longer segments are
 # joined only where there would be more than `_MOST_SEGMENTS` otherwise.
 _JOINED_TOKENS = 1 << 20
 _MOST_SEGMENTS = 10
@@ -139,8 +139,8 @@ class Memory:
             self._keeps = False
 
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
-        """Forgets sessions that the database no longer has, and reads new ones: all, or so many
-        batches."""
+        """Forgets sessions that the database no longer has, and reads new ones, in at most
+        `batches` batches."""
         oldest = database.oldest(default=self._last_id + 1)
         self._forget(self._oldest + bisect_left(self._ids, oldest))
         for sessions in islice(database.read(self._last_id), batches):

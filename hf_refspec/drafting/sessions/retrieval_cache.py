@@ -69,7 +69,7 @@ class RetrievalCache(Drafter):
         TypeError: If an argument has the wrong type.
         ValueError: If a number is too small. `begin` raises it if a token is remembered that is
             outside of the target's vocabulary.
-        DatastoreError: If what is at `path` is damaged, of another tokenizer or something else, or
+        DatastoreError: If `path` is damaged, of another tokenizer or something else, or
             the system does not let it be used.
         OSError: If there is nothing at `path` and it cannot be made.
     """
