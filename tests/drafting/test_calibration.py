@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import draft_trees
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import Calibration
@@ -16,26 +17,7 @@ VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)
 
 
-@st.composite
-def draft_trees(draw):
-    """Legal trees of up to 12 nodes, some with the probability 0."""
-    size = draw(st.integers(0, 12))
-    parents, tokens, probs, edges = [], [], [], set()
-    for node in range(size):
-        parent = draw(st.integers(max(-1, node - 3), node - 1))
-        token = draw(st.integers(0, VOCAB_SIZE - 1))
-        if (parent, token) in edges:
-            break
-        edges.add((parent, token))
-        prob = draw(st.sampled_from([0.0, *BOUNDS, 1.0]) | st.floats(0, 1))
-        parents.append(parent)
-        tokens.append(token)
-        probs.append(np.float32(prob * float(probs[parent] if parent >= 0 else 1)))
-    return DraftTree(
-        np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
-    )
-
-
+trees = draft_trees(VOCAB_SIZE, 12, st.sampled_from([0.0, *BOUNDS, 1.0]) | st.floats(0, 1))
 outcomes = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14)
 
 
@@ -103,7 +85,7 @@ def record_slowly(tree: DraftTree, emitted: list[int], memory: float, expected, 
 
 
 @given(
-    draft_trees(),
+    trees,
     counts(),
     st.floats(0.5, 8),
     st.floats(0, 3),
@@ -115,7 +97,7 @@ def test_calibrate_multiplies_each_conditional_probability(tree, counts, pseudo_
     assert probs.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-30)
 
 
-@given(draft_trees(), outcomes, counts(), st.floats(1, 48))
+@given(trees, outcomes, counts(), st.floats(1, 48))
 def test_record_outcome_counts_the_nodes_whose_parent_was_right(tree, emitted, counts, memory):
     theirs = [array.copy() for array in counts]
     tokens = np.array(emitted, np.int64)
@@ -128,7 +110,7 @@ def test_record_outcome_counts_the_nodes_whose_parent_was_right(tree, emitted, c
 # --- what holds of any text
 
 
-@given(st.lists(st.tuples(draft_trees(), outcomes), max_size=8), draft_trees())
+@given(st.lists(st.tuples(trees, outcomes), max_size=8), trees)
 def test_probabilities_stay_legal(history, tree):
     calibration = Calibration()
     for earlier, emitted in history:
@@ -139,7 +121,7 @@ def test_probabilities_stay_legal(history, tree):
     assert calibrated.parents is tree.parents
 
 
-@given(draft_trees(), st.floats(0, 3))
+@given(trees, st.floats(0, 3))
 def test_a_prior_exponent_counts_the_less_at_first_the_smaller_estimates_are(tree, exponent):
     expected = tree.probs.astype(float) ** (1 + exponent)
     calibrated = Calibration(exponent).calibrated(tree)

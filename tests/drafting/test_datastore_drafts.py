@@ -140,18 +140,6 @@ def test_the_compact_form_drafts_what_the_full_one_drafts_after_its_ngrams(store
     assert tree.probs == pytest.approx(expected.probs, rel=0.03, abs=2e-5)  # one byte each
 
 
-def test_the_compact_form_falls_back_to_shorter_ngrams(compact):
-    drafter = DatastoreDrafts(compact)
-    known = draft(drafter, [2, 3]).tokens.tolist()
-    assert known
-    assert draft(drafter, [44, 45, 46, 2, 3]).tokens.tolist() == known
-    assert draft(drafter, [44], [45, 2, 3]).tokens.tolist() == known
-    assert len(draft(drafter, [2, 3, 44])) == 0
-    assert len(draft(DatastoreDrafts(compact, min_match=3), [44, 2, 3])) == 0
-    assert len(draft(drafter, [])) == 0
-    assert len(draft(drafter, [2, 3], budget=0)) == 0
-
-
 # --- calls
 
 

@@ -7,6 +7,7 @@ import pytest
 from guarded import Guarded, guarded_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import draft_trees
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index import crest_table
@@ -27,24 +28,10 @@ tokens = st.integers(0, VOCAB_SIZE - 1)
 UINT16, UINT32 = np.dtype(np.uint16), np.dtype(np.uint32)
 types = st.sampled_from([UINT16, UINT32])
 contexts = st.lists(tokens, max_size=6)
+trees = draft_trees(VOCAB_SIZE, BUDGET)
 
 
-@st.composite
-def trees(draw):
-    nodes, parents, probs = [], [], []
-    for node in range(draw(st.integers(0, BUDGET))):
-        parent, token = draw(st.integers(-1, node - 1)), draw(tokens)
-        if (parent, token) in zip(parents, nodes, strict=True):
-            break
-        nodes.append(token)
-        parents.append(parent)
-        probs.append(draw(st.floats(0, 1)) * (probs[parent] if parent >= 0 else 1.0))
-    return DraftTree(
-        np.array(nodes, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
-    )
-
-
-entries = st.dictionaries(st.lists(tokens, min_size=1, max_size=3).map(tuple), trees(), max_size=20)
+entries = st.dictionaries(st.lists(tokens, min_size=1, max_size=3).map(tuple), trees, max_size=20)
 
 
 def table_of(entries, dtype=UINT16, max_ngram=3, vocab_size=VOCAB_SIZE) -> NgramTable:
@@ -92,7 +79,7 @@ def test_the_tree_is_that_of_the_longest_known_ngram(entries, context, min_match
     assert_is(tree_of(table, context, min_match), look_up_slowly(entries, context, min_match))
 
 
-@given(trees(), st.integers(0, BUDGET))
+@given(trees, st.integers(0, BUDGET))
 def test_a_smaller_budget_keeps_the_first_nodes(tree, budget):
     kept = DraftTree(tree.tokens[:budget], tree.parents[:budget], tree.probs[:budget])
     assert_is(tree_of(table_of({(1,): tree}), [1], budget=budget), kept)

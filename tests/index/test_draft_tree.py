@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import nodes_of
+from trees import draft_trees, nodes_of
 
 from hf_refspec.drafting.blend import merged
 from hf_refspec.drafting.tree import DraftTree
@@ -99,25 +99,6 @@ def test_tree_fault_is_what_is_wrong_with_the_first_node_that_is_not_right(nodes
 # --- merging
 
 
-@st.composite
-def trees(draw):
-    """A legal tree of few different tokens, its nodes in any order that puts parents first."""
-    tokens, parents, probs = [], [], []
-    for node in range(draw(st.integers(0, 8))):
-        parent = draw(st.integers(-1, node - 1))
-        token = draw(st.integers(0, VOCAB_SIZE - 1))
-        if (parent, token) in zip(parents, tokens, strict=True):
-            break
-        tokens.append(token)
-        parents.append(parent)
-        probs.append(draw(st.floats(0, 1)) * (probs[parent] if parent >= 0 else 1.0))
-    tree = DraftTree(
-        np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
-    )
-    tree.checked(VOCAB_SIZE)
-    return tree
-
-
 def merge_slowly(trees: list[DraftTree]) -> dict[tuple[int, ...], float]:
     """The twin of `merge_trees`: all nodes, of which it keeps the most probable."""
     failing: dict[tuple[int, ...], float] = {}
@@ -132,7 +113,7 @@ def merge_slowly(trees: list[DraftTree]) -> dict[tuple[int, ...], float]:
 
 
 @settings(max_examples=200)
-@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 20))
+@given(st.lists(draft_trees(VOCAB_SIZE, 8), min_size=1, max_size=4), st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_trees_are_kept(trees, budget):
     tree = merged(trees, budget)
     tree.checked(VOCAB_SIZE)
