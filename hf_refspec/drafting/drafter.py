@@ -107,7 +107,7 @@ def valid_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -> 
     """Asks a drafter for a tree or a chain; raises a ValueError if it is no valid one."""
     draft = drafter.draft_chain(budget) if chain else drafter.draft(budget)
     if not isinstance(draft, DraftTree):
-        raise ValueError(f"{type(drafter).__name__} must draft a DraftTree, not {draft!r}")
+        raise _refused(drafter, budget, draft)
     return draft.checked(vocab_size)
 
 
@@ -115,8 +115,12 @@ def checked_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -
     """A [`valid_draft`]; raises a ValueError if it has more than `budget` nodes."""
     draft = valid_draft(drafter, budget, vocab_size, chain)
     if len(draft) > budget:
-        raise ValueError(
-            f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
-            f"drafted {len(draft)}."
-        )
+        raise _refused(drafter, budget, len(draft))
     return draft
+
+
+def _refused(drafter: Drafter, budget: int, drafted: Any) -> ValueError:
+    return ValueError(
+        f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
+        f"drafted {drafted!r}."
+    )

@@ -107,7 +107,7 @@ class NoTree(Source):
             Source(DraftTree(np.array([4]), np.empty(0, np.int32), np.ones(1, np.float32))),
             "parents has 0 entries for 1 tokens",
         ),
-        (NoTree(), "NoTree must draft a DraftTree, not None"),
+        (NoTree(), "NoTree was asked for .* at most 8 nodes, but drafted None"),
     ],
     ids=["token", "parent", "length", "none"],
 )
