@@ -1,8 +1,8 @@
 """A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub.
 
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
-                        bounds      int64, where each begins, and the end
-sources.safetensors     documents   int64, which document each passage is from
+                        bounds      int64, the begin of each passage, and the end
+sources.safetensors     documents   int64, the document of each passage
                         names       uint8, the names of the documents in UTF-8, each ended by a
                                     zero; empty where they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
@@ -25,18 +25,18 @@ from transformers import PreTrainedTokenizerBase
 from ..store.build.source import Source, batches, open_source
 from ..store.build.tokenizing import encode
 from ..store.card import cell
-from ..store.files import Blocks, DatastoreError, FileEntry, read_arrays, write_arrays
-from ..store.fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
-from ..store.folder import FolderConfig, new_folder, token_dtype
+from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
+from ..store.fingerprint import vocabulary_size
+from ..store.folder import new_folder
 from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
+from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..store.tokenizer_file import load_backend
 from ..version import __version__
 from .text_encoder import TextEncoder
 
-# Texts that the encoder gets at once: enough for it to sort them by length.
+# Texts that are passed to the encoder at once: enough for it to sort them by length.
 _TEXTS_AT_ONCE = 512
-# Numbers that are looked at at once, and bytes of the longest path that a system has.
+# Numbers that are read at once, and bytes of the longest path that a system allows.
 _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
@@ -47,17 +47,15 @@ _LARGEST = 2**62
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig(FolderConfig):
-    """What the config.json of a knowledge base says.
+    """The config.json of a knowledge base.
 
     Attributes:
         vocab_size (`int`): All token ids are below it.
         chunk_length (`int`): The most tokens of a passage.
-        passages (`int`): How many.
-        tokens (`int`): Of all passages together.
+        passages (`int`): The number of passages.
+        tokens (`int`): Tokens of all passages together.
         dimension (`int`): Of the embeddings; 0 where there are none.
-        passages_file (`FileEntry`): Where the tokens are.
-        sources_file (`FileEntry`): Where it says which documents they are from.
-        embeddings_file (`FileEntry`, *optional*): Where the embeddings are.
+        passages_file, sources_file, embeddings_file (`FileEntry`): The files of the arrays.
         source (`dict`): How it was built, for people and for the card.
     """
 
@@ -100,10 +98,9 @@ class KnowledgeBaseConfig(FolderConfig):
 
 
 class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
-    """Passages that a language model can be given, see [`DenseRetriever`] and its like.
+    """Passages to retrieve for a language model, see [`DenseRetriever`] and [`SparseRetriever`].
 
-    It stays on disk, mapped into memory: to open one takes milliseconds, and several processes
-    share what they read of it.
+    It is memory-mapped: it opens in milliseconds, and several processes share what they read of it.
 
     Args:
         path (`str` or `Path`): The folder. See [`~KnowledgeBase.from_pretrained`] for one on the
@@ -127,28 +124,42 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        super().__init__(path)
+        super().__init__(path, tokenizer)
 
     def _open(self, config: KnowledgeBaseConfig) -> None:
-        self.config = config
         self.check_tokenizer(self.tokenizer)
-        arrays = read_arrays(
-            self.path,
-            config.passages_file,
-            {
-                "tokens": (config.token_dtype, config.tokens),
-                "bounds": (np.dtype(np.int64), config.passages + 1),
-            },
-        )
+        shapes = {
+            "tokens": (config.token_dtype, config.tokens),
+            "bounds": (np.int64, config.passages + 1),
+        }
+        arrays = read_arrays(self.path, config.passages_file, shapes)
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
-        self._check_bounds()
-        self._documents, self._names = _read_sources(self.path, config)
+        sources = {"documents": (np.int64, config.passages), "names": (np.uint8, None)}
+        arrays = read_arrays(self.path, config.sources_file, sources)
+        self._documents, self._names = arrays["documents"], arrays["names"]
+        self._check()
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
-            shape = (config.passages, config.dimension)
-            expected = {"embeddings": (np.dtype(np.float32), shape[0] * shape[1])}
-            rows = read_arrays(self.path, config.embeddings_file, expected)["embeddings"]
-            self.embeddings = rows.reshape(shape)
+            rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
+            self.embeddings = read_arrays(self.path, config.embeddings_file, rows)["embeddings"]
+
+    def _check(self) -> None:
+        """Checks the bounds and that documents are in order and, if they have names, all named."""
+        bounds, config, documents = self._bounds, self.config, self._documents
+        whole = bounds[0] == 0 and bounds[-1] == config.tokens
+        most = config.chunk_length
+        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
+            raise self._damaged(
+                config.passages_file,
+                f"its bounds are not those of passages of 1 to {most} tokens",
+            )
+        in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
+        named = len(self._names) == 0 or _name(self._names, int(documents[-1])) is not None
+        if not in_order or not named:
+            raise self._damaged(
+                config.sources_file,
+                "its documents are not those that the passages were cut from, in their order",
+            )
 
     def __len__(self) -> int:
         return self.config.passages
@@ -158,9 +169,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         tokenizer = f"tokenizer={self.config.tokenizer!r}"
         held = f"passages={len(self):,}, dimension={dimension}"
         return f"KnowledgeBase({str(self.path)!r}, {held}, {tokenizer})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path.absolute(), self.tokenizer)  # a copy maps the same files
 
     @classmethod
     def build(
@@ -177,9 +185,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         corpus: str | None = None,
         progress: bool = True,
     ) -> KnowledgeBase:
-        """Builds a knowledge base in a new folder, all of it or nothing, and opens it.
+        """Builds a knowledge base in a new folder, whole or not at all, and opens it.
 
-        A document that is too long is cut into passages of about the same length.
+        A long document is cut into passages of about the same length.
 
         Args:
             documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
@@ -193,14 +201,14 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
                 strings.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
-            license (`str`, *optional*): Of the documents. By default what the dataset says.
-            corpus (`str`, *optional*): What they are called. By default the dataset or the folder.
+            license (`str`, *optional*): Of the documents. By default the dataset's.
+            corpus (`str`, *optional*): Their name. By default the dataset's or the folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
             FileExistsError: If there is something at `path`.
             ValueError: If there is no token in all documents, one of them is no document, or the
-                encoder returns something other than a finite vector for each text, or is none.
+                encoder is invalid or returns anything but a finite vector for each text.
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
@@ -229,9 +237,10 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         begin, end = self._bounds[passage_id : passage_id + 2]
         tokens = self._tokens[begin:end].astype(np.int64)
         if tokens.max() >= self.config.vocab_size:
-            raise DatastoreError(
-                f"{self.path} is damaged: passage {passage_id} has the token {tokens.max()}, but "
-                f"the ids are below {self.config.vocab_size}"
+            raise self._damaged(
+                self.config.passages_file,
+                f"passage {passage_id} has the token {tokens.max()}, but the ids are below "
+                f"{self.config.vocab_size}",
             )
         return tokens
 
@@ -244,12 +253,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         return _decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
-        """Where a passage is from: `"docs/guide.md, line 120"` for a file, which is named as it was
-        when the knowledge base was built, or from the folder on that was named by an absolute path;
-        `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
+        """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
+        knowledge base was built from (of an absolute one, only the last folder and what is below
+        it); `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
 
-        The line is left out where the tokenizer does not keep the ends of lines; to find it, the
-        document is decoded up to the passage.
+        The document is decoded up to the passage to find the line, which is left out if the
+        tokenizer does not keep the ends of lines.
 
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
@@ -269,44 +278,17 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
         return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
-    def _check_bounds(self) -> None:
-        bounds, most = self._bounds, self.config.chunk_length
-        whole = bounds[0] == 0 and bounds[-1] == self.config.tokens
-        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
-            raise DatastoreError(
-                f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
-                f"those of passages of 1 to {most} tokens"
-            )
-
 
 def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The smallest and the largest difference between a number and the one before it, of some of
-    them at a time: there can be more than fit into memory."""
+    """The smallest and the largest difference between successive numbers, block by block: they may
+    not fit into memory."""
     for begin in range(0, len(numbers) - 1, _BLOCK):
         steps = np.diff(numbers[begin : begin + _BLOCK + 1])
         yield int(steps.min()), int(steps.max())
 
 
-def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Which document each passage is from, ascending, and the names of all documents, if they have
-    any, as they stand in the file."""
-    expected: dict[str, tuple[np.dtype, int | None]] = {
-        "documents": (np.dtype(np.int64), config.passages),
-        "names": (np.dtype(np.uint8), None),
-    }
-    arrays = read_arrays(folder, config.sources_file, expected)
-    documents, names = arrays["documents"], arrays["names"]
-    in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
-    if not in_order or (len(names) and _name(names, int(documents[-1])) is None):
-        raise DatastoreError(
-            f"{folder / config.sources_file.name} is damaged: its documents are not those that the "
-            "passages were cut from, in their order"
-        )
-    return documents, names
-
-
 def _name(names: np.ndarray, document: int) -> str | None:
-    """The name of a document; there can be millions, of which only this one becomes a `str`."""
+    """The name of a document, out of possibly millions of which only this one is decoded."""
     for begin in range(0, len(names), _BLOCK):
         ends = names[begin : begin + _BLOCK] == 0
         count = int(np.count_nonzero(ends))
@@ -326,32 +308,28 @@ def _write(
     chunk_length: int,
     progress: bool,
 ) -> None:
-    """Writes all of a knowledge base into a folder."""
     tokens, bounds, documents = _passages(source, tokenizer, chunk_length, progress)
+    names = "".join(f"{file}\0" for file in source.files or ()).encode("utf-8", errors="replace")
     arrays = {"tokens": tokens, "bounds": bounds}
-    passages_file = write_arrays(folder / "passages.safetensors", arrays)
-    names = "".join(f"{file}\0" for file in source.files or ())
-    as_bytes = np.frombuffer(names.encode("utf-8", errors="replace"), np.uint8)
-    sources = {"documents": documents, "names": as_bytes}
-    sources_file = write_arrays(folder / "sources.safetensors", sources)
-    dimension, embeddings_file = 0, None
+    sources = {"documents": documents, "names": np.frombuffer(names, np.uint8)}
+    count, dimension, embeddings_file = len(bounds) - 1, 0, None
     if encoder is not None:
         rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
-        dimension, path = first.shape[1], folder / "embeddings.safetensors"
-        count = (len(bounds) - 1) * dimension
-        embeddings = Blocks(np.dtype(np.float32), count, chain([first], rows))
-        embeddings_file = write_arrays(path, {"embeddings": embeddings})
-    KnowledgeBaseConfig(
-        fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=public_name(tokenizer),
+        dimension = first.shape[1]
+        embeddings = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
+        embeddings_file = write_arrays(
+            folder / "embeddings.safetensors", {"embeddings": embeddings}
+        )
+    KnowledgeBaseConfig.made_for(
+        tokenizer,
         vocab_size=vocabulary_size(tokenizer),
         chunk_length=chunk_length,
-        passages=len(bounds) - 1,
+        passages=count,
         tokens=len(tokens),
         dimension=dimension,
-        passages_file=passages_file,
-        sources_file=sources_file,
+        passages_file=write_arrays(folder / "passages.safetensors", arrays),
+        sources_file=write_arrays(folder / "sources.safetensors", sources),
         embeddings_file=embeddings_file,
         source={
             "corpus": source.name,
@@ -365,8 +343,8 @@ def _write(
 def _passages(
     source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them: all tokens in a row, where each passage begins, and which
-    document it is from."""
+    """Tokenises documents and cuts them into passages: all tokens, the bounds of the passages, and
+    the document of each."""
     dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
     backend = load_backend(tokenizer.backend_tokenizer.to_str())
     tokens: list[np.ndarray] = []
@@ -377,7 +355,7 @@ def _passages(
     ) as bar:
         for batch in batches(source.documents):
             separated, in_a_row = encode(backend, batch, dtype, separator=0)
-            # Each document that is not empty has a separator after it, which is not wanted here.
+            # Removes the separator after each document that is not empty.
             ends = np.cumsum(separated[separated > 0])
             tokens.append(np.delete(in_a_row, ends - 1))
             for length in separated.tolist():
@@ -392,7 +370,7 @@ def _passages(
 
 
 def _even_parts(length: int, most: int) -> list[int]:
-    """As few parts of at most `most` as make up `length`, all of about the same length."""
+    """Divides `length` into as few parts of at most `most` as possible, of about equal length."""
     count = -(-length // most)
     return [length // count + (part < length % count) for part in range(count)]
 
@@ -409,7 +387,7 @@ def _embedded(
     bounds: np.ndarray,
     progress: bool,
 ) -> Iterator[np.ndarray]:
-    """The embeddings of the passages, some at a time."""
+    """Yields the embeddings of the passages, block by block."""
     count, dimension = len(bounds) - 1, None
     with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
         for first in range(0, count, _TEXTS_AT_ONCE):

@@ -1,11 +1,12 @@
-"""A recycling table: what a model expected after many contexts, in a folder or on the Hub.
+"""A recycling table: the next tokens that a model expected after many contexts, in a folder or on
+the Hub.
 
 table.safetensors  contexts  uint16 or uint32, the tokens of each context, the last one first
                    tokens    uint16 or uint32, the best next tokens of each, best first
                    probs     float16, their probabilities
                    counts    float32, how often each token was the best next one
 
-Rows stand from the oldest to the newest. Where there is no token stands the size of the vocabulary.
+Rows are sorted from the oldest to the newest. The size of the vocabulary stands for no token.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from transformers import PreTrainedTokenizerBase
 from ..index.next_tokens import Entries
 from ..index.recycling import MOST_CONTEXT
 from ..version import __version__
-from .files import DatastoreError, FileEntry, read_arrays, write_arrays
-from .fingerprint import public_name, tokenizer_fingerprint
-from .folder import FolderConfig, new_folder, token_dtype
+from .files import FileEntry, read_arrays, write_arrays
+from .folder import new_folder
 from .schema import Named, Range
-from .stored_folder import StoredFolder
+from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = Named("a recycling table", r"table\.safetensors")
-# Next tokens of a context. A drafter that goes on learning has room for so many of each of its
-# contexts, however few there are in the file.
+# Next tokens of a context. A drafter that continues learning allocates room for so many for each of
+# its contexts, however few are in the file.
 MOST_NEXT = 256
+_IDS = ("contexts", "tokens")
 
 
 @dataclass(frozen=True)
 class RecyclingTableConfig(FolderConfig):
-    """What the config.json of a recycling table says.
+    """The config.json of a recycling table.
 
     Attributes:
-        model (`str`): The model whose expectations they are, for people.
+        model (`str`): The name of the model that was learned from.
         vocab_size (`int`): The model's; all token ids are below it.
         context (`int`): The longest contexts.
-        top_k (`int`): How many next tokens each has.
-        contexts (`int`): How many.
-        table_file (`FileEntry`): Where they are.
-        source (`dict`): What it was learned from, for people and for the card.
+        top_k (`int`): Next tokens of each context.
+        contexts (`int`): How many contexts there are.
+        table_file (`FileEntry`): The file of the arrays.
+        source (`dict`): The corpus, for people and for the card.
     """
 
     NOUN = "recycling table"
@@ -62,7 +63,7 @@ class RecyclingTableConfig(FolderConfig):
 
 
 class RecyclingTable(StoredFolder[RecyclingTableConfig]):
-    """A stored table, which [`TokenRecycling`] begins with.
+    """A stored table for [`TokenRecycling`] to start with.
 
     Args:
         path (`str` or `Path`): The folder. See [`~RecyclingTable.from_pretrained`] for one on the
@@ -76,11 +77,8 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     config_type = RecyclingTableConfig
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(path)
+        super().__init__(path, tokenizer)
         self.check_tokenizer(tokenizer)
-
-    def _open(self, config: RecyclingTableConfig) -> None:
-        self.config = config
 
     def __repr__(self) -> str:
         config = self.config
@@ -99,15 +97,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         context: int,
         source: dict[str, Any],
     ) -> RecyclingTable:
-        """Writes a table into a new folder, all of it or nothing, and opens it.
-
-        Raises:
-            FileExistsError: If there is something at `path`.
-            OSError: If it cannot be written.
-        """
+        """Writes a table into a new folder, whole or not at all, and opens it; raises as
+        [`new_folder`] and [`write_arrays`]."""
         dtype = token_dtype(vocab_size)
         contexts, tokens = (
-            np.where(ids < 0, vocab_size, ids).astype(dtype).ravel()
+            np.where(ids < 0, vocab_size, ids).astype(dtype)
             for ids in (entries.contexts, entries.tokens)
         )
         counts = np.zeros(vocab_size, dtype=np.float32)
@@ -116,12 +110,11 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
             "counts": counts,
             "contexts": contexts,
             "tokens": tokens,
-            "probs": entries.probs.astype(np.float16).ravel(),
+            "probs": entries.probs.astype(np.float16),
         }
         with new_folder(Path(path)) as folder:
-            RecyclingTableConfig(
-                fingerprint=tokenizer_fingerprint(tokenizer),
-                tokenizer=public_name(tokenizer),
+            RecyclingTableConfig.made_for(
+                tokenizer,
                 model=model,
                 vocab_size=vocab_size,
                 context=context,
@@ -133,50 +126,40 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return cls(path, tokenizer)
 
     def entries(self, most: int | None = None) -> Entries:
-        """All entries, or the newest ones, read and checked.
-
-        Args:
-            most (`int`, *optional*): How many at most.
-
-        Raises:
-            DatastoreError: If a token is outside of the vocabulary, a context is none, or a
-                probability is no number from 0 to 1.
-        """
+        """Reads and checks all entries, or only the newest `most`; raises a DatastoreError for a
+        token, context, probability or count that is impossible."""
         config = self.config
-        ids = token_dtype(config.vocab_size)
-        lengths = {"contexts": MOST_CONTEXT, "tokens": config.top_k, "probs": config.top_k}
+        rows, ids = config.contexts, token_dtype(config.vocab_size)
         expected = {
-            name: (np.dtype(np.float16) if name == "probs" else ids, config.contexts * length)
-            for name, length in lengths.items()
+            "contexts": (ids, (rows, MOST_CONTEXT)),
+            "tokens": (ids, (rows, config.top_k)),
+            "probs": (np.float16, (rows, config.top_k)),
+            "counts": (np.float32, config.vocab_size),
         }
-        expected["counts"] = (np.dtype(np.float32), config.vocab_size)
         with self._reading():
             arrays = read_arrays(self.path, config.table_file, expected)
-            first = 0 if most is None else max(config.contexts - most, 0)
-            newest = {name: arrays[name].reshape(config.contexts, -1)[first:] for name in lengths}
-            contexts, tokens = (self._ids(name, newest[name]) for name in ("contexts", "tokens"))
-            probs = newest["probs"].astype(np.float32)
-            if not ((probs >= 0) & (probs <= 1)).all():  # NaN neither
-                raise self._damaged("a probability is no number from 0 to 1")
+            first = 0 if most is None else max(rows - most, 0)
+            contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
+            probs = arrays["probs"][first:].astype(np.float32)
+            self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
             held = contexts >= 0
             whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
-            if not whole.all():
-                raise self._damaged(f"a context is not one of 1 to {config.context} tokens")
+            self._check(whole.all(), f"a context is not one of 1 to {config.context} tokens")
             counts = arrays["counts"].copy()
-            if not ((counts >= 0) & np.isfinite(counts)).all():
-                raise self._damaged("a count is no number from 0 on")
+            sound = (counts >= 0) & np.isfinite(counts)
+            self._check(sound.all(), "a count is not a number from 0 on")
             return Entries(contexts, tokens, probs, counts)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""
-        if stored.max() > self.config.vocab_size:
-            raise self._damaged(
-                f"{name} has the token {stored.max()}, but the ids are below "
-                f"{self.config.vocab_size}"
-            )
+        largest, size = stored.max(), self.config.vocab_size
+        self._check(
+            largest <= size, f"{name} has the token {largest}, but the ids are below {size}"
+        )
         ids = stored.astype(np.int32)
-        ids[ids == self.config.vocab_size] = -1
+        ids[ids == size] = -1
         return ids
 
-    def _damaged(self, reason: str) -> DatastoreError:
-        return DatastoreError(f"{self.path / self.config.table_file.name} is damaged: {reason}")
+    def _check(self, sound: np.bool_, reason: str) -> None:
+        if not sound:  # NaN neither
+            raise self._damaged(self.config.table_file, reason)

@@ -21,7 +21,7 @@ from hf_refspec.store import hub as hub_module
 from hf_refspec.store.card import card as card_of
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
-from hf_refspec.store.files import CONFIG, DatastoreError, check_file, sha256, write_arrays
+from hf_refspec.store.files import CONFIG, DatastoreError, FileEntry, check_file, write_arrays
 from hf_refspec.store.folder import write_json
 
 REPO = "owner/store"
@@ -474,7 +474,7 @@ def test_a_client_that_another_thread_has_closed_means_out_of_reach(hub, store, 
 def test_a_dropped_download_goes_on_where_it_was(hub, store, monkeypatch, no_waiting):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 25)
     push(store, REPO, token=TOKEN)
-    tokens = sha256(store / "tokens-00001.safetensors")
+    tokens = FileEntry.of(store / "tokens-00001.safetensors").sha256
     hub.faults.append(Fault("GET", f"/storage/{tokens}", after=50, times=2))
     check_file(fetch(REPO), StoreConfig.read(store).shards[0].tokens_file)
     assert hub.asked_for("GET", tokens)[1:] == [
@@ -523,13 +523,14 @@ def test_a_failed_push_leaves_the_old_version(hub, store, tmp_path, no_waiting, 
 def test_two_who_push_at_the_same_time(hub, store, monkeypatch):
     push(store, REPO, token=TOKEN)
     repo = hub.repos[REPO]
-    list_files = huggingface_hub.HfApi.list_repo_files
+    repo_info = huggingface_hub.HfApi.repo_info
 
     def other_commit(self, *args, **kwargs):
+        info = repo_info(self, *args, **kwargs)
         repo.commit("main", repo.commits[repo.branches["main"]])
-        return list_files(self, *args, **kwargs)
+        return info
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", other_commit)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", other_commit)
     make_store(store, seed=1)
     before = repo.files()
     with pytest.raises(OSError, match=r"somebody else changed the repo"):

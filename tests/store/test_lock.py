@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.lock import locked, release
+from hf_refspec.store.folder import locked, release
 
 
 def test_who_comes_second_is_refused(tmp_path):
@@ -83,7 +83,7 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     path = tmp_path / ".lock"
     code = (
-        "import sys; from pathlib import Path; from hf_refspec.store.lock import locked\n"
+        "import sys; from pathlib import Path; from hf_refspec.store.folder import locked\n"
         "lock = locked(Path(sys.argv[1]), ''); print('held', flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -99,7 +99,7 @@ HOLDS = dedent("""
     import os, sys
     from pathlib import Path
     from hf_refspec.store.files import DatastoreError
-    from hf_refspec.store.lock import locked, release
+    from hf_refspec.store.folder import locked, release
 
     path, inside, held = Path(sys.argv[1]), sys.argv[2], 0
     sys.stdin.readline()

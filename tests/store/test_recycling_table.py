@@ -16,7 +16,7 @@ import hf_refspec as rs
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.next_tokens import Entries
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
-from hf_refspec.store.folder import token_dtype
+from hf_refspec.store.stored_folder import token_dtype
 from hf_refspec.store.recycling_table import RecyclingTable
 
 REPO = "owner/table"
@@ -167,10 +167,10 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray]:
         ("tokens", 260, "tokens has the token 260, but the ids are below 259"),
         ("contexts", 259, "a context is not one of 1 to 3 tokens"),
         ("contexts", 300, "contexts has the token 300"),
-        ("probs", np.nan, "a probability is no number from 0 to 1"),
-        ("probs", 1.5, "a probability is no number from 0 to 1"),
-        ("counts", np.inf, "a count is no number from 0 on"),
-        ("counts", -1, "a count is no number from 0 on"),
+        ("probs", np.nan, "a probability is not from 0 to 1"),
+        ("probs", 1.5, "a probability is not from 0 to 1"),
+        ("counts", np.inf, "a count is not a number from 0 on"),
+        ("counts", -1, "a count is not a number from 0 on"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(folder, tokenizer, name, value, message):
