@@ -65,18 +65,8 @@ KeyDtype = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class KnnConfig(FolderConfig):
-    """The config.json of a kNN datastore.
-
-    Attributes:
-        model (`str`): The model's name, for people.
-        layer (`str`): Which hidden state a key is.
-        vocab_size (`int`): All values are below it.
-        entries, dimension (`int`): The shape of the keys.
-        key_dtype (`str`): `"float32"` or `"float16"`.
-        file (`FileEntry`): The file of the entries.
-        pq_index (`FileEntry`, *optional*): The file of their PQ index.
-        interpolation ([`Interpolation`], *optional*): The weight of the neighbours, if chosen.
-    """
+    """The config.json of a kNN datastore: `layer` is the hidden state that a key is, `entries` and
+    `dimension` are the shape of the keys, and `interpolation` is the weight of the neighbours."""
 
     NOUN = "kNN datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
@@ -100,15 +90,14 @@ class KnnConfig(FolderConfig):
                 raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
 
     def card_texts(self) -> dict[str, str]:
-        chosen = self.interpolation
-        return {
-            "pq_size": readable_size(self.pq_index.size) if self.pq_index else "none",
-            "interpolation": "not chosen"
-            if chosen is None
-            else f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
-            f"{chosen.perplexity_alone:.2f} on the {chosen.tokens:,} held-out tokens that this was "
-            "chosen on",
-        }
+        pq_size = readable_size(self.pq_index.size) if self.pq_index else "none"
+        chosen, interpolation = self.interpolation, "not chosen"
+        if chosen is not None:
+            interpolation = (
+                f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
+                f"{chosen.perplexity_alone:.2f} on {chosen.tokens:,} held-out tokens"
+            )
+        return {"pq_size": pq_size, "interpolation": interpolation}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -125,7 +114,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
     Attributes:
         path (`Path`): The folder.
-        config ([`KnnConfig`]): What its config.json says.
+        config ([`KnnConfig`]): Its config.json.
         keys (`np.ndarray`, float32 of shape `(entries, dimension)`): Hidden states.
         values (`np.ndarray`, int32 of shape `(entries,)`): The next tokens.
 

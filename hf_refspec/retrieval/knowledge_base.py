@@ -3,8 +3,8 @@
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
                         bounds      int64, the begin of each passage, and the end
 sources.safetensors     documents   int64, the document of each passage
-                        names       uint8, the names of the documents in UTF-8, each ended by a
-                                    zero; empty where they are not files
+                        names       uint8, the names of all documents in UTF-8
+                        name_ends   int64, the end of each name; empty where they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
 """
 
@@ -14,28 +14,24 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..store.build.source import Source, batches, open_source
-from ..store.build.tokenizing import encode
+from ..store.build.source import Source, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.fingerprint import vocabulary_size
 from ..store.folder import new_folder
 from ..store.schema import Named, Range
 from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
-from ..store.tokenizer_file import load_backend
 from ..version import __version__
+from .passages import cut_passages, decode, embedded
 from .text_encoder import TextEncoder
 
-# Texts that are passed to the encoder at once: enough for it to sort them by length.
-_TEXTS_AT_ONCE = 512
 # Numbers that are read at once, and bytes of the longest path that a system allows.
 _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 
@@ -47,17 +43,8 @@ _LARGEST = 2**62
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig(FolderConfig):
-    """The config.json of a knowledge base.
-
-    Attributes:
-        vocab_size (`int`): All token ids are below it.
-        chunk_length (`int`): The most tokens of a passage.
-        passages (`int`): The number of passages.
-        tokens (`int`): Tokens of all passages together.
-        dimension (`int`): Of the embeddings; 0 where there are none.
-        passages_file, sources_file, embeddings_file (`FileEntry`): The files of the arrays.
-        source (`dict`): How it was built, for people and for the card.
-    """
+    """The config.json of a knowledge base: passages of up to `chunk_length` tokens, `tokens` of all
+    passages together, and embeddings of `dimension` numbers (0 where there are none)."""
 
     NOUN = "knowledge base"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
@@ -109,8 +96,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     Attributes:
         path (`Path`): The folder.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
-        config ([`KnowledgeBaseConfig`]): What its config.json says.
+        config ([`KnowledgeBaseConfig`]): Its config.json.
         embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
             passage; `None` where it was built without an encoder.
 
@@ -134,9 +120,12 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         }
         arrays = read_arrays(self.path, config.passages_file, shapes)
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
-        sources = {"documents": (np.int64, config.passages), "names": (np.uint8, None)}
-        arrays = read_arrays(self.path, config.sources_file, sources)
-        self._documents, self._names = arrays["documents"], arrays["names"]
+        sources: dict[str, tuple[Any, int | None]] = {
+            "documents": (np.int64, config.passages),
+            "names": (np.uint8, None),
+            "name_ends": (np.int64, None),
+        }
+        self._sources = read_arrays(self.path, config.sources_file, sources)
         self._check()
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
@@ -144,8 +133,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             self.embeddings = read_arrays(self.path, config.embeddings_file, rows)["embeddings"]
 
     def _check(self) -> None:
-        """Checks the bounds and that documents are in order and, if they have names, all named."""
-        bounds, config, documents = self._bounds, self.config, self._documents
+        bounds, config, documents = self._bounds, self.config, self._sources["documents"]
         whole = bounds[0] == 0 and bounds[-1] == config.tokens
         most = config.chunk_length
         if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
@@ -154,8 +142,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 f"its bounds are not those of passages of 1 to {most} tokens",
             )
         in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
-        named = len(self._names) == 0 or _name(self._names, int(documents[-1])) is not None
-        if not in_order or not named:
+        if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
             raise self._damaged(
                 config.sources_file,
                 "its documents are not those that the passages were cut from, in their order",
@@ -250,7 +237,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
-        return _decode(self.tokenizer, self.passage(passage_id))
+        return decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
         """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
@@ -263,20 +250,27 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
-        passage = self.text(passage_id)
-        document = int(self._documents[passage_id])
-        name = _name(self._names, document) or f"document {document}"
+        passage, documents = self.text(passage_id), self._sources["documents"]
+        document = int(documents[passage_id])
+        name = self._name(document)
         if not self._keeps_lines:
             return name
-        first = int(np.searchsorted(self._documents, document))
+        first = int(np.searchsorted(documents, document))
         before = "".join(self.text(i) for i in range(first, passage_id))
         blank = passage[: len(passage) - len(passage.lstrip())]
         return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
 
+    def _name(self, document: int) -> str:
+        ends = self._sources["name_ends"]
+        if len(ends) == 0:
+            return f"document {document}"
+        name = self._sources["names"][ends[document - 1] if document else 0 : ends[document]]
+        return name[:_LONGEST_NAME].tobytes().decode("utf-8", errors="replace")
+
     @cached_property
     def _keeps_lines(self) -> bool:
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
-        return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
+        return decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
 
 def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -287,19 +281,6 @@ def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
         yield int(steps.min()), int(steps.max())
 
 
-def _name(names: np.ndarray, document: int) -> str | None:
-    """The name of a document, out of possibly millions of which only this one is decoded."""
-    for begin in range(0, len(names), _BLOCK):
-        ends = names[begin : begin + _BLOCK] == 0
-        count = int(np.count_nonzero(ends))
-        if document < count:
-            end = begin + int(np.flatnonzero(ends)[document])
-            before = names[max(end - _LONGEST_NAME, 0) : end].tobytes()
-            return before[before.rfind(b"\0") + 1 :].decode("utf-8", errors="replace")
-        document -= count
-    return None
-
-
 def _write(
     folder: Path,
     source: Source,
@@ -308,13 +289,17 @@ def _write(
     chunk_length: int,
     progress: bool,
 ) -> None:
-    tokens, bounds, documents = _passages(source, tokenizer, chunk_length, progress)
-    names = "".join(f"{file}\0" for file in source.files or ()).encode("utf-8", errors="replace")
+    tokens, bounds, documents = cut_passages(source, tokenizer, chunk_length, progress)
+    names = [str(file).encode("utf-8", errors="replace") for file in source.files or ()]
     arrays = {"tokens": tokens, "bounds": bounds}
-    sources = {"documents": documents, "names": np.frombuffer(names, np.uint8)}
+    sources = {
+        "documents": documents,
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+    }
     count, dimension, embeddings_file = len(bounds) - 1, 0, None
     if encoder is not None:
-        rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
+        rows = embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
         dimension = first.shape[1]
         embeddings = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
@@ -338,67 +323,3 @@ def _write(
             "hf_refspec": __version__,
         },
     ).write(folder)
-
-
-def _passages(
-    source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them into passages: all tokens, the bounds of the passages, and
-    the document of each."""
-    dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
-    backend = load_backend(tokenizer.backend_tokenizer.to_str())
-    tokens: list[np.ndarray] = []
-    lengths: list[int] = []
-    passages_of: list[int] = []  # each document
-    with tqdm(
-        desc="reading", unit=" documents", total=source.total, disable=not progress or None
-    ) as bar:
-        for batch in batches(source.documents):
-            separated, in_a_row = encode(backend, batch, dtype, separator=0)
-            # Removes the separator after each document that is not empty.
-            ends = np.cumsum(separated[separated > 0])
-            tokens.append(np.delete(in_a_row, ends - 1))
-            for length in separated.tolist():
-                parts = _even_parts(length - 1, chunk_length) if length else []
-                lengths += parts
-                passages_of.append(len(parts))
-            bar.update(len(batch))
-    if not lengths:
-        raise ValueError("documents has no token in it: there is nothing to retrieve")
-    documents = np.repeat(np.arange(len(passages_of), dtype=np.int64), passages_of)
-    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
-
-
-def _even_parts(length: int, most: int) -> list[int]:
-    """Divides `length` into as few parts of at most `most` as possible, of about equal length."""
-    count = -(-length // most)
-    return [length // count + (part < length % count) for part in range(count)]
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
-    text = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
-    return str(text)
-
-
-def _embedded(
-    encoder: TextEncoder,
-    tokenizer: PreTrainedTokenizerBase,
-    tokens: np.ndarray,
-    bounds: np.ndarray,
-    progress: bool,
-) -> Iterator[np.ndarray]:
-    """Yields the embeddings of the passages, block by block."""
-    count, dimension = len(bounds) - 1, None
-    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
-        for first in range(0, count, _TEXTS_AT_ONCE):
-            edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
-            texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
-            vectors = encoder.passages(texts)
-            dimension = dimension or vectors.shape[1]
-            if vectors.shape[1] != dimension:
-                raise ValueError(
-                    f"encoder returned vectors of dimension {dimension}, and then of "
-                    f"{vectors.shape[1]}; all must have the same"
-                )
-            yield vectors
-            bar.update(len(texts))

@@ -45,7 +45,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     Attributes:
         path (`Path`): The folder.
-        config ([`StoreConfig`]): What its config.json says.
+        config ([`StoreConfig`]): Its config.json.
         form (`str`): The form that is open.
         ngrams ([`NgramTable`], *optional*): The compact form; `None` if the full one is open.
         shards (`list[IndexedText]`): The full form; empty if the compact one is open.

@@ -55,15 +55,8 @@ class NgramsEntry:
 
 @dataclass(frozen=True)
 class StoreConfig(FolderConfig):
-    """The config.json of a datastore.
-
-    Attributes:
-        vocab_size (`int`): All token ids are below it.
-        source (`dict`): How the store was built, for people and for the card.
-        shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
-        ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
-        tokenizer_file (`FileEntry`, *optional*): The tokenizer; `None` until it is written.
-    """
+    """The config.json of a datastore: its `shards` are the full form, its `ngrams` the compact one;
+    `source` tells how it was built, for people and for the card."""
 
     NOUN = "datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}

@@ -36,17 +36,8 @@ _IDS = ("contexts", "tokens")
 
 @dataclass(frozen=True)
 class RecyclingTableConfig(FolderConfig):
-    """The config.json of a recycling table.
-
-    Attributes:
-        model (`str`): The name of the model that was learned from.
-        vocab_size (`int`): The model's; all token ids are below it.
-        context (`int`): The longest contexts.
-        top_k (`int`): Next tokens of each context.
-        contexts (`int`): How many contexts there are.
-        table_file (`FileEntry`): The file of the arrays.
-        source (`dict`): The corpus, for people and for the card.
-    """
+    """The config.json of a recycling table: `contexts` contexts of up to `context` tokens, with
+    `top_k` next tokens each, below the model's `vocab_size`."""
 
     NOUN = "recycling table"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}

@@ -38,23 +38,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """What a config.json says; derived classes declare it in their fields, see [`schema`].
+    """The content of a config.json; derived classes declare it in their fields, see [`schema`]."""
 
-    Attributes:
-        NOUN (`str`): What the folder is, for messages.
-        HEADER (`dict`): The entries that distinguish it from other folders and formats.
-        FILES (`tuple` of [`Named`]): The names that its files can have.
-        REMEDY (`str`): What to do with a folder of another format.
-        TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.
-        fingerprint (`str`): Of the tokenizer, see [`tokenizer_fingerprint`].
-        tokenizer (`str`): Its name, for people.
-    """
-
-    NOUN: ClassVar[str]
-    HEADER: ClassVar[dict[str, Any]]
-    FILES: ClassVar[tuple[Named, ...]]
-    REMEDY: ClassVar[str] = "install the hf_refspec that it was made with, or build it again"
-    TEMPLATE: ClassVar[str] = ""
+    NOUN: ClassVar[str]  # what the folder is, for messages
+    HEADER: ClassVar[dict[str, Any]]  # distinguishes it from other folders and formats
+    FILES: ClassVar[tuple[Named, ...]]  # the names that its files can have
+    TEMPLATE: ClassVar[str]  # the file with the card's text
 
     fingerprint: str
     tokenizer: str
@@ -163,7 +152,8 @@ class FolderConfig:
             if type(found) is not type(expected) or found != expected:
                 raise DatastoreError(
                     f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {expected!r}; {cls.REMEDY}"
+                    f"only {expected!r}; install the hf_refspec that it was made with, or build "
+                    "it again"
                 )
 
 
@@ -189,7 +179,7 @@ class StoredFolder(Generic[C]):
 
     Attributes:
         path (`Path`): The folder.
-        config ([`FolderConfig`]): What its config.json says.
+        config ([`FolderConfig`]): Its config.json.
     """
 
     config_type: ClassVar[type[FolderConfig]]
