@@ -20,6 +20,14 @@ from hf_refspec.store.shards import map_suffixes, map_tokens
 
 QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
 FINGERPRINT = "f" * 32
+SOURCE = {
+    "corpus": "Python | standard library",
+    "license": "Apache-2.0",
+    "deduplicated": True,
+    "documents": 10,
+    "mat": {"HumanEval, 64 nodes": 2.1},
+    "hf_refspec": "0.1.0",
+}
 
 
 def some_documents(vocab_size: int = 300, seed: int = 0) -> list[list[int]]:
@@ -127,3 +135,30 @@ def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
     """The first tokens of suffixes, as many as they are sorted by."""
     places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
     return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
+
+
+def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> StoreConfig:
+    """A datastore whose arrays mean nothing, but are what config.json says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+
+    def written(name, dtype, length):
+        array = rng.integers(0, 50, length).astype(dtype)
+        return write_arrays(folder / f"{name}.safetensors", {name.split("-")[0]: array})
+
+    entries = [
+        ShardEntry(
+            tokens=length,
+            documents=4,
+            tokens_file=written(f"tokens-{number:05}", np.uint16, length),
+            suffixes_file=written(f"suffixes-{number:05}", np.int32, length),
+        )
+        for number, length in enumerate(shards, start=1)
+    ]
+    compact = None
+    if ngrams:
+        file = written(f"ngrams-{ngrams}", np.int32, 20)
+        compact = NgramsEntry(ngrams=[5, 7], nodes=30, corpus_tokens=sum(shards), file=file)
+    config = StoreConfig("f" * 32, "org/tokenizer", 32000, SOURCE, entries, compact)
+    config.write(folder)
+    return config
