@@ -17,12 +17,7 @@ from huggingface_hub import (
     hf_hub_download,
     snapshot_download,
 )
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from .card import card
 from .files import CONFIG, DatastoreError, check_file, open_file, unreadable
@@ -71,70 +66,26 @@ def fetch(
         repo_id, kind.NOUN, [CONFIG], "dataset", revision, **options
     )
     options |= {"repo_type": "dataset", "local_files_only": cached_only, **LIBRARY}
+    place = f"the dataset repo {repo_id!r} at revision {revision or constants.DEFAULT_REVISION!r}"
     wanted = CONFIG
     try:
         folder = Path(hf_hub_download(repo_id, CONFIG, revision=revision, **options)).parent
         names = [file.name for file in part(kind.read(folder)).files()]
         # The commit that config.json is from, even if another one is pushed meanwhile.
-        commit = folder.name
-        wanted = "a file"
+        pinned = folder.name
         patterns = [CARD, *(glob.escape(name) for name in names)]
-        snapshot_download(repo_id, revision=commit, allow_patterns=patterns, **options)
+        snapshot_download(repo_id, revision=pinned, allow_patterns=patterns, **options)
         # It does not miss files that the repo, or offline the cache, lacks.
         for wanted in names:
             if not (folder / wanted).exists():
-                hf_hub_download(repo_id, wanted, revision=commit, **options)
+                hf_hub_download(repo_id, wanted, revision=pinned, **options)
+    except DatastoreError as error:
+        raise DatastoreError(f"{place} cannot be used: {error}") from error
+    except RemoteEntryNotFoundError as error:
+        raise DatastoreError(f"{place} is not a {kind.NOUN}: it has no {wanted}") from error
     except Exception as error:  # of several libraries
-        raise _fetch_error(error, kind, repo_id, revision, wanted, local_files_only) from error
+        raise OSError(f"{place} was not downloaded: {one_line(error)}") from error
     return folder
-
-
-def _fetch_error(
-    error: Exception,
-    kind: type[FolderConfig],
-    repo_id: str,
-    revision: str | None,
-    wanted: str,
-    local_files_only: bool,
-) -> Exception:
-    """The error to raise instead of `error`; it names the repo and says what to do."""
-    repo = f"the dataset repo {repo_id!r}"
-    place = f"{repo} at revision {revision or constants.DEFAULT_REVISION!r}"
-    not_cached = f"{place} is not in the cache, or not all of it"
-    match error:  # the narrower error before the one that it derives from
-        case DatastoreError():
-            return DatastoreError(f"{place} cannot be used: {error}")
-        case RevisionNotFoundError():
-            return OSError(
-                f"{repo} has no revision {revision!r}; name one of its branches, tags or commits, "
-                f"or leave revision out"
-            )
-        case LocalEntryNotFoundError() if local_files_only:
-            return OSError(f"{not_cached}; with local_files_only=False it is downloaded")
-        case _ if _is_unreachable(error):
-            return OSError(
-                f"{not_cached}, and the Hub cannot be reached "
-                f"({one_line(error.__cause__ or error)}); check the connection and try again"
-            )
-        case EntryNotFoundError() if wanted == CONFIG:
-            return DatastoreError(f"{place} is not a {kind.NOUN}: it has no {CONFIG}")
-        case EntryNotFoundError():
-            return DatastoreError(f"{place} is damaged: it lacks {wanted}, which {CONFIG} names")
-        case HfHubHTTPError() if error.response.status_code in (401, 403):
-            return OSError(
-                f"the Hub does not let you read {place} ({one_line(error)}); pass another token= "
-                f"or run `hf auth login`"
-            )
-    return OSError(
-        f"{place} was not downloaded completely ({one_line(error)}); try again, files that are "
-        f"complete are not downloaded twice"
-    )
-
-
-def _is_unreachable(error: Exception) -> bool:
-    # When one of its threads cannot connect, huggingface_hub closes the client of all of them.
-    closed = isinstance(error, RuntimeError) and "client has been closed" in str(error)
-    return closed or isinstance(error, LocalEntryNotFoundError)
 
 
 def push(

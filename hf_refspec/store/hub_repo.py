@@ -83,22 +83,14 @@ def commit(
         )
     except Exception as error:  # of several libraries
         raise OSError(
-            f"{what} was not pushed to {repo_id!r} at revision {branch!r}: {_reason(error)}"
+            f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "
+            f"{_hint(error)}"
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    """Why nothing was pushed, and what to do."""
-    match error:
-        case HFValidationError():
-            return f'this is not a name for a repo ("organisation/name"): {error}'
-        case HfHubHTTPError() if error.response.status_code == 412:
-            return "somebody else changed the repo meanwhile; look at it and push again"
-        case HfHubHTTPError() if error.response.status_code in (401, 403):
-            return (
-                f"the Hub does not let you write there ({one_line(error)}); pass a token= that "
-                f"may write, or run `hf auth login`"
-            )
-        case ValueError():
-            return one_line(error)
-    return f"{one_line(error)}; a push is one commit, so nothing is half done: push again"
+def _hint(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return 'this is not a name for a repo ("organisation/name")'
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return "the Hub does not let you write there: pass another token=, or run `hf auth login`"
+    return "a push is one commit, so nothing is half done: push again"

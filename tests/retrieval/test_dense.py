@@ -306,7 +306,9 @@ def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
 
 
 def test_the_modules_import_no_index_library():
-    modules = "store.knowledge_base retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
+    modules = (
+        "retrieval.knowledge_base retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
+    )
     program = "; ".join(
         [
             "import sys",

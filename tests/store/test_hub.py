@@ -209,7 +209,9 @@ def test_neither_a_folder_nor_a_name(hub, path):
 
 
 def test_missing_revision(pushed):
-    with pytest.raises(OSError, match=r"'owner/store' has no revision 'v9'.*leave revision out"):
+    with pytest.raises(
+        OSError, match=r"'owner/store' at revision 'v9' was not downloaded: .*Revision"
+    ):
         fetch(REPO, revision="v9")
 
 
@@ -233,7 +235,9 @@ def test_a_repo_that_lacks_a_file(pushed):
     blobs = dict(pushed.commits[pushed.branches["main"]])
     del blobs["suffixes-00001.safetensors"]
     pushed.commit("main", blobs)
-    with pytest.raises(DatastoreError, match=r"'owner/store'.*lacks suffixes-00001.safetensors"):
+    with pytest.raises(
+        DatastoreError, match=r"'owner/store'.*it has no suffixes-00001.safetensors"
+    ):
         fetch(REPO)
     assert fetch(REPO, form="compact").is_dir()
 
@@ -254,19 +258,17 @@ def test_patterns_in_names_match_nothing_else(hub, store):
 
 def test_offline(hub, monkeypatch, pushed):
     hub.requests.clear()
-    with pytest.raises(OSError, match=r"'owner/store'.*not in the cache.*local_files_only=False"):
+    with pytest.raises(OSError, match=r"'owner/store'.* was not downloaded: .*'local_files_only'"):
         fetch(REPO, local_files_only=True)
     assert hub.requests == []
     compact = fetch(REPO, form="compact")
     hub.requests.clear()
     assert fetch(REPO, form="compact", local_files_only=True) == compact
-    with pytest.raises(
-        OSError, match=r"not in the cache, or not all of it; with local_files_only=False"
-    ):
+    with pytest.raises(OSError, match=r"was not downloaded: .*is incomplete"):
         fetch(REPO, local_files_only=True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch(REPO, form="compact") == compact
-    with pytest.raises(OSError, match=r"not in the cache, or not all of it, and the Hub cannot be"):
+    with pytest.raises(OSError, match=r"was not downloaded: .*is incomplete"):
         fetch(REPO)
     assert hub.requests == []
 
@@ -278,23 +280,10 @@ def test_hub_out_of_reach(store, monkeypatch, no_waiting, pushed):
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     assert fetch(REPO, form="compact") == compact
-    with pytest.raises(OSError, match=r"dataset repo 'owner/store'.*cannot be reached"):
+    with pytest.raises(OSError, match=r"dataset repo 'owner/store'.*was not downloaded: "):
         fetch(REPO)
     with pytest.raises(OSError, match=r"not pushed to 'owner/store'"):
         push(store, REPO, token=TOKEN)
-
-
-def test_a_client_that_another_thread_has_closed_means_out_of_reach(hub, monkeypatch, pushed):
-
-    def closed(*args, **kwargs):
-        raise RuntimeError("Cannot send a request, as the client has been closed.")
-
-    monkeypatch.setattr("hf_refspec.store.hub.snapshot_download", closed)
-    with pytest.raises(OSError, match=r"dataset repo 'owner/store'.*cannot be reached"):
-        fetch(REPO)
-
-
-# Connections that drop
 
 
 def test_a_download_that_keeps_dropping(hub, store, no_waiting, pushed):
@@ -338,7 +327,7 @@ def test_two_who_push_at_the_same_time(store, monkeypatch, pushed):
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", other_commit)
     make_store(store, seed=1)
     before = pushed.files()
-    with pytest.raises(OSError, match=r"somebody else changed the repo"):
+    with pytest.raises(OSError, match=r"A commit has happened since"):
         push(store, REPO, token=TOKEN)
     assert pushed.files() == before
 
@@ -370,7 +359,7 @@ def test_a_damaged_store_is_not_published(hub, store):
 
 
 def test_names_and_cards_that_the_hub_refuses(hub, store):
-    with pytest.raises(OSError, match=r"not a name for a repo"):
+    with pytest.raises(OSError, match=r"Repo id must be in the form"):
         push(store, "not/a/name", token=TOKEN)
     (store / "README.md").write_text("---\nlicense: proprietary\n---\n")
     with pytest.raises(OSError, match=r"Invalid metadata in README.md.*unknown license"):
