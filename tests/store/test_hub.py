@@ -264,11 +264,11 @@ def test_offline(hub, monkeypatch, pushed):
     compact = fetch(REPO, form="compact")
     hub.requests.clear()
     assert fetch(REPO, form="compact", local_files_only=True) == compact
-    with pytest.raises(OSError, match=r"was not downloaded: .*is incomplete"):
+    with pytest.raises(OSError, match=r"was not downloaded: "):
         fetch(REPO, local_files_only=True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch(REPO, form="compact") == compact
-    with pytest.raises(OSError, match=r"was not downloaded: .*is incomplete"):
+    with pytest.raises(OSError, match=r"was not downloaded: "):
         fetch(REPO)
     assert hub.requests == []
 

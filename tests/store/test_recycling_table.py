@@ -140,13 +140,6 @@ def test_another_vocabulary_is_refused(folder, tokenizer):
         opened.begin(np.array([1]), 99)
 
 
-def test_a_file_cut_short_is_refused(folder, tokenizer):
-    path = folder / "table.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(rs.DatastoreError, match="is damaged: it has"):
-        rs.TokenRecycling.from_pretrained(folder, tokenizer)
-
-
 def arrays_of(folder: Path) -> dict[str, np.ndarray]:
     config = json.loads((folder / "config.json").read_text())
     ids, count = token_dtype(config["vocab_size"]), config["contexts"]
@@ -198,13 +191,6 @@ def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, toke
     with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
         RecyclingTable.write(tmp_path / "table", entries, tokenizer, **about)
     assert not (tmp_path / "table").exists()
-
-
-def test_a_folder_that_is_there_is_not_overwritten(folder, drafter):
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(FileExistsError):
-        drafter.save_pretrained(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_table_goes_to_the_hub_and_back_with_a_card_that_names_the_model(
