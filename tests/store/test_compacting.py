@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,13 +16,6 @@ from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError, write_arrays
-
-
-def seconds_in_a_child(function: Callable[[], object]) -> float:
-    """What a function takes in another process, its start included."""
-    start = time.monotonic()
-    assert in_a_child(lambda: function() and None) is None
-    return time.monotonic() - start
 
 
 def test_compacting_in_place_again_removes_the_older_form(full):
@@ -120,49 +110,6 @@ def test_compacting_damaged_shards_raises_and_changes_nothing(full):
         with pytest.raises(ValueError, match="is damaged: its suffix array"):
             Datastore(full.path).compact(**QUIET)
         assert content_of(full.path) == before
-
-
-def test_compacting_in_place_killed_at_any_moment_leaves_a_sound_datastore(both):
-    def again_and_again() -> None:
-        store = Datastore(both.path)
-        while True:
-            for count in range(1, 9):
-                store.compact(max_ngram=2, ngrams_per_order=count, progress=False)
-
-    shards = both.config.shards
-    states = set()
-    once = seconds_in_a_child(lambda: both.compact(max_ngram=2, ngrams_per_order=9, progress=False))
-    for i in range(20):
-        in_a_child(
-            again_and_again, kill_after=once * (0.5 + i / 10 + random.Random(i).random() / 10)
-        )
-        for form in ("full", "compact"):
-            store = Datastore(both.path, form)
-            store.verify()
-            assert store.config.shards == shards
-        states.add(store.config.ngrams.file.name)
-    assert len(states) > 2
-    store = Datastore(both.path).compact(**QUIET)
-    store.verify()
-
-
-def test_compacting_to_a_path_killed_at_any_moment_leaves_all_or_nothing(both, tmp_path):
-    before = content_of(both.path)
-    new = tmp_path / "new"
-    whole = 0
-    duration = seconds_in_a_child(lambda: both.compact(new, **QUIET))
-    wanted = content_of(new)
-    for i in range(20):
-        if new.exists():
-            shutil.rmtree(new)
-        in_a_child(lambda: both.compact(new, **QUIET), kill_after=duration * i / 8)
-        assert content_of(both.path) == before
-        if new.exists():
-            whole += 1
-            Datastore(new).verify()
-            assert content_of(new) == wanted
-    assert 0 < whole < 20
-    Datastore(both.path).verify()
 
 
 @pytest.mark.parametrize("limit", [10, 500, 2000])

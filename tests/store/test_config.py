@@ -17,7 +17,6 @@ from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
 
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
-    LONGEST_NGRAM,
     MOST_SHARDS,
     ShardEntry,
     StoreConfig,
@@ -120,24 +119,6 @@ def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
     fine += [("tokenizer_file", None)]
     fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
     assert sorted(map(str, accepted)) == sorted(map(str, fine))
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (["vocab_size"], ..., "config.json is damaged: it does not name 'vocab_size'"),
-        (["vocab_size"], 0, "config.json is damaged: vocab_size is 0"),
-        (["shards", 0, "tokens"], LARGEST_SHARD + 1, "tokens is 2147483647"),
-        (["shards", 0, "tokens_file"], [], r"\[\] should be an object that names name"),
-        (["ngrams", "ngrams"], [], "its n-grams have no length"),
-        (["ngrams", "ngrams"], [0] * (LONGEST_NGRAM + 1), "ngrams has 9 entries, more than 8"),
-    ],
-)
-def test_message_says_what_is_wrong_in_config(tmp_path, place, value, message):
-    content = config_of(CONFIG, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
-    with pytest.raises(DatastoreError, match=message):
-        StoreConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize(

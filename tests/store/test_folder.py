@@ -100,24 +100,6 @@ def test_a_place_that_goes_while_it_is_taken_is_made_again(tmp_path, monkeypatch
     assert went and os.listdir(tmp_path) == ["store"]
 
 
-def run_together(code: str, *arguments: list) -> list[int]:
-    """The numbers that processes print which start at once, each with its arguments."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, *map(str, given)], text=True, **pipes)
-        for given in arguments
-    ]
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    printed = []
-    for process in processes:
-        out, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-        printed.append(int(out))
-    return printed
-
-
 BUILDS = dedent("""
     import sys, time
     from pathlib import Path
@@ -142,9 +124,19 @@ BUILDS = dedent("""
 
 
 def test_processes_that_build_at_one_path_do_not_disturb_each_other(tmp_path):
-    made = sum(
-        run_together(BUILDS, *((tmp_path, name) for name in ("one", "two", "three", "fails")))
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILDS, str(tmp_path), name], text=True, **pipes)
+        for name in ("one", "two", "three", "fails")
+    ]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    made = 0
+    for process in processes:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        made += int(out)
     stores = os.listdir(tmp_path)
     assert 0 < made == len(stores) and {f"store{i}" for i in range(30)}.issuperset(stores)
     for store in stores:  # each is all of one process, and of one alone
@@ -223,29 +215,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     release(locked(path, "it is held"))
 
 
-HOLDS = dedent("""
-    import os, sys
-    from pathlib import Path
-    from hf_refspec.store.files import DatastoreError
-    from hf_refspec.store.folder import locked, release
-
-    path, inside, held = Path(sys.argv[1]), sys.argv[2], 0
-    sys.stdin.readline()
-    tries = 0
-    while tries < 3000 or not held:  # on a busy machine others may hold it each time
-        tries += 1
-        try:
-            lock = locked(path, "")
-        except DatastoreError:
-            continue
-        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if another one is inside
-        held += 1
-        os.remove(inside)
-        release(lock)
-    print(held)
-""")
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked")
 def test_a_forked_process_neither_releases_nor_keeps_it(tmp_path):
     path, (receiver, sender) = tmp_path / ".lock", os.pipe()
@@ -262,11 +231,6 @@ def test_a_forked_process_neither_releases_nor_keeps_it(tmp_path):
     release(locked(path, "busy"))
     os.close(sender)
     os.waitpid(child, 0)
-
-
-def test_processes_hold_it_one_at_a_time(tmp_path):
-    assert min(run_together(HOLDS, *[(tmp_path / ".lock", tmp_path / "inside")] * 4)) > 0
-    assert not list(tmp_path.iterdir())
 
 
 def bind(path) -> None:

@@ -7,10 +7,8 @@ import os
 import random
 import re
 import shutil
-import signal
 import sqlite3
 import struct
-import time
 import tracemalloc
 from contextlib import closing
 from itertools import chain
@@ -150,32 +148,6 @@ def test_processes_write_at_once(tmp_path):
     found = list(stored(opened(tmp_path / "cache")).values())
     for process in range(4):
         assert [o for p, o in found if p == [process]] == [[number] for number in range(50)]
-
-
-def append_for_ever(lines, _, path):
-    database = opened(path)
-    for number in range(len(stored(database)), 10**6):
-        database.append(*call(number), oldest=0)
-        lines.write(f"{number}\n")
-
-
-def test_killed_at_any_moment(tmp_path):
-    random.seed(0)
-    for _ in range(10):
-        (process,), lines = in_processes(append_for_ever, tmp_path / "cache")
-        first = lines.readline()
-        time.sleep(random.random() * 0.05)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        acknowledged = [line for line in [first, *lines] if line.endswith("\n")]
-        lines.close()
-        added = int(acknowledged[-1]) + 1
-        database = opened(tmp_path / "cache")
-        found = stored(database)
-        assert len(found) in (added, added + 1) and found == expected(range(len(found)))
-        database.close()
-        assert [file.name for file in (tmp_path / "cache").iterdir()] == [DATABASE]
-    assert added > 20
 
 
 def is_used_or_refused(path) -> str:

@@ -188,13 +188,6 @@ def test_a_failed_build_leaves_nothing_unless_it_can_be_resumed(tmp_path, tokeni
     assert content_of(path) == content_of(store)
 
 
-def test_what_is_there_is_not_overwritten(tokenizer, store):
-    before = content_of(store)
-    with pytest.raises(FileExistsError, match="another path, delete it, or extend"):
-        build_store(TEXTS, tokenizer, store, **QUIET)
-    assert content_of(store) == before
-
-
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, tokenizer, deduplicate):
     texts = [*TEXTS, *TEXTS[:9], *some_texts(9, seed=2)]

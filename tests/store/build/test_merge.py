@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from datastores import documents_of
-from stored import content_of, flip_last_bit, in_a_child, killed_at, moments_of
+from stored import content_of, flip_last_bit, in_a_child
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
 from hf_refspec.store.build.progress import PROGRESS
@@ -57,27 +56,6 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     as_merged = content_of(store)
     merged.merge(progress=False)
     assert content_of(store) == as_merged
-
-
-def test_merging_killed_at_any_moment(tmp_path, tokenizer, store):
-    before = documents_of(store)
-    old = tmp_path / "old"
-    shutil.copytree(store, old)
-    merge_store(store, show=False)
-    wanted, path = content_of(store), tmp_path / "new"
-
-    def run():
-        merge_store(path, show=False)
-
-    shutil.copytree(old, path)
-    for moment in moments_of(run, 12):
-        shutil.rmtree(path)
-        shutil.copytree(old, path)
-        assert killed_at(moment, run) is None
-        assert documents_of(path) == before
-        run()
-        assert documents_of(path) == before and len(sizes_of(path)) == 1
-        assert len(os.listdir(path)) == len(wanted)
 
 
 @pytest.mark.parametrize("shard_tokens", [500, 150])

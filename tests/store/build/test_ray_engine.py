@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
 import datasets
 import pytest
 
-from hf_refspec.store.build import engine as local_engine
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.build.source import batches
-from hf_refspec.store.folder import build_place
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 _WORDS = random.Random(0)
@@ -45,24 +41,6 @@ def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
         extend_store(path, TEXTS[:40], tokenizer, **options)
         assert content_of(path) == content_of(local)
     assert ray.is_initialized()  # It was not started by the build.
-
-
-def test_a_build_goes_on_with_ray(ray, tmp_path, tokenizer):
-    def half():
-        yield from TEXTS[:60]
-        raise KeyboardInterrupt
-
-    stream = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(num_shards=4)
-    local = build_store(TEXTS, tokenizer, tmp_path / "local", **QUIET)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_engine, "batches", partial(batches, most_documents=5))
-        with pytest.raises(KeyboardInterrupt):
-            build_store(half(), tokenizer, tmp_path / "ray", resume=True, **QUIET)
-    assert len(list((build_place(tmp_path / "ray") / "new").glob("tokens-*"))) > 2
-    options = {**QUIET, "engine": "ray", "resume": True}
-    assert content_of(build_store(stream, tokenizer, tmp_path / "ray", **options)) == content_of(
-        local
-    )
 
 
 def test_without_ray_it_is_told_what_to_install(tmp_path, tokenizer, monkeypatch):
