@@ -34,11 +34,7 @@ from .validation import RefusedCallError
 
 
 def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
-    """A list of logits processors for each row; the given one for a single row.
-
-    Raises:
-        RefusedCallError: If one of them cannot be asked about a single row.
-    """
+    """A list of logits processors for each row; the given one for a single row."""
     if rows == 1:
         return [processors]
     return [

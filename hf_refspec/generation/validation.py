@@ -15,10 +15,9 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from ..verification.cache import CACHE_NAMES
-from ..verification.probe import RefusedCallError
-from ..verification.ranks import Ranks
+from ..verification.choice import RefusedCallError
+from ..verification.ranks import Ranks, is_synced
 from ..verification.reproducible import ReproducibleVerifier
-from .synced import is_synced
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
@@ -39,12 +38,7 @@ _KNOWN = {
 
 def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with, or that decode in a loop that is
-    not transformers' own: what another does beside choosing tokens, this package cannot know.
-
-    Raises:
-        RefusedCallError: If `model` is an encoder-decoder model, its layers are spread over
-            processes, or its class or another library has replaced the decoding loop.
-    """
+    not transformers' own: what another does beside choosing tokens, this package cannot know."""
     if getattr(model, "_pp_stage", None) is not None:
         raise RefusedCallError(
             f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
@@ -69,11 +63,7 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
     """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
     does not know prepare them: they may differ from step to step. Transformers' own models pass
-    them on unchanged or fail the probe (Mllama, Idefics).
-
-    Raises:
-        RefusedCallError: If there is one; the message names it.
-    """
+    them on unchanged or fail the probe (Mllama, Idefics)."""
     own = [n for n in _STEPS if not _module_of(getattr(model, n)).startswith("transformers.")]
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
     if own and others:
@@ -100,11 +90,7 @@ def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
 
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop.
-
-    Raises:
-        RefusedCallError: If an argument asks for such a thing; the message names it.
-    """
+    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop."""
     refusals = [
         (
             kwargs.get("assistant_model") is not None,
@@ -142,12 +128,7 @@ def check_options(
     max_draft_tokens: Any,
     verification: Any,
 ) -> None:
-    """Refuses values of the options that a speculative call adds to `generate`.
-
-    Raises:
-        TypeError: If an option has the wrong type.
-        ValueError: If an option has a value that it cannot have.
-    """
+    """Refuses values of the options that a speculative call adds to `generate`."""
     if candidate_generator == "auto":
         pass
     elif not isinstance(candidate_generator, CandidateGenerator):
@@ -185,11 +166,7 @@ def check_request(
     model_kwargs: dict[str, Any],
     caller: str,
 ) -> None:
-    """Refuses what cannot be lossless, from the arguments as `generate` has prepared them.
-
-    Raises:
-        RefusedCallError: If an argument asks for such a thing; the message names it.
-    """
+    """Refuses what cannot be lossless, from the arguments as `generate` has prepared them."""
     config = generation_config
     # First what the user's own words were: beams are a batch by now.
     refusals = [
@@ -225,6 +202,17 @@ def check_request(
             )
             for name in FURTHER_OUTPUTS
         ),
+        *(
+            (
+                bool(len(input_ids) > 1 and config.return_dict_in_generate and value),
+                f"`{name}=True` and `input_ids` with {len(input_ids)} rows: plain decoding goes on "
+                "to score rows that have ended. Pass one prompt at a time",
+            )
+            for name, value in (
+                ("output_scores", config.output_scores),
+                ("output_logits", config.output_logits),
+            )
+        ),
         *_cache_refusals(config, model_kwargs, caller),
     ]
     for refused, why in refusals:
@@ -232,42 +220,10 @@ def check_request(
             raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
 
 
-def check_batch(input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
-    """Refuses what cannot be lossless with several rows, see [`check_request`].
-
-    Raises:
-        RefusedCallError: If there are several and an argument asks for such a thing; the message
-            names it.
-    """
-    if len(input_ids) == 1:
-        return
-    recorded = generation_config.return_dict_in_generate
-    refusals = [
-        (
-            bool(recorded and generation_config.output_scores),
-            "`output_scores=True`: plain decoding goes on to score rows that have ended",
-        ),
-        (
-            bool(recorded and generation_config.output_logits),
-            "`output_logits=True`: plain decoding goes on to score rows that have ended",
-        ),
-    ]
-    for refused, why in refusals:
-        if refused:
-            raise RefusedCallError(
-                f"`candidate_generator` and `input_ids` with {len(input_ids)} rows cannot be "
-                f"combined with {why}. Pass one prompt at a time, or leave it out."
-            )
-
-
 def check_reproducible(
     input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
-    """Refuses caches in which passes cannot all have one shape.
-
-    Raises:
-        RefusedCallError: If the cache is not static, or has no room for a pass behind the text.
-    """
+    """Refuses caches in which passes cannot all have one shape."""
     cache = model_kwargs.get("past_key_values")
     if not isinstance(cache, StaticCache):
         raise RefusedCallError(

@@ -75,11 +75,7 @@ def path_attention(
         scale (`float`, *optional*): Of the scores, by default the inverse root of `head_dim`.
 
     Returns:
-        `torch.Tensor` of shape `(R, heads, S, head_dim)`.
-
-    Raises:
-        ValueError: If the mask is no longer than the cache.
-    """
+        `torch.Tensor` of shape `(R, heads, S, head_dim)`."""
     length, dtype = key.shape[2], value.dtype
     if mask.shape[-1] <= length:
         raise ValueError(f"a mask of {mask.shape[-1]} columns for {length} slots holds no paths")

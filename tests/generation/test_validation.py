@@ -49,7 +49,7 @@ REFUSED = {
             "output_scores": True,
             "return_dict_in_generate": True,
         },
-        "`input_ids` with 2 rows cannot be combined with `output_scores=True`",
+        "`output_scores=True` and `input_ids` with 2 rows",
     ),
     "beam search": ({"num_beams": 3}, "`num_beams=3`"),
     "an offloaded static cache": (
