@@ -1,4 +1,4 @@
-"""Drafters for tests: they know the target text and get it right as often as they are told."""
+"""Drafters for tests: they know the target text, and draft it with a given accuracy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
 from .calibration import Calibration
 from .datastore_drafts import with_drafts
-from .drafter import Drafter
+from .drafter import Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree
@@ -64,11 +64,11 @@ class Blend(Drafter):
             drafter.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:
-        return self._merge([drafter.draft(budget) for drafter in self.drafters], budget)
+        return merged(self._estimates(budget, chain=False), budget)
 
     def draft_chain(self, budget: int) -> DraftTree:
-        chains = [drafter.draft_chain(budget) for drafter in self.drafters]
-        return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
+        chains = self._estimates(budget, chain=True)
+        return merged(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
     def observe(self, observation: Observation) -> None:
         if not observation.of_prompt:
@@ -79,7 +79,7 @@ class Blend(Drafter):
 
     def _record(self, tokens: np.ndarray) -> None:
         """Counts which emitted tokens each source had drafted, and corrects its estimates."""
-        known = 0  # accepted tokens that a source before this one had drafted
+        known = 0  # accepted tokens that an earlier source had drafted
         accepted = len(tokens) - 1
         for i, tree in enumerate(self._trees):
             foreseen = min(self._calibrations[i].record(tree, tokens), accepted)
@@ -94,14 +94,12 @@ class Blend(Drafter):
         for drafter in self.drafters:
             drafter.end()
 
-    def _merge(self, trees: list[DraftTree], budget: int) -> DraftTree:
-        """Merges what the sources drafted, each with its estimates corrected."""
-        for drafter, tree in zip(self.drafters, trees, strict=True):
-            if not isinstance(tree, DraftTree):
-                raise ValueError(f"{type(drafter).__name__} must draft a DraftTree, not {tree!r}")
-        self._trees = [tree.checked(self._vocab_size) for tree in trees]
+    def _estimates(self, budget: int, chain: bool) -> list[DraftTree]:
+        """What each source drafts, with corrected estimates."""
+        limits = budget, self._vocab_size, chain
+        self._trees = [valid_draft(drafter, *limits) for drafter in self.drafters]
         pairs = zip(self._calibrations, self._trees, strict=True)
-        return merged([calibration.calibrated(tree) for calibration, tree in pairs], budget)
+        return [calibration.calibrated(tree) for calibration, tree in pairs]
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
@@ -112,17 +110,10 @@ class Blend(Drafter):
 
 
 def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
-    """Merges draft trees by token path, see [`~index.draft_tree.merge_trees`].
-
-    Args:
-        trees (sequence of [`DraftTree`]): At least one.
-        budget (`int`): The most nodes that are kept.
-    """
+    """Merges draft trees by token path into one of at most `budget` nodes, see
+    [`~index.draft_tree.merge_trees`]."""
     sizes = np.array([len(tree) for tree in trees])
     tokens = np.concatenate([tree.tokens for tree in trees])
     parents = np.concatenate([tree.parents for tree in trees])
     probs = np.concatenate([tree.probs for tree in trees])
     return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
-
-
-Drafter._blended = Blend

@@ -33,21 +33,21 @@ class DatastoreDrafts(Drafter):
 
     Args:
         store ([`Datastore`]):
-            Where to look. Its tokens must be from the target model's tokenizer.
+            Where to look; made with the target model's tokenizer.
         max_match (`int`, *optional*, defaults to 16):
             How many last tokens may match, 128 at most. (The compact form has its own, smaller
             number.)
         min_match (`int`, *optional*, defaults to 1):
             How many last tokens must match.
         max_continuations (`int`, *optional*):
-            About how many places are read, a fair sample of all that match. 1000 by default, for
-            `mode="rest"` 5000, as published.
+            About how many places are read, a fair sample of all that match. By default 1000, and
+            5000 for `mode="rest"`, as published.
         continuation_length (`int`, *optional*, defaults to 10):
-            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes on
+            How far a draft goes. Where the longest match leaves no choice, a mixed tree goes
             up to 3 times as far.
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
-            2311.08252, section 3): the longest suffix of the text that stands in the datastore,
+            2311.08252, section 3): the longest suffix of the text that occurs in the datastore,
             the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
             that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
             match that is rare makes a poor tree. The compact form has mixed trees only; to look
@@ -130,12 +130,11 @@ class DatastoreDrafts(Drafter):
 
     def _follow_text(self, tokens: np.ndarray) -> None:
         context = last_tokens(self._context, tokens, self.max_match)
-        # No match reaches across a token that the datastore cannot have: one that the model has
-        # beyond its tokenizer's.
+        # No match contains a token that the datastore cannot have, beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         self._context = context[foreign[-1] + 1 :] if len(foreign) else context
 
 
 def with_drafts(source: Any) -> Any:
-    """A datastore as what drafts from it, and anything else as it is."""
+    """`DatastoreDrafts` of a datastore; anything else unchanged."""
     return DatastoreDrafts(source) if isinstance(source, Datastore) else source

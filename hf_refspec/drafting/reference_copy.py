@@ -34,13 +34,13 @@ class ReferenceCopy(Drafter):
         include_prompt (`bool`, *optional*, defaults to `True`):
             Whether the prompt and the output so far are copied from, too.
         match_length (`int`, *optional*, defaults to 1):
-            n, the smallest number of last tokens that must stand in a text to copy from there.
+            n, the smallest number of last tokens that must occur in a text to copy from there.
         copy_length (`int`, *optional*):
             k, the longest path of a draft. By default only the budget of draft nodes limits it.
         mode (`"tree"` or `"llma"`, *optional*, defaults to `"tree"`):
             `"tree"` drafts a tree from all matches, see [`~index.copy_tree.copy_tree`]. `"llma"` is
             the algorithm of "Inference with Reference" (arXiv 2304.04487, section 2.2): of the
-            longest suffix of the output that stands in the references, from 5 tokens down to n, the
+            longest suffix of the output that occurs in the references, from 5 tokens down to n, the
             k tokens that follow its first occurrence. The output is not copied from there, and the
             prompt only if there are no references.
 
@@ -80,8 +80,8 @@ class ReferenceCopy(Drafter):
         self._context_length = max(longest_match, match_length)
         self._context = np.empty(0, dtype=np.int32)
         self._anchor = -1
-        self._unread: list[np.ndarray] = []  # what was observed since the last draft
-        # References, prompt and output one after another. Only the references outlive a call.
+        self._unread: list[np.ndarray] = []  # observed since the last draft
+        # References, prompt and output, one after another. Only the references outlive a call.
         self._text = TokenBuffer()
         for ids in [] if references is None else references_to_ids(references, tokenizer):
             self._text.extend(ids)
@@ -98,7 +98,7 @@ class ReferenceCopy(Drafter):
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)
-        # The paper matches the end of the output; what the prompt ends with does not count.
+        # The paper matches the end of the output; the end of the prompt does not count.
         context = prompt_ids if self.mode == "tree" else prompt_ids[:0]
         self._context = last_tokens(context[:0], context, self._context_length)
         self._anchor = -1
@@ -123,12 +123,12 @@ class ReferenceCopy(Drafter):
         length = budget if self.copy_length is None else min(budget, self.copy_length)
         text, context, n = self._text.text, self._context, self.match_length
         if self.mode == "llma":
-            return DraftTree.chain(llma_match.llma_span(*text, context, n, length))
-        tree, self._anchor = copy_tree(*text, context, budget, n, length, chain, self._anchor)
+            return DraftTree.chain(llma_match.llma_span(text, context, n, length))
+        tree, self._anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
         return DraftTree(*tree)
 
     def _read(self) -> None:
-        """Takes in what was observed since the last draft; where none is made it costs nothing."""
+        """Reads what was observed since the last draft: free for calls that never draft."""
         if not self._unread:
             return
         tokens = np.concatenate(self._unread)

@@ -9,8 +9,8 @@ from transformers import GenerationConfig
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of transformers by which a drafter may estimate what is drawn; others, as min-p,
-    shape what tokens are drawn from as well, and the text is plain sampling's with all of them.
+    """The options of transformers by which a drafter estimates what is drawn. Others, as min-p, may
+    shape the distribution too; the text is plain sampling's with all of them.
 
     Attributes:
         temperature (`float`): What logits are divided by.
@@ -24,7 +24,7 @@ class Sampling:
 
     @classmethod
     def of(cls, config: GenerationConfig) -> Sampling | None:
-        """That of a call; `None` if it is greedy."""
+        """The options of a call; `None` if it is greedy."""
         if not config.do_sample:
             return None
         temperature = 1.0 if config.temperature is None else config.temperature

@@ -15,9 +15,9 @@ class SourceStats:
 
     Attributes:
         name (`str`): The name of its class.
-        drafted (`int`): Nodes that it drafted, before they were merged with those of the others.
-        accepted (`int`): Accepted draft tokens that were among them.
-        first (`int`): Those of them that no source before it in the blend had drafted.
+        drafted (`int`): Nodes that it drafted, before merging.
+        accepted (`int`): Accepted draft tokens among them.
+        first (`int`): Those of them that no earlier source of the blend had drafted.
     """
 
     name: str
@@ -27,12 +27,8 @@ class SourceStats:
 
     def __add__(self, other: SourceStats) -> SourceStats:
         """The counts of two calls of the same blend."""
-        return SourceStats(
-            self.name,
-            self.drafted + other.drafted,
-            self.accepted + other.accepted,
-            self.first + other.first,
-        )
+        drafted, accepted = self.drafted + other.drafted, self.accepted + other.accepted
+        return SourceStats(self.name, drafted, accepted, self.first + other.first)
 
 
 @dataclass(repr=False)
@@ -51,7 +47,7 @@ class SpeculationStats:
         drafting_seconds (`float`): Drafting.
         verifying_seconds (`float`): Forward passes of the target model after the prefill, and the
             choice of the next tokens, with logits processors, stopping criteria and the streamer.
-        learning_seconds (`float`): Telling the drafters what was verified.
+        learning_seconds (`float`): The drafters' `observe`.
         other_seconds (`float`): The cache, the draft budget.
         sources (`list[SourceStats]`): Of a blend, each of its sources.
     """
@@ -75,28 +71,16 @@ class SpeculationStats:
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
 
-    def record_pass(self, drafted: int, accepted: int) -> None:
-        """Counts one forward pass.
-
-        Args:
-            drafted (`int`): Draft tokens in it.
-            accepted (`int`): How many of them were accepted. The pass gave one token more.
-        """
-        self.record_rows([(drafted, accepted)])
-
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
-        """Counts one forward pass over several rows: of each, the draft tokens in it and how many
-        of them were accepted."""
+        """Counts one forward pass over several rows, each with its draft tokens and how many of
+        them were accepted; it yields one token more."""
         self.forward_passes += 1
         for drafted, accepted in rows:
-            self._record_row(drafted, accepted)
-
-    def _record_row(self, drafted: int, accepted: int) -> None:
-        self.tokens += accepted + 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
-        self.accepted_lengths[accepted] += 1
+            self.tokens += accepted + 1
+            self.drafted += drafted
+            self.accepted += accepted
+            self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))
+            self.accepted_lengths[accepted] += 1
 
     def __iadd__(self, other: SpeculationStats) -> SpeculationStats:
         """Adds another call's counts and times."""
@@ -116,7 +100,7 @@ class SpeculationStats:
         return {**dataclasses.asdict(self), "mat": self.mat}
 
     def __repr__(self) -> str:
-        """What one wants to know first; `to_dict()` has all figures."""
+        """The main figures; `to_dict()` has all."""
         by = ", ".join(f"{each.name} {each.accepted}" for each in self.sources)
         accepted = f"{self.accepted} ({by})" if by else f"{self.accepted}"
         return (

@@ -17,20 +17,7 @@ Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 def references_to_ids(
     references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[np.ndarray]:
-    """The ids of each reference.
-
-    Args:
-        references: One text or a list of them, see [`ReferenceCopy`].
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): For strings.
-
-    Returns:
-        `list[np.ndarray]`: Integer arrays of shape `(n,)` with n > 0.
-
-    Raises:
-        TypeError: If one is no text.
-        ValueError: If there is none, or one is empty, has an id that cannot be one, or is a string
-            without a `tokenizer`.
-    """
+    """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`]."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
         return [to_ids("references", references, tokenizer)]
     if not isinstance(references, Sequence) or isinstance(references, bytes):
@@ -48,15 +35,9 @@ def references_to_ids(
 def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
     """The ids of one text, an integer array of shape `(n,)` with n > 0.
 
-    Args:
-        name (`str`): What an error calls it.
-        reference (`str`, list of ids, 1-D tensor or array): The text.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): For strings.
-
     Raises:
-        TypeError: If it is no text.
-        ValueError: If it is empty, has an id that cannot be one, or is a string without a
-            `tokenizer`.
+        TypeError: If it is no text; the message calls it `name`.
+        ValueError: If it is empty, has an invalid id, or is a string without a `tokenizer`.
     """
     if isinstance(reference, str):
         if not reference:
@@ -85,11 +66,7 @@ def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuses what is no tokenizer (its name, say).
-
-    Raises:
-        TypeError: If it is neither callable nor `None`.
-    """
+    """Raises a TypeError for anything but a tokenizer, such as its name."""
     if tokenizer is not None and not callable(tokenizer):
         raise TypeError(
             f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
@@ -97,7 +74,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def last_tokens(before: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
-    """The last `count` tokens, or as many as there are, of a text that goes on, as int32."""
+    """The last tokens, up to `count`, of a text that continues, as int32."""
     return np.concatenate((before, tokens[-count:]), dtype=np.int32)[-count:]
 
 

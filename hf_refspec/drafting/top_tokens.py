@@ -1,7 +1,7 @@
 """The target model's choice and its best next tokens at every node, in one copy from the device.
 
-Of logits on the host they are found at the speed of memory: torch's argmax, top-k and log-sum-exp
-read the logits three times, and the first two compare one number after another.
+Logits on the host are read once, at the speed of memory: torch's argmax, top-k and log-sum-exp
+read them three times, and the first two compare one number after another.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -16,11 +16,11 @@ from numba import njit
 
 from ..index.kernels import kernel
 
-# Logits of which only the largest is looked at first. More of them make it faster to find the best
-# blocks, and slower to look through these.
+# Logits in a block, of which only the largest is compared at first. Larger blocks are found faster,
+# and take longer to search.
 BLOCK = 64
-# The sum of exponentials is taken over all blocks with a logit so close to the highest, and over
-# one of so many others: closer and more take less time, and are less sure.
+# The sum of exponentials is over all blocks with a logit so close to the highest, and one in so
+# many of the others: a trade of time for accuracy.
 _CLOSE = np.float32(4.0)
 _SAMPLED = 4
 
@@ -43,9 +43,9 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
     """The argmax at every node, and the k best next tokens with their probabilities.
 
     Args:
-        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's. A GPU is
-            waited for once.
-        k (`int`): How many; 0 for the argmax alone. At most the vocabulary's size are returned.
+        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's. The host
+            synchronises with a GPU once.
+        k (`int`): At most the vocabulary's size count; 0 for the argmax alone.
     """
     k = min(k, logits.shape[-1])
     return _on_host(logits, k) if logits.device.type == "cpu" else _on_device(logits, k)
@@ -72,7 +72,7 @@ def _on_device(logits: torch.Tensor, k: int) -> TopTokens:
         packed = choices
     else:
         values, tokens = logits.topk(k, dim=-1)
-        # In float32: a sum over a vocabulary is nothing in 16 bits.
+        # In float32: 16 bits cannot sum over a vocabulary.
         probs = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
         # Probabilities travel as the bits of an int32: (R, 1 + T, 1 + 2 k).
         bits = probs.nan_to_num(0.0, 0.0, 0.0).view(torch.int32)
@@ -87,12 +87,10 @@ def _on_device(logits: torch.Tensor, k: int) -> TopTokens:
 
 @kernel("void(float32[:, ::1], int32[::1], int32[:, ::1], float32[:, ::1])")
 def _top_of_float32(logits, choices, tokens, probs):
-    """Writes the argmax of each row, and its best tokens with about their softmax.
+    """Writes the argmax of each row, and its k best tokens with about their softmax.
 
-    Args:
-        logits: `(n, vocab_size)`.
-        choices: `(n,)`; as torch.argmax has it, the first of equal ones, and NaN above all.
-        tokens, probs: `(n, k)`, the best first; k may be 0. A row with NaN has probabilities of 0.
+    As in torch.argmax, the first of equal ones is chosen, and NaN is above all; a row with NaN has
+    probabilities of 0.
     """
     largest = np.empty((logits.shape[1] + BLOCK - 1) // BLOCK, dtype=np.int32)
     for row in range(len(logits)):
@@ -122,14 +120,14 @@ def _top_of_row(logits, largest, tokens, probs):
         tokens[:] = best
         _softmax(logits, largest, best, probs)
     choice = best[0]
-    if logits[choice] == 0.0:  # -0.0 stands below 0.0 in the order of bits, and is equal to it
+    if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
         choice = _first_zero(logits)
     return choice
 
 
 @njit(nogil=True)
 def _ordered(bits):
-    """Bits of a float as an integer of the same order: only those are compared side by side."""
+    """Bits of a float as an integer of the same order: only integers compare as vectors."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
@@ -158,15 +156,15 @@ def _largest(bits, first, count):
 
 @njit(nogil=True)
 def _best_of_blocks(logits, largest, best):
-    """The k best tokens stand in the k blocks whose largest are the best."""
+    """Writes the k best tokens, which are in the k blocks with the best largest logits."""
     bits, k = logits.view(np.int32), len(best)
     blocks = np.empty(k, dtype=np.int32)
     keys = np.empty(k, dtype=np.int32)
     count = 0
     for block in range(len(largest)):
-        if count < k or largest[block] > keys[k - 1]:  # asked here: a call for each takes longer
+        if count < k or largest[block] > keys[k - 1]:  # here: a call for each takes longer
             count = _insert(blocks, keys, count, block, largest[block])
-    # In the order in which they stand, so that of equal tokens the first is the best.
+    # In their own order, so that of equal tokens the first is the best.
     chosen = np.sort(blocks[:count])
     count = 0
     for block in chosen:
@@ -189,7 +187,7 @@ def _insert(items, keys, count, item, key):
 
 @njit(nogil=True)
 def _softmax(logits, largest, best, probs):
-    """The probabilities of the best tokens; those of the others are summed over a sample."""
+    """Writes the best tokens' probabilities; the exponentials of the others are sampled."""
     highest, least = logits[best[0]], logits[best[-1]]
     total = 0.0
     for i in range(len(best)):
@@ -210,7 +208,7 @@ def _softmax(logits, largest, best, probs):
         others += count
     if seen > 0:
         total += sampled * others / seen
-    for token in best:  # those as good as the last of them were summed as well
+    for token in best:  # those equal to the last of them were summed as well
         if logits[token] == least and largest[token // BLOCK] >= close:
             total -= _exponential(least - highest)
     for i in range(len(best)):
@@ -236,18 +234,12 @@ def _sum(logits, first, count, highest, least):
 
 @njit(nogil=True, inline="always")
 def _exponential(x):
-    """exp(x) as (1 + x / 256) ** 256, 5 percent too little at -5: the compiler makes it of several
-    side by side."""
+    """exp(x) as (1 + x / 256) ** 256, 5 percent too little at -5: it compiles to vector
+    instructions."""
     power = x * np.float32(1 / 256) + np.float32(1.0)
     power = power if power > 0 else np.float32(0.0)
-    power *= power
-    power *= power
-    power *= power
-    power *= power
-    power *= power
-    power *= power
-    power *= power
-    power *= power
+    for _ in range(8):
+        power *= power
     return power
 
 

@@ -28,8 +28,8 @@ ROOT = -1
 class DraftTree:
     """Draft tokens as a tree below the last accepted token, its root, which is not among its nodes.
 
-    A node stands after its parent, and no two siblings have the same token, so that at most one
-    path agrees with what the target model says.
+    Nodes follow their parents, and no two siblings have the same token, so that at most one path
+    agrees with the target model.
 
     Attributes:
         tokens (`np.ndarray`, int64 of shape `(T,)`):
@@ -58,10 +58,9 @@ class DraftTree:
         """A single path.
 
         Args:
-            tokens (sequence of `int`):
-                Its tokens, the first follows the last accepted token.
-            probs (sequence of `float`, *optional*):
-                Estimates that each token will be accepted; 1.0 if not given.
+            tokens (sequence of `int`): Its tokens; the first follows the last accepted token.
+            probs (sequence of `float`, *optional*): Estimates that each token will be accepted; 1.0
+                if not given.
         """
         length = len(tokens)
         return cls(
@@ -122,7 +121,7 @@ class DraftTree:
         return DraftTree(self.tokens[kept], parents[kept], self.probs[kept])
 
     def checked(self, vocab_size: int) -> DraftTree:
-        """A tree that comes from outside (a custom drafter), converted and checked.
+        """The tree of a custom drafter, converted and checked.
 
         Args:
             vocab_size (`int`): The target model's; tokens are from 0 to `vocab_size` - 1.
@@ -132,7 +131,7 @@ class DraftTree:
 
         Raises:
             ValueError: if an array has the wrong type or shape, a token is outside of the
-                vocabulary, a parent does not stand before its child, two siblings have the same
+                vocabulary, a parent does not come before its child, two siblings have the same
                 token, or a node has a probability that is no number in [0, 1] or larger than its
                 parent's.
         """
@@ -155,21 +154,20 @@ class DraftTree:
                 f"DraftTree.tokens has ids from {self.tokens.min()} to {self.tokens.max()}, "
                 f"outside of the target model's vocabulary of {vocab_size}"
             )
-        if fault == LATE_PARENT:
-            raise ValueError("DraftTree.parents must be -1 (the root) or an earlier node's index")
-        if fault == SAME_TOKEN:
-            raise ValueError("DraftTree.tokens has two siblings with the same token")
-        if fault == RISING_PROB:
-            raise ValueError(
-                "DraftTree.probs must be in [0, 1] and must not increase from parent to child"
-            )
+        if fault:
+            raise ValueError(_FAULTS[fault])
 
 
+_FAULTS = {
+    LATE_PARENT: "DraftTree.parents must be -1 (the root) or an earlier node's index",
+    SAME_TOKEN: "DraftTree.tokens has two siblings with the same token",
+    RISING_PROB: "DraftTree.probs must be in [0, 1] and must not increase from parent to child",
+}
 _DTYPES = (("tokens", np.int64), ("parents", np.int32), ("probs", np.float32))
 
 
 def _fits(values: Any, dtype: Any) -> bool:
-    """Whether a kernel can take it as it is."""
+    """Whether a kernel takes it unchanged."""
     is_array = isinstance(values, np.ndarray) and values.dtype == dtype and values.ndim == 1
     return is_array and values.flags.carray
 

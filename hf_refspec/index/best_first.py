@@ -1,10 +1,10 @@
 """Best-first growth: the one loop by which all draft trees grow.
 
-What proposes the next token at a node is called a *proposal*: a place in a text that agrees with
-the path to the node (copy_tree.py), what followed a match in a datastore (rest_trie.py), a node of
-another tree (draft_tree.py). A node's proposals are divided among its children, one child for each
-token, and the most probable child that waits joins the tree, until the budget is used up. As
-probabilities do not rise from parent to child, these are the most probable nodes there can be.
+A *proposal* proposes the next token at a node: a place in a text that agrees with the path to the
+node (copy_tree.py), a continuation of a match in a datastore (rest_trie.py), a node of another tree
+(draft_tree.py). A node's proposals are divided among its children, one child for each token, and
+the most probable waiting child joins the tree, until the budget is used up. As probabilities do not
+rise from parent to child, these are the most probable nodes of all.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -18,16 +18,15 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-# Compiled without numba's reference counts, which would be changed for every array at every node.
-# What is compiled so may not allocate.
+# Compiled without numba's reference counts, which would change for every array at every node. Such
+# code may not allocate.
 uncounted = njit(_nrt=False)
 
 
 class Growth(NamedTuple):
     """A growing tree and its proposals, which are indices of the arrays.
 
-    The proposals of a node are a linked list, and a node that waits to join the tree is known by
-    the first of its own.
+    The proposals of a node are a linked list, the first of which identifies a waiting node.
     """
 
     tokens: np.ndarray  # int64, the tree so far
@@ -57,9 +56,6 @@ def grow(found, count, capacity, budget, chain):
         capacity: How many proposals there can be.
         budget: The most nodes.
         chain: Whether to grow a single path, at each node to the most probable child.
-
-    Returns:
-        The tree's tokens (int64), parents (int32) and probabilities (float32).
     """
     if count == 0:
         return no_tree()
@@ -109,7 +105,7 @@ def _grow(found, growth, chain):
         first = heap_pop(heap, waiting, weights)
         waiting = 0 if chain else waiting - 1
         node, parent, depth = size, parent_of[first], depth_of[first]
-        # What should add up to the parent's probability can pass it by a rounding.
+        # Children that add up to their parent's probability can exceed it by a rounding.
         prob = min(weights[first], growth.probs[parent] if parent >= 0 else 1.0)
         growth.tokens[node], growth.parents[node] = growth.proposed[first], parent
         growth.probs[node] = prob
@@ -123,11 +119,11 @@ def expand(found, growth, first, node, depth, prob):
 
 
 def expands(kind: type) -> Callable[[Callable], Callable]:
-    """Makes a function the `expand` of what is `found` in the form of a named tuple.
+    """Registers a function as the `expand` of a type of `found`.
 
-    It sets `growth.proposed` and `growth.weights` of the proposals at `node` (-1 is the root),
-    beginning with `first`, calls `divide`, makes probabilities of the children's weights, and
-    returns how many they are.
+    The function sets `growth.proposed` and `growth.weights` of the proposals at `node` (-1 is the
+    root), beginning with `first`, calls `divide`, turns the children's weights into probabilities,
+    and returns how many children there are.
     """
 
     def register(function):
@@ -182,7 +178,7 @@ def heap_push(heap, size, keys, item):
 
 @uncounted
 def heap_pop(heap, size, keys):
-    """Takes the top off a heap of `size` items and returns it."""
+    """Removes the top of a heap of `size` items and returns it."""
     top, moved = heap[0], heap[size - 1]
     hole, child = 0, 1
     while child < size - 1:

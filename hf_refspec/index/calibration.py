@@ -20,7 +20,7 @@ CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
 def _classify(parents, probs, node, depths):
     """The probability of a node once its parent is accepted, and its two classes.
 
-    It writes the node's depth, and needs its parent's.
+    It reads the parent's depth and writes the node's.
     """
     parent = parents[node]
     depths[node] = 1 if parent < 0 else depths[parent] + 1
@@ -38,17 +38,14 @@ def _classify(parents, probs, node, depths):
     "float32[::1](int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float64)"
 )
 def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
-    """Corrects a tree's estimates by what became of earlier ones.
+    """Corrects a tree's estimates by the outcomes of earlier ones.
 
     Args:
         parents, probs: The tree with the source's own estimates.
         expected, accepted: The counts of each class of depth and conditional probability.
-        pseudo_count: What the counts of all classes of a depth count for in each of them, and the
-            source's own estimates in the counts of a depth.
-        prior_exponent: A conditional probability p counts there for p * p ** prior_exponent.
-
-    Returns:
-        The corrected probabilities.
+        pseudo_count: The weight of a depth's counts in each of its classes, and of the source's own
+            estimates in a depth's counts.
+        prior_exponent: There a conditional probability p counts as p * p ** prior_exponent.
     """
     calibrated = np.empty(len(parents), dtype=np.float32)
     depths = np.empty(len(parents), dtype=np.int32)
@@ -67,16 +64,10 @@ def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
     "float64[:, ::1])"
 )
 def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
-    """Adds a draft's nodes to the counts, those whose parent was right.
+    """Adds a draft's nodes to the counts in place, those whose parent was right.
 
-    Args:
-        tokens, parents, probs: The tree with the source's own estimates.
-        emitted: The tokens that followed.
-        memory: A class that expects more is halved.
-        expected, accepted: The counts, changed in place.
-
-    Returns:
-        How many of the emitted tokens are a path of the tree.
+    A class that expects more than `memory` is halved. Returns how many of the emitted tokens are a
+    path of the tree.
     """
     agreed = 0
     depths = np.empty(len(parents), dtype=np.int32)

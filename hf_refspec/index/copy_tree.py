@@ -14,21 +14,21 @@ import numpy as np
 from .best_first import divide, expands, grow, no_tree, uncounted
 from .draft_tree import TREE
 from .kernels import kernel
-from .token_buffer import common_suffix, latest_of
+from .token_buffer import LinkedText, common_suffix, latest_of
 
-# A longer match says no more than one of this length, and takes longer to compare.
+# A longer match predicts no better than one of this length, and takes longer to compare.
 LONGEST_MATCH = 16
-# Of the matches of one length at the root the latest are kept, and as many of the matches that
-# join at a node further down: more cost time and did not draft better.
+# The latest matches of each length are kept at the root, and as many of those that join at a deeper
+# node: more cost time and did not draft better.
 MATCHES_KEPT = 64
-# Occurrences of one token that are looked at, latest first, at the root and at another node: a
-# bound on the time in a text of millions of tokens, or of one token over and over.
+# Occurrences of one token that are compared, latest first, at the root and at another node: a bound
+# on the time in a text of millions of tokens, or of one token over and over.
 ROOT_OCCURRENCES = 1 << 15
 NODE_OCCURRENCES = 128
-# Nodes at which there is room for matches to join: a bound on the memory of a huge draft.
+# Nodes with room for matches to join: a bound on the memory of a huge draft.
 MATCHED_NODES = 256
-# What a match up to the last token but one counts for: the target may have replaced the last one.
-# It says less than a single equal token, whose length is 1.
+# The length of a match up to the last token but one, where the target may have replaced the last:
+# less than that of a single equal token, 1.
 SKIP_LENGTH = 0.5
 # Copying resumes near where it broke off: matches up to NEAR tokens behind the last place that
 # agreed with at least ANCHOR_LENGTH tokens weigh NEAR_FACTOR times as much as others.
@@ -40,9 +40,7 @@ NEAR_FACTOR = 3.0
 class _Matches(NamedTuple):
     """The matches, each a proposal of the growth, and what they are matches of."""
 
-    text: np.ndarray
-    previous: np.ndarray
-    latest: np.ndarray
+    text: LinkedText
     last: int  # the last token before the draft
     anchor: int
     join: bool  # whether a match of one token may draft
@@ -52,11 +50,8 @@ class _Matches(NamedTuple):
     number: np.ndarray  # int64 of shape (1,), how many matches there are so far
 
 
-@kernel(
-    f"Tuple(({TREE}, int64))(int32[::1], int32[::1], int32[::1], int32[::1], int64, int64, int64,"
-    "boolean, int64)"
-)
-def copy_tree(text, previous, latest, context, budget, match_length, copy_length, chain, anchor):
+@kernel(f"Tuple(({TREE}, int64))(LinkedText, int32[::1], int64, int64, int64, boolean, int64)")
+def copy_tree(text, context, budget, match_length, copy_length, chain, anchor):
     """Grows a draft tree from all places in a text that agree with a context, best node first.
 
     A match is a place behind tokens that equal the last tokens of the path to a node; the token at
@@ -69,7 +64,7 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     token join it there with length 1, if matches so short may draft.
 
     Args:
-        text, previous, latest: A `LinkedText`: what is copied from.
+        text: What is copied from.
         context: The last tokens, as many as may match, at least one.
         budget: The most nodes.
         match_length: n, the shortest match that counts.
@@ -80,9 +75,9 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     Returns:
         The tree, and the new anchor.
     """
-    if latest_of(latest, context[-1]) < 0 and (
-        len(context) < 2 or latest_of(latest, context[-2]) < 0
-    ):  # the usual case where nothing repeats, to cost nothing
+    if latest_of(text, context[-1]) < 0 and (
+        len(context) < 2 or latest_of(text, context[-2]) < 0
+    ):  # the usual case where nothing repeats: it must cost nothing
         return no_tree(), anchor
     capacity = MATCHES_KEPT * (2 * len(context) + min(budget, MATCHED_NODES))
     positions = np.empty(capacity, dtype=np.int32)
@@ -90,41 +85,37 @@ def copy_tree(text, previous, latest, context, budget, match_length, copy_length
     count, longest = 0, ANCHOR_LENGTH - 1
     for skipped in range(2):
         kept = np.zeros(len(context) + 1, dtype=np.int32)
-        matches = text, previous, latest, context, skipped, match_length, positions, lengths, kept
-        count, place, length = _root_matches(matches, count)
+        matches = positions, lengths, kept
+        count, place, length = _root_matches(text, context, skipped, match_length, matches, count)
         if length > longest:
             anchor, longest = place, length
     join, number = match_length == 1, np.full(1, count)
-    found = _Matches(
-        text, previous, latest, context[-1], anchor, join, copy_length, positions, lengths, number
-    )
+    found = _Matches(text, context[-1], anchor, join, copy_length, positions, lengths, number)
     return grow(found, count, capacity, budget, chain), anchor
 
 
 @uncounted
-def _root_matches(matches, count):
+def _root_matches(text, context, skipped, match_length, matches, count):
     """Appends the matches of a context without its last `skipped` (0 or 1) tokens, latest first.
-
-    It counts in `kept` how many there are of each length.
 
     Returns:
         The number of matches now, and the longest of the new ones: its position and its length.
     """
-    text, previous, latest, context, skipped, match_length, positions, lengths, kept = matches
+    tokens, (positions, lengths, kept) = text.tokens, matches  # kept: how many of each length
     longest_position, longest = -1, 0
     if len(context) <= skipped:
         return count, longest_position, longest
-    occurrence = latest_of(latest, context[-1 - skipped])
+    occurrence = latest_of(text, context[-1 - skipped])
     for _ in range(ROOT_OCCURRENCES):
         # Once there are enough of the greatest length, nothing better is to come.
         if occurrence < 0 or kept[len(context) - skipped] == MATCHES_KEPT:
             break
         position = occurrence + 1 + skipped
-        usable = position < len(text) and text[position] >= 0 and text[position - 1] >= 0
+        usable = position < len(tokens) and tokens[position] >= 0 and tokens[position - 1] >= 0
         if skipped and usable:  # otherwise it is a match without skipping
-            usable = text[position - 1] != context[-1]
-        length = common_suffix(text, occurrence, context, skipped) if usable else 0
-        occurrence = previous[occurrence]
+            usable = tokens[position - 1] != context[-1]
+        length = common_suffix(tokens, occurrence, context, skipped) if usable else 0
+        occurrence = text.previous[occurrence]
         if length < max(match_length, 1 + skipped) or kept[length] == MATCHES_KEPT:
             continue
         kept[length] += 1
@@ -141,20 +132,20 @@ def _expand(found, growth, first, node, depth, prob):
     if depth == found.copy_length:
         return 0
     if node >= 0:
-        _go_on(found, growth, first, node)
-    text, anchor = found.text, found.anchor
+        _advance(found, growth, first, node)
+    tokens, anchor = found.text.tokens, found.anchor
     positions, lengths = found.positions, found.lengths
     following, proposed, weights = growth.following, growth.proposed, growth.weights
     match, total, longest = first, 0.0, 0.0
     while match >= 0:
         position = positions[match]
-        if position < len(text) and text[position] >= 0:
+        if position < len(tokens) and tokens[position] >= 0:
             weight = lengths[match] ** 3
             if anchor >= 0 and 0 <= position - anchor < NEAR:
                 weight *= NEAR_FACTOR
             total += weight
             longest = max(longest, lengths[match])
-            proposed[match], weights[match] = text[position], weight
+            proposed[match], weights[match] = tokens[position], weight
         else:
             proposed[match] = -1
         match = following[match]
@@ -165,10 +156,10 @@ def _expand(found, growth, first, node, depth, prob):
 
 
 @uncounted
-def _go_on(found, growth, first, node):
-    """Moves the matches of a new node on behind its token, and lets others of the token join.
+def _advance(found, growth, first, node):
+    """Moves the matches of a new node past its token, and adds other occurrences of the token.
 
-    Those that stand behind its parent's token as well are among its matches already.
+    Those behind its parent's token are among its matches already.
     """
     text, positions, lengths = found.text, found.positions, found.lengths
     following = growth.following
@@ -179,18 +170,18 @@ def _go_on(found, growth, first, node):
         match = following[match]
     if not found.join:
         return
-    parent, previous = growth.parents[node], found.previous
+    parent = growth.parents[node]
     before = growth.tokens[parent] if parent >= 0 else found.last
-    occurrence = found.latest[growth.tokens[node]]
+    occurrence = text.latest[growth.tokens[node]]
     joined, count = 0, found.number[0]
     for _ in range(NODE_OCCURRENCES):
         if occurrence < 0 or joined == MATCHES_KEPT or count == len(positions):
             break
-        if occurrence == 0 or text[occurrence - 1] != before:
+        if occurrence == 0 or text.tokens[occurrence - 1] != before:
             positions[count], lengths[count] = occurrence + 1, 1.0
             following[count] = following[first]
             following[first] = count
             count += 1
             joined += 1
-        occurrence = previous[occurrence]
+        occurrence = text.previous[occurrence]
     found.number[0] = count

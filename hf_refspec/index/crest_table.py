@@ -10,21 +10,21 @@ it is an open-addressing hash table in plain arrays, which can be mapped from a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from .draft_tree import TREE, TreeArrays
-from .kernels import kernel
+from .kernels import kernel, kernel_type
 
 # A parent is one byte; this one is the root.
 ROOT_BYTE = 255
 LARGEST_TREE = 255
 # A probability is a power of 1/2 in one byte: each step makes it 4 % smaller, the last is 2e-5.
 STEPS_PER_HALF = 16
-# Where a quarter of the slots is free, hundreds in a row are taken at most; in a file that was made
-# to waste time it may be all of them.
+# With a quarter of the slots free, at most hundreds in a row are taken; in a malicious file it may
+# be all of them.
 MOST_PROBES = 1 << 14
 _DAMAGED = (
     "the datastore is damaged: its n-gram table points outside of itself; "
@@ -32,60 +32,36 @@ _DAMAGED = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NgramTable:
-    """n-grams and their draft trees in plain arrays, perhaps mapped from a file nobody has checked.
+class NgramTable(NamedTuple):
+    """n-grams and their draft trees in plain arrays, perhaps mapped from an unchecked file.
 
-    Attributes:
-        keys (`np.ndarray`, uint16 or uint32 of shape `(entries * max_ngram,)`):
-            The tokens of each n-gram, filled up with the largest number of the type.
-        slots (`np.ndarray`, uint32 of shape `(a power of two,)`):
-            By hash, the n-gram's index + 1; 0 is free. A collision moves on to the next slot.
-        starts (`np.ndarray`, uint32 of shape `(entries + 1,)`):
-            Where each tree begins among the nodes, and where the last one ends.
-        node_tokens (`np.ndarray`, type of `keys`, of shape `(nodes,)`): The nodes' tokens.
-        node_parents (`np.ndarray`, uint8 of shape `(nodes,)`): Their parents' indices in the tree.
-        node_probs (`np.ndarray`, uint8 of shape `(nodes,)`): `prob = 2 ** -(byte / 16)`.
-        max_ngram (`int`): The length of the longest n-grams.
-        vocab_size (`int`): All tokens are below it.
+    `keys` holds the tokens of each n-gram, filled up with the largest number of the type, and
+    `slots` by hash the n-gram's index + 1; 0 is free, and a collision moves on to the next slot.
     """
 
-    keys: np.ndarray
-    slots: np.ndarray
-    starts: np.ndarray
-    node_tokens: np.ndarray
-    node_parents: np.ndarray
-    node_probs: np.ndarray
+    keys: np.ndarray  # uint16 or uint32, (entries * max_ngram,)
+    slots: np.ndarray  # uint32, (a power of two,)
+    starts: np.ndarray  # uint32, (entries + 1,), where each tree begins, and where the last ends
+    node_tokens: np.ndarray  # as keys, (nodes,)
+    node_parents: np.ndarray  # uint8, (nodes,), indices in the tree
+    node_probs: np.ndarray  # uint8, (nodes,): prob = 2 ** -(byte / 16)
     max_ngram: int
-    vocab_size: int
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
+    vocab_size: int  # all tokens are below it
 
     def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
-        """Looks up the draft tree of the longest n-gram that a context ends with.
-
-        Args:
-            context (`np.ndarray`, int32 of shape `(n,)`): The last tokens.
-            min_match (`int`): The shortest n-gram that counts.
-            budget (`int`): The most nodes.
+        """Looks up the draft tree of the longest n-gram that a context (int32) ends with.
 
         Raises:
             ValueError: If the arrays point outside of each other.
         """
-        return look_up(
-            self.keys,
-            self.slots,
-            self.starts,
-            self.node_tokens,
-            self.node_parents,
-            self.node_probs,
-            self.max_ngram,
-            self.vocab_size,
-            context,
-            min_match,
-            min(budget, LARGEST_TREE),
-        )
+        return look_up(self, context, min_match, min(budget, LARGEST_TREE))
+
+
+_NUMBERS = ("uint32[::1]", "uint32[::1]")
+for _dtype in ("uint16", "uint32"):
+    _tokens = f"{_dtype}[::1]"
+    _nodes = (_tokens, "uint8[::1]", "uint8[::1]")
+    kernel_type(f"NgramTable_{_dtype}", NgramTable, _tokens, *_NUMBERS, *_nodes, "int64", "int64")
 
 
 def build_table(
@@ -94,14 +70,8 @@ def build_table(
     dtype: np.dtype,
     vocab_size: int,
 ) -> NgramTable:
-    """Builds a table.
-
-    Args:
-        ngrams (sequence of `np.ndarray`): Of each order from 1 on, int32 of shape `(count, n)`.
-        trees (sequence of `TreeArrays`): Of each n-gram in turn, of at most 255 nodes.
-        dtype (`np.dtype`): uint16 or uint32.
-        vocab_size (`int`): All tokens are below it.
-    """
+    """Builds a table of n-grams, of each order from 1 on (int32, `(count, n)`), and the tree of
+    each in turn, of at most 255 nodes."""
     max_ngram = len(ngrams)
     entries = sum(len(order) for order in ngrams)
     keys = np.full((entries, max_ngram), np.iinfo(dtype).max, dtype=dtype)
@@ -132,21 +102,14 @@ def build_table(
 
 
 def table_bytes(entries: int, nodes: int, max_ngram: int, dtype: np.dtype) -> int:
-    """The size of a table's arrays.
-
-    Args:
-        entries (`int`): n-grams.
-        nodes (`int`): Nodes of all trees.
-        max_ngram (`int`): The length of the longest n-grams.
-        dtype (`np.dtype`): Of the tokens.
-    """
+    """The size of the arrays of a table, from its numbers of n-grams and nodes."""
     token = np.dtype(dtype).itemsize
     slots = 4 * _slot_count(entries)
     return entries * max_ngram * token + slots + 4 * (entries + 1) + nodes * (token + 2)
 
 
 def _slot_count(entries: int) -> int:
-    """A power of two that leaves at least a quarter of the slots free."""
+    """A power of two that leaves a quarter of the slots or more free."""
     count = 1
     while 3 * count < 4 * entries or count == entries:
         count *= 2
@@ -182,8 +145,9 @@ def fill_slots(keys, max_ngram, slots):
 
 
 @njit
-def _find(keys, slots, max_ngram, ngram):
+def _find(table, ngram):
     """The index of an n-gram, -1 if it is not there."""
+    keys, slots, max_ngram = table.keys, table.slots, table.max_ngram
     filler = np.iinfo(keys.dtype).max
     entries = len(keys) // max_ngram
     slot = np.int64(_hash(ngram) & np.uint64(len(slots) - 1))
@@ -205,52 +169,34 @@ def _find(keys, slots, max_ngram, ngram):
     return -1
 
 
-_LOOK_UP = (
-    TREE + "({0}[::1], uint32[::1], uint32[::1], {0}[::1], uint8[::1], uint8[::1], int64, int64,"
-    "int32[::1], int64, int64)"
-)
+_LOOK_UP = TREE + "(NgramTable_{}, int32[::1], int64, int64)"
 
 
 @kernel(_LOOK_UP.format("uint16"), _LOOK_UP.format("uint32"))
-def look_up(
-    keys,
-    slots,
-    starts,
-    node_tokens,
-    node_parents,
-    node_probs,
-    max_ngram,
-    vocab_size,
-    context,
-    min_match,
-    budget,
-):
-    """The tree of the longest n-gram that `context` ends with.
-
-    The arguments are those of an `NgramTable` and of its `tree`.
-    """
+def look_up(table, context, min_match, budget):
+    """The tree of the longest n-gram that `context` ends with, see `NgramTable.tree`."""
     tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     probs = np.empty(budget, dtype=np.float32)
-    entry, length = -1, min(max_ngram, len(context))
+    entry, length = -1, min(table.max_ngram, len(context))
     while entry < 0 and length >= min_match:
-        entry = _find(keys, slots, max_ngram, context[len(context) - length :])
+        entry = _find(table, context[len(context) - length :])
         length -= 1
     if entry < 0:
         return tokens[:0], parents[:0], probs[:0]
-    start, end = np.int64(starts[entry]), np.int64(starts[entry + 1])
-    if not start <= end <= len(node_tokens):
+    start, end = np.int64(table.starts[entry]), np.int64(table.starts[entry + 1])
+    if not start <= end <= len(table.node_tokens):
         raise ValueError(_DAMAGED)
     size = min(end - start, budget)
     for node in range(size):
-        parent = np.int64(node_parents[start + node])
+        token, parent = table.node_tokens[start + node], np.int64(table.node_parents[start + node])
         parent = -1 if parent == ROOT_BYTE else parent
-        if parent >= node or node_tokens[start + node] >= vocab_size:
+        if parent >= node or token >= table.vocab_size:
             raise ValueError(_DAMAGED)
-        tokens[node], parents[node] = node_tokens[start + node], parent
+        tokens[node], parents[node] = token, parent
         for other in range(node):
             if parents[other] == parent and tokens[other] == tokens[node]:
                 raise ValueError(_DAMAGED)
-        prob = 0.5 ** (node_probs[start + node] / STEPS_PER_HALF)
+        prob = 0.5 ** (table.node_probs[start + node] / STEPS_PER_HALF)
         probs[node] = min(prob, probs[parent] if parent >= 0 else 1.0)
     return tokens[:size], parents[:size], probs[:size]

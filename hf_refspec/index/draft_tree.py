@@ -15,15 +15,14 @@ from .kernels import kernel
 TreeArrays: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 
-# What may be wrong with a tree: a token outside of the vocabulary, a parent that does not stand
-# before its child, two siblings with the same token, a probability outside of [0, 1] or larger than
-# its parent's.
+# Faults of a tree: a token outside of the vocabulary, a parent behind its child, two siblings with
+# the same token, a probability outside of [0, 1] or larger than its parent's.
 FOREIGN_TOKEN, LATE_PARENT, SAME_TOKEN, RISING_PROB = 1, 2, 3, 4
 
 
 @kernel("int64(int64[::1], int32[::1], float32[::1], int64)")
 def tree_fault(tokens, parents, probs, vocab_size):
-    """The fault of the first node that has one, 0 if none has."""
+    """The fault of the first faulty node, 0 if there is none."""
     child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
     sibling = np.empty(len(tokens), dtype=np.int32)  # the child of the same parent before it
     for node in range(len(tokens)):
@@ -68,7 +67,7 @@ def tree_ancestors(parents):
 def best_path(parents, probs):
     """The nodes of the path with the largest sum of `probs`, top down.
 
-    Of paths with equal sums it is the one whose last node stands first.
+    Of paths with equal sums it is the one whose last node comes first.
     """
     sums = np.zeros(len(parents), dtype=np.float64)
     depths = np.zeros(len(parents), dtype=np.int64)
@@ -99,8 +98,8 @@ class _Merged(NamedTuple):
 def merge_trees(sizes, tokens, parents, probs, budget):
     """Merges draft trees by token path and keeps the most probable nodes, best node first.
 
-    A path that several trees have fails only if it fails in all of them, as if they were
-    independent: with estimates p and q it has the probability 1 - (1 - p)(1 - q).
+    A path of several trees fails only if it fails in all of them, as if they were independent: with
+    estimates p and q it has the probability 1 - (1 - p)(1 - q).
 
     Args:
         sizes: How many nodes each tree has.

@@ -1,8 +1,9 @@
 """Kernels: plain loops over plain arrays, each compiled once by numba.
 
-They have no type hints: the types of their arguments are those of their numba signatures. numba
-keeps what it has compiled beside the kernel's file, and compiles it again when that file changes.
-After a change in another file whose functions a kernel calls, remove the `__pycache__`.
+They have no type hints: their numba signatures state the types of their arguments, and name the
+tuples of arrays that `kernel_type` has defined. numba caches compiled code beside the kernel's file
+and compiles it again when that file changes. After a change in another file whose functions a
+kernel calls, remove the `__pycache__`.
 """
 
 from __future__ import annotations
@@ -12,33 +13,21 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from numba import njit
+from numba import njit, types
 
 logger = logging.getLogger("hf_refspec")
 
-# The files beside this one whose kernels draft.
-_DRAFTING = (
-    "calibration",
-    "copy_tree",
-    "crest_table",
-    "draft_tree",
-    "llma_match",
-    "recycling",
-    "recycling_tree",
-    "rest_trie",
-    "similar_prompts",
-    "static_tree",
-    "suffix_array",
-    "token_buffer",
-)
+_types: dict[str, Any] = dict(vars(types))  # that signatures may name
 _kernels: list[Kernel] = []
 _compile_lock = threading.Lock()
 
 
 class Kernel:
-    """A function that numba compiles for its signatures, at its first call or `compile_kernels`."""
+    """A function that numba compiles for its signatures, in its first call or `compile_kernels`."""
 
     def __init__(self, function: Callable, signatures: tuple[str, ...], drafts: bool):
         self.__doc__ = function.__doc__
@@ -54,7 +43,7 @@ class Kernel:
         return self._compiled(*arguments)
 
     def _compile_neighbours(self) -> None:
-        """Compiles the kernels of the same file, which will be needed as well."""
+        """Compiles all kernels of the same file: they are needed together."""
         start = time.perf_counter()
         needed = self.drafts, self.python.__module__
         if _compile([each for each in _kernels if (each.drafts, each.python.__module__) == needed]):
@@ -65,12 +54,12 @@ class Kernel:
             )
 
     def compile(self) -> bool:
-        """Compiles it or loads it from numba's cache; says whether it had to be compiled."""
+        """Compiles it or loads it from numba's cache; returns whether it had to be compiled."""
         if self._compiled is not None:
             return False
         try:
             compiled = self._compile(njit(cache=True, nogil=True)(self.python))
-        except (RuntimeError, OSError):  # no folder for the cache can be written
+        except (RuntimeError, OSError):  # no folder for the cache is writable
             compiled = self._compile(njit(nogil=True)(self.python))
         compiled.disable_compile()
         self._compiled = compiled
@@ -78,25 +67,31 @@ class Kernel:
 
     def _compile(self, function: Any) -> Any:
         for signature in self._signatures:
-            function.compile(signature)
+            function.compile(eval(signature, _types))
         return function
 
 
 def kernel(*signatures: str, drafts: bool = True) -> Callable[[Callable], Kernel]:
-    """Makes a function a `Kernel` with these numba signatures.
+    """Turns a function into a `Kernel`.
 
     Args:
-        signatures (`str`): One for each combination of types.
-        drafts (`bool`, *optional*, defaults to `True`): Whether it is needed to draft.
+        signatures (`str`): A numba signature for each combination of types.
+        drafts (`bool`, *optional*, defaults to `True`): Whether drafting needs it.
     """
     return lambda function: Kernel(function, signatures, drafts)
 
 
+def kernel_type(name: str, kind: type, *fields: str) -> None:
+    """Defines a named tuple's type for signatures: its name there, and the types of its fields."""
+    fields_of = [eval(field, _types) for field in fields]
+    _types[name] = types.BaseTuple.from_types(fields_of, kind)
+
+
 def compile_kernels() -> None:
-    """Compiles all kernels that draft now (seconds, once: numba keeps them on disk), so that no
-    call waits. Those of retrievers are compiled by their first search."""
-    for name in _DRAFTING:
-        import_module(f"{__package__}.{name}")
+    """Compiles all kernels that draft (seconds, once: numba caches them), so that no call waits.
+    Retrievers compile theirs in their first search."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
     _compile([each for each in _kernels if each.drafts])
 
 

@@ -1,4 +1,4 @@
-"""LLMA's match: the longest suffix of the output that stands in a reference, and the copied span.
+"""LLMA's match: the longest suffix of the output found in a reference, and the copied span.
 
 "Inference with Reference: Lossless Acceleration of Large Language Models" (arXiv 2304.04487,
 section 2.2).
@@ -11,15 +11,15 @@ from __future__ import annotations
 from .kernels import kernel
 from .token_buffer import common_suffix, latest_of
 
-LONGEST_MATCH = 5  # from so many tokens down to n, as published
+LONGEST_MATCH = 5  # matches have from 5 tokens down to n, as published
 
 
-@kernel("int32[:](int32[::1], int32[::1], int32[::1], int32[::1], int64, int64)")
-def llma_span(text, previous, latest, context, match_length, copy_length):
+@kernel("int32[:](LinkedText, int32[::1], int64, int64)")
+def llma_span(text, context, match_length, copy_length):
     """Copies what follows the first place of the longest suffix of a context in a text.
 
     Args:
-        text, previous, latest: A `LinkedText`: the references, a negative token behind each.
+        text: The references, with a boundary behind each.
         context: The last tokens, as many as may match, at least one.
         match_length: n, the shortest match.
         copy_length: k, the most tokens that are copied.
@@ -27,15 +27,16 @@ def llma_span(text, previous, latest, context, match_length, copy_length):
     Returns:
         The span, of at most k tokens: it ends with its reference.
     """
-    start, longest = len(text), match_length
-    position = latest_of(latest, context[-1])
+    tokens = text.tokens
+    start, longest = len(tokens), match_length
+    position = latest_of(text, context[-1])
     while position >= 0:
-        followed = position + 1 < len(text) and text[position + 1] >= 0
-        length = common_suffix(text, position, context, 0) if followed else 0
+        followed = position + 1 < len(tokens) and tokens[position + 1] >= 0
+        length = common_suffix(tokens, position, context, 0) if followed else 0
         if length >= longest:
             start, longest = position + 1, length
-        position = previous[position]
+        position = text.previous[position]
     end = start
-    while end < min(start + copy_length, len(text)) and text[end] >= 0:
+    while end < min(start + copy_length, len(tokens)) and tokens[end] >= 0:
         end += 1
-    return text[start:end]
+    return tokens[start:end]

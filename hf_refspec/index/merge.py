@@ -1,13 +1,13 @@
 """Merges suffix arrays of texts that follow each other into that of the whole, block by block.
 
-The suffixes of each part are sorted already and keep their order in the whole, but for the last
-ones: what they begin with ends in the next part. These are sorted anew, and are one more run to
-merge. Suffixes at even distances in the parts cut all runs into blocks; each is merged by itself,
-in little memory, several at a time.
+The suffixes of a part keep their order in the whole, but for the last ones, whose first tokens
+reach into the next part. These are sorted anew, as one more run to merge. Suffixes at even
+distances in the parts cut all runs into blocks, which are merged in little memory, several at a
+time.
 
-Suffixes are compared as far as `DEPTH` tokens; of equal ones that of the earlier part comes first.
-No match is longer, and a text that repeats itself (a document that the corpus has twice, a million
-spaces) would otherwise be compared over all of its length again and again.
+Suffixes are compared as far as `DEPTH` tokens (no match is longer), and equal ones keep the
+order of their parts: a text that repeats itself (a document twice in the corpus, a million spaces)
+would otherwise be compared over all of its length again and again.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numba import njit
@@ -28,24 +29,26 @@ from numba import njit
 from .kernels import kernel
 from .suffix_array import DAMAGED, DEPTH
 
-# About so many suffixes are merged at once.
+# Suffixes merged at once, about.
 BLOCK = 1 << 17
-# After so many searches in a mapped file it is mapped anew: what has been read is forgotten.
+# Searches in a mapped file before it is mapped anew, which releases the pages read.
 FORGET = 32
-# So many tokens are compared at once.
+# Tokens compared at once.
 STRIDE = 32
+
+# The length of a part, and what returns its suffix array, int32.
+Part: TypeAlias = tuple[int, Callable[[], np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Suffixes in their order, which are merged with those of other runs.
+    """The sorted suffixes of a part.
 
     Attributes:
-        suffixes (`Callable`): Returns where each begins in its part, int32 of shape `(n,)`. It is
-            asked anew for every block: what has been read of a mapped file can be forgotten.
+        suffixes (`Callable`): Returns where each begins in its part, int32 of shape `(n,)`. Called
+            for every block, so that pages of a mapped file can be released.
         start, end (`int`): Where the part begins and ends in the whole.
-        settled (`int`): Suffixes of the part that begin here or later are not of the run, though
-            they stand among those that are.
+        settled (`int`): Suffixes that begin here or later in the part are left to another run.
     """
 
     suffixes: Callable[[], np.ndarray]
@@ -54,7 +57,7 @@ class Run:
     settled: int
 
     def read(self, low: int, high: int) -> np.ndarray:
-        """Those of the run that stand from `low` to `high`, int32, as positions in the whole."""
+        """The run's suffixes from `low` to `high`, as positions in the whole."""
         suffixes = self.suffixes()[low:high]
         if len(suffixes) and not 0 <= suffixes.min() <= suffixes.max() < self.end - self.start:
             raise ValueError(DAMAGED)
@@ -62,21 +65,14 @@ class Run:
 
 
 def merge_suffixes(
-    tokens: np.ndarray,
-    parts: Sequence[tuple[int, Callable[[], np.ndarray]]],
-    threads: int = 1,
-    block: int = BLOCK,
-    depth: int = DEPTH,
+    tokens: np.ndarray, parts: Sequence[Part], threads: int = 1
 ) -> Iterator[np.ndarray]:
     """Merges the suffix arrays of the parts of a text.
 
     Args:
         tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): The text, n < 2**31.
-        parts (sequence of `tuple[int, Callable]`): The length of each part, and what returns its
-            suffix array, int32. Both may be mapped from files that nobody has checked.
+        parts (sequence of `Part`): Perhaps mapped from unchecked files.
         threads (`int`, *optional*, defaults to 1): How many blocks are merged at a time.
-        block (`int`, *optional*): About how many suffixes a block has.
-        depth (`int`, *optional*): How many tokens of a suffix count, 8 or more.
 
     Yields:
         The suffix array of the text, int32, block by block.
@@ -84,59 +80,57 @@ def merge_suffixes(
     Raises:
         ValueError: If a suffix array points outside of its part.
     """
-    runs = _runs(tokens, parts, depth)
-    bounds = _bounds(tokens, runs, block, depth)
+    runs = _runs(tokens, parts)
+    bounds = _bounds(tokens, runs)
 
     def merge(lows: Sequence[int], highs: Sequence[int]) -> np.ndarray:
         read = [run.read(low, high) for run, low, high in zip(runs, lows, highs, strict=True)]
         ends = np.cumsum([len(suffixes) for suffixes in read], dtype=np.int64)
-        return merge_runs(tokens, np.concatenate(read), ends, depth)
+        return merge_runs(tokens, np.concatenate(read), ends, DEPTH)
 
     with ThreadPoolExecutor(threads) as pool:
-        begun: deque[Future[np.ndarray]] = deque()
+        pending: deque[Future[np.ndarray]] = deque()
         for lows, highs in pairwise(bounds):
-            begun.append(pool.submit(merge, lows, highs))
-            if len(begun) > 2 * threads:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+            pending.append(pool.submit(merge, lows, highs))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
-def _runs(
-    tokens: np.ndarray, parts: Sequence[tuple[int, Callable[[], np.ndarray]]], depth: int
-) -> list[Run]:
-    """One run of each part, and one of what is not settled in them."""
+def _runs(tokens: np.ndarray, parts: Sequence[Part]) -> list[Run]:
+    """One run of each part, and one of all that is not settled in them."""
     runs, late, start = [], [], 0
     for length, suffixes in parts:
         end = start + length
-        settled = length if end == len(tokens) else max(length - depth, 0)
+        settled = length if end == len(tokens) else max(length - DEPTH, 0)
         runs.append(Run(suffixes, start, end, settled))
         late.append(np.arange(start + settled, end, dtype=np.int32))
         start = end
     unsettled = np.concatenate(late)
-    in_order = merge_runs(tokens, unsettled, np.arange(1, len(unsettled) + 1), depth)
+    in_order = merge_runs(tokens, unsettled, np.arange(1, len(unsettled) + 1), DEPTH)
     return [*runs, Run(lambda: in_order, 0, len(tokens), len(tokens))]
 
 
-def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list[list[int]]:
+def _bounds(tokens: np.ndarray, runs: list[Run]) -> list[list[int]]:
     """Where the blocks begin in each run, and where the last one ends."""
     big_endian = tokens.dtype.newbyteorder(">")
     arrays = [run.suffixes() for run in runs]
     lengths = [len(array) for array in arrays]
 
     def beginning(number: int, index: int) -> bytes:
-        """What a suffix begins with, in an order that bytes have as well; no more than its part
-        has of it, by which the suffixes of a run stand in order whether they are settled or not."""
+        """The first tokens of a suffix, as bytes of the same order; only those in its part, which
+        order all suffixes of a run, settled or not."""
         run, place = runs[number], int(arrays[number][index])
         if not 0 <= place < run.end - run.start:
             raise ValueError(DAMAGED)
-        first = tokens[run.start + place : min(run.start + place + depth, run.end)]
+        first = tokens[run.start + place : min(run.start + place + DEPTH, run.end)]
         return first.astype(big_endian).tobytes()
 
     cuts = sorted(
         (beginning(number, index), number, index)
         for number, array in enumerate(arrays)
-        for index in range(_first_cut(number, block), len(array), block)
+        for index in range(_first_cut(number), len(array), BLOCK)
         if array[index] < runs[number].settled
     )
     bounds = [[0] * len(runs)]
@@ -152,14 +146,14 @@ def _bounds(tokens: np.ndarray, runs: list[Run], block: int, depth: int) -> list
     bounds.append(lengths)
     for lows, highs in pairwise(bounds):
         if any(low > high for low, high in zip(lows, highs, strict=True)):
-            raise ValueError(DAMAGED)  # its suffixes do not stand in order
+            raise ValueError(DAMAGED)  # the suffixes are not in order
     return bounds
 
 
-def _first_cut(number: int, block: int) -> int:
-    """Where the first block of a run ends: elsewhere in each, for else many runs of one size would
-    all be cut at about the same suffixes, and short ones nowhere."""
-    return int(block * ((number + 1) * 0.6180339887498949 % 1))  # the golden ratio spreads them
+def _first_cut(number: int) -> int:
+    """Where the first block of a run ends: elsewhere in each run, or many of one size would all be
+    cut at about the same suffixes, and short ones nowhere."""
+    return int(BLOCK * ((number + 1) * 0.6180339887498949 % 1))  # the golden ratio spreads them
 
 
 @njit
@@ -178,7 +172,7 @@ def _common(tokens, one, other, start, depth):
     end = min(depth, len(tokens) - max(one, other))
     while start < end:
         count = min(STRIDE, end - start)
-        # Without a way out of this loop it becomes a few vector instructions.
+        # Without a branch out of this loop it compiles to a few vector instructions.
         differences = 0
         i, j = np.uint64(one + start), np.uint64(other + start)
         for k in range(np.uint64(count)):
@@ -208,23 +202,23 @@ def _common_bits(one, other):
 def merge_runs(tokens, runs, ends, depth):
     """Merges sorted runs of suffixes, two neighbours at a time.
 
-    Beside each suffix stands what it has in common with the one before it (Ng and Kakehi, "Merging
-    String Sequences by Longest Common Prefixes", 2008). Of two that could come next, the one that
-    has more in common with the last one does; only if both have the same are they compared, from
-    there on. So hardly any token is read twice, however much the suffixes are alike.
+    With each suffix goes the length of the prefix that it shares with the one before it (Ng and
+    Kakehi, "Merging String Sequences by Longest Common Prefixes", 2008). Of two candidates, the one
+    that shares more with the last suffix comes next; only if both share as much are they compared,
+    from there on. So hardly any token is read twice, however alike the suffixes are.
 
     Args:
         tokens: The text.
         runs: Positions in it, one run after another.
         ends: Where each run ends.
-        depth: How many tokens of a suffix count.
+        depth: How many tokens of a suffix count, 8 or more.
 
     Returns:
         The positions in order; of equal suffixes that of the earlier run first.
     """
     positions, new_positions = runs.copy(), np.empty_like(runs)
     firsts = np.empty(len(runs), np.uint64)
-    # In a loop that does little else the processor waits for many places in memory at a time.
+    # A loop that does little else lets the processor wait for many memory accesses at a time.
     for i in range(len(runs)):
         firsts[i] = _first_tokens(tokens, np.int64(runs[i]))
     commons = np.zeros(len(runs), np.int32)

@@ -1,7 +1,7 @@
-"""A draft tree mixed from matches of several lengths: a long match that is rare is a poor witness.
+"""A draft tree mixed from matches of several lengths: a long but rare match is a poor witness.
 
-It goes beyond REST (rest_trie.py), whose longest match decides alone, by prediction by partial
-matching (Cleary and Witten, 1984): each length backs off to the next shorter one.
+In REST (rest_trie.py) the longest match alone decides. Here each length backs off to the next
+shorter one: prediction by partial matching (Cleary and Witten, 1984).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .draft_tree import TreeArrays
 from .rest_trie import Match, all_matches, trie_tree
 from .suffix_array import IndexedText
 
-# So many continuations of a match count as much as all shorter matches together: the more, the
-# less is a rare long match trusted.
+# The number of continuations at which a match counts as much as all shorter ones together: the
+# larger, the less a rare long match is trusted.
 PSEUDO_COUNT = 30.0
-# A match that would count with a smaller probability is not looked for: time against little.
+# Matches that would count with a smaller probability are not worth the search.
 LEAST_WEIGHT = 0.02
-# Continuations that are read of a match, however little it counts: below, chance would decide.
+# Continuations read of a match, however little it counts: with fewer, chance would decide.
 FEWEST_ROWS = 16
-# Where the longest match leaves no choice, its continuation goes on so many times further: longer
-# drafts of copied text, against reading more of every one.
+# How much further the longest match is read, in case it leaves no choice: longer drafts of copied
+# text, at the price of more reading in every draft.
 FURTHER = 3
 
 
@@ -36,8 +36,8 @@ def mixed_tree(
 ) -> TreeArrays:
     """Grows a draft tree out of what followed matches of several lengths, see [`grow_trie`].
 
-    Args, result and errors are those of [`rest_tree`]; the continuations of the longest match are
-    read 3 times as far as `continuation_length`, for the case that they leave no choice.
+    It takes, returns and raises what [`rest_tree`] does, and reads the longest match `FURTHER`
+    times as far as `continuation_length`.
     """
     matches = mixed_matches(texts, context, min_match)
     weights, left = [], 1.0
@@ -50,16 +50,13 @@ def mixed_tree(
 
 
 def mixed_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """The longest match and the shorter ones that count beside it, longest first.
-
-    Arguments as of [`all_matches`].
-    """
+    """The longest match and the shorter ones that count beside it, the longest first."""
     matches: list[Match] = []
     left = 1.0
     for match in all_matches(texts, context, min_match):
         if left < LEAST_WEIGHT:
             break
-        if not matches or match.count > matches[-1].count:  # else it stands in the same places
+        if not matches or match.count > matches[-1].count:  # else it has the same places
             matches.append(match)
             left *= _backed_off(match)
     return matches

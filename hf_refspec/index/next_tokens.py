@@ -9,33 +9,25 @@ from typing import Any
 import numpy as np
 
 from .draft_tree import TreeArrays
-from .recycling import COMMONEST, Table, by_age, count_tokens, enter, learn, new_table
+from .recycling import COMMONEST, MOST_CONTEXT, Table, by_age, count_tokens, enter, learn, new_table
 from .recycling_tree import Pooling, recycling_tree
 from .static_tree import static_tree
 
-# Tokens that are counted at most: older ones count half then.
+# Where more tokens are counted, all counts are halved.
 _MOST_COUNTED = 1 << 14
-# What another table has counted counts for at most as many: this text may be quite another one.
+_ANY_VOCABULARY = 2**31 - 1
+# The counts of another table are scaled down to a total of this: the present text may differ.
 _ENTERED_COUNT = 256
 
 
 @dataclass(frozen=True)
 class Entries:
-    """What a table holds, the oldest first.
-
-    Attributes:
-        contexts (`np.ndarray`, int32 of shape `(C, 3)`): The tokens of each context, the last one
-            first; -1 for none.
-        tokens (`np.ndarray`, int32 of shape `(C, k)`): The best next tokens, best first; -1 for
-            none.
-        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities; 0 for none.
-        counts (`np.ndarray`, float32 of shape `(n,)`): How often each token below n came.
-    """
+    """The content of a [`~index.recycling.Table`], the oldest entry first."""
 
     contexts: np.ndarray
     tokens: np.ndarray
     probs: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # float32, (n,), how often each token below n came
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -49,12 +41,16 @@ class NextTokens:
         context (`int`): n, from 1 to 3.
         max_contexts (`int`): The most contexts. Each takes 8 k + 28 to 8 k + 36 bytes, once it is
             there.
+
+    Attributes:
+        vocab_size (`int`, *optional*): The target's; larger tokens are not learned.
     """
 
     def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
         self.top_k = top_k
         self.context = context
         self.max_contexts = max_contexts
+        self.vocab_size: int | None = None
         self._table: Table = new_table(max_contexts, top_k)
         self._counts = np.zeros(0, dtype=np.float32)
         self._counted = 1.0
@@ -64,11 +60,6 @@ class NextTokens:
     def __len__(self) -> int:
         return int(self._table.state[0])
 
-    @property
-    def nbytes(self) -> int:
-        """The memory of a full table, in bytes."""
-        return sum(array.nbytes for array in (*self._table, self._counts))
-
     def learn(
         self,
         before: np.ndarray,
@@ -76,13 +67,22 @@ class NextTokens:
         parents: np.ndarray,
         best_tokens: np.ndarray,
         best_probs: np.ndarray,
-        vocab_size: int,
     ) -> None:
         """Enters what the target expects after a text and each node of a tree below it, see
         [`~index.recycling.learn`]."""
-        limits = self.context, vocab_size
+        limits = self.context, self.vocab_size or _ANY_VOCABULARY
         with self._lock:
-            learn(*self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+            learn(self._table, *limits, before, tokens, parents, best_tokens, best_probs)
+
+    def learn_text(
+        self, ids: np.ndarray, known: int, best_tokens: np.ndarray, best_probs: np.ndarray
+    ) -> None:
+        """Enters what the target expects after the first `known` tokens of a text (int64) and after
+        each later one."""
+        before = ids[max(known - MOST_CONTEXT, 0) : known].astype(np.int32)
+        parents = np.arange(-1, len(ids) - known - 1, dtype=np.int32)
+        best = np.ascontiguousarray(best_tokens), np.ascontiguousarray(best_probs)
+        self.learn(before, ids[known:], parents, *best)
 
     def count(self, tokens: np.ndarray) -> None:
         """Counts tokens (int64) that were emitted."""
@@ -111,27 +111,26 @@ class NextTokens:
         last = last_tokens, last_probs
         with self._lock:
             return recycling_tree(
-                *self._table, self.context, text, *counted, *last, *pooling, budget, chain
+                self._table, self.context, text, *counted, *last, pooling, budget, chain
             )
 
     def static_tree(self, last: int, budget: int) -> TreeArrays:
         """The published static tree below a token, see [`~index.static_tree.static_tree`]."""
         with self._lock:
-            tree: TreeArrays = static_tree(self._table, last, budget)
-        return tree
+            return static_tree(self._table, last, budget)
 
     def entries(self) -> Entries:
         """All entries, the oldest first."""
         table = self._table
         with self._lock:
-            order = by_age(table.newer, table.state)
+            order = by_age(table)
             held = table.contexts[order], table.tokens[order], table.probs[order]
             return Entries(*held, self._counts.copy())
 
     def _enter(self, entries: Entries) -> None:
         kept = slice(max(len(entries) - self.max_contexts, 0), None)
         held = entries.contexts[kept], entries.tokens[kept], entries.probs[kept]
-        enter(*self._table, *map(np.ascontiguousarray, held))
+        enter(self._table, *map(np.ascontiguousarray, held))
 
     def enter(self, entries: Entries) -> None:
         """Enters what another table held, its newest `max_contexts`."""
@@ -145,7 +144,7 @@ class NextTokens:
             self._commonest[: len(commonest)] = np.where(self._counts[commonest], commonest, -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The arrays are as long as the table may become; what is in them is often far less.
+        # The arrays have room for a full table; the entries are often far fewer.
         state = {name: value for name, value in vars(self).items() if name != "_lock"}
         return state | {"_table": self.entries()}
 

@@ -1,4 +1,4 @@
-"""How often n-grams stand in a text, by one walk along its suffix array."""
+"""How often n-grams occur in a text, by one walk along its suffix array."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -11,20 +11,19 @@ import numpy as np
 from .kernels import kernel
 from .suffix_array import IndexedText
 
-# Suffixes that are walked along at a time.
+# Suffixes that are read at a time.
 BLOCK = 1 << 17
-RAREST = 2  # an n-gram that stands once is of no use
+RAREST = 2  # n-grams that occur once are of no use
 
 
 @dataclass(slots=True, eq=False)
 class _Order:
-    """The n-grams of one length that may be among the commonest, in the order of the text's
-    suffixes.
+    """Candidates for the commonest n-grams of one length, in the order of the text's suffixes.
 
     Attributes:
         most (`int`): How many are wanted.
-        found (`np.ndarray`, int64 of shape `(n, 2)`): Where each stands, and how often.
-        least (`int`): Which rarer ones are left out.
+        found (`np.ndarray`, int64 of shape `(n, 2)`): Where each occurs, and how often.
+        least (`int`): The fewest occurrences that count.
     """
 
     most: int
@@ -37,8 +36,8 @@ class _Order:
             self.cut()
 
     def cut(self) -> None:
-        """Leaves out what is rarer than about as many as are wanted: at most twice as many stay,
-        so that of those that stand equally often all do, or none."""
+        """Keeps at most twice as many as are wanted, and of those that are equally common all or
+        none."""
         counts = self.found[:, 1]
         if len(counts) > 2 * self.most:
             place = len(counts) - 2 * self.most - 1
@@ -46,33 +45,30 @@ class _Order:
             self.found = self.found[counts >= self.least]
 
     def commonest(self) -> np.ndarray:
-        """Where they stand, the commonest first."""
+        """Where they occur, the commonest first."""
         self.cut()
         order = np.argsort(-self.found[:, 1], kind="stable")[: self.most]
         return self.found[order, 0]
 
 
-def common_ngrams(
-    text: IndexedText, longest: int, per_order: int, block: int = BLOCK
-) -> list[np.ndarray]:
+def common_ngrams(text: IndexedText, longest: int, per_order: int) -> list[np.ndarray]:
     """Finds the commonest n-grams of each length in a text, in memory that does not grow with it.
 
     Args:
         text (`IndexedText`): The text.
         longest (`int`): The length of the longest n-grams.
         per_order (`int`): The most n-grams of each length.
-        block (`int`, *optional*): How many suffixes are walked along at a time.
 
     Returns:
-        `list[np.ndarray]`: Of each length from 1 on, int32 of shape `(count, n)`, those that stand
-        twice at least, the commonest first. Where too many stand equally often, none of them.
+        `list[np.ndarray]`: Of each length from 1 on, int32 of shape `(count, n)`, those that occur
+        at least twice, the commonest first. Where too many are equally common, none of them.
     """
     orders = [_Order(per_order, np.empty((0, 2), np.int64)) for _ in range(longest)]
     runs = np.full((longest, 2), -1, np.int64)
-    ended = np.empty((longest, block // RAREST + 1, 2), np.int64)
+    ended = np.empty((longest, BLOCK // RAREST + 1, 2), np.int64)
     before = -1
-    for start in range(0, len(text.suffixes), block):
-        suffixes = text.suffixes[start : start + block]
+    for start in range(0, len(text.suffixes), BLOCK):
+        suffixes = text.suffixes[start : start + BLOCK]
         least = np.array([order.least for order in orders])
         numbers = count_runs(text.tokens, suffixes, before, text.vocab_size, least, runs, ended)
         before = int(suffixes[-1])
@@ -100,9 +96,9 @@ def count_runs(tokens, suffixes, before, vocab_size, least, runs, ended):
         tokens: A text.
         suffixes: The next part of its suffix array.
         before: The suffix before this part, -1 if there is none.
-        vocab_size: What is not below it separates documents.
-        least: Of each length, the smallest number of occurrences that counts.
-        runs: int64 of shape (lengths, 2): where the n-gram of the run that has begun stands (-1 if
+        vocab_size: Larger tokens separate documents.
+        least: Of each length, the fewest occurrences that count.
+        runs: int64 of shape (lengths, 2): where the n-gram of the current run occurs (-1 if
             its document ends before) and how often; read and written.
         ended: int64 of shape (lengths, room, 2): the same of the runs that have ended, written.
 

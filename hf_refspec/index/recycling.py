@@ -1,12 +1,12 @@
 """The table of Token Recycling: what the target model expected after the last 1 to n tokens.
 
 An entry is a context of at most `MOST_CONTEXT` tokens, with the target's k best next tokens and
-their probabilities, as of the last time that it was verified. Entries are found by open addressing
-and keep their whole context, so that no other context is mistaken for it. They are linked by age:
-an entry that is learned again is the newest, and a full table gives up its oldest.
+their probabilities when it was last verified. Entries are found by open addressing, keep their
+whole context, and are linked by age: one that is learned again becomes the newest, and a full table
+drops its oldest.
 
-The hash has a random key, which is never stored: nobody can write a table, or a text, whose
-contexts collide. Where entries lie depends on it, what a table holds does not.
+The hash has a random key, which is never stored: no table or text can be written whose contexts
+collide. The content of a table does not depend on it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .best_first import uncounted
-from .kernels import kernel
+from .kernels import kernel, kernel_type
 
 MOST_CONTEXT = 3
-# So many of the commonest tokens are known by order.
+# How many of the commonest tokens are kept in order.
 COMMONEST = 8
 # The numbers of `state`: how many entries there are, the oldest and the newest of them, and the
 # first of the `1 + MOST_CONTEXT` that are the key of the hash.
@@ -32,36 +32,24 @@ COUNT, OLDEST, NEWEST, KEY = 0, 1, 2, 3
 class Table(NamedTuple):
     """The arrays of a table with room for C entries.
 
-    Attributes:
-        contexts (`np.ndarray`, int32 of shape `(C, MOST_CONTEXT)`): The tokens of each context, the
-            last one first; -1 behind the first.
-        tokens (`np.ndarray`, int32 of shape `(C, k)`): The k best next tokens, best first; -1 for
-            none.
-        probs (`np.ndarray`, float32 of shape `(C, k)`): Their probabilities.
-        older, newer (`np.ndarray`, int32 of shape `(C,)`): The entries before and after it by age;
-            -1 at the ends.
-        slots (`np.ndarray`, int32 of shape `(S,)`): A hash table of entries; 0 is free, else the
-            entry and 1.
-        state (`np.ndarray`, int64 of shape `(4 + MOST_CONTEXT,)`): See `COUNT`.
+    A context has its last token first, the next tokens are best first; -1 is no token.
     """
 
-    contexts: np.ndarray
-    tokens: np.ndarray
-    probs: np.ndarray
-    older: np.ndarray
-    newer: np.ndarray
-    slots: np.ndarray
-    state: np.ndarray
+    contexts: np.ndarray  # int32, (C, MOST_CONTEXT)
+    tokens: np.ndarray  # int32, (C, k)
+    probs: np.ndarray  # float32, (C, k)
+    older: np.ndarray  # int32, (C,), the entry before each by age; -1 at the end
+    newer: np.ndarray  # int32, (C,)
+    slots: np.ndarray  # int32, a hash table of entries, each plus 1; 0 is free
+    state: np.ndarray  # int64, (4 + MOST_CONTEXT,), see `COUNT`
 
 
-TABLE = (
-    "int32[:, ::1], int32[:, ::1], float32[:, ::1], int32[::1], int32[::1], int32[::1], int64[::1]"
-)
+_ROWS, _NUMBERS = ["int32[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"], ["int32[::1]"] * 3
+kernel_type("Table", Table, *_ROWS, *_NUMBERS, "int64[::1]")
 
 
 def new_table(capacity: int, top_k: int) -> Table:
-    """An empty table. Its pages are not touched before entries are learned, nor counted until
-    then by the system."""
+    """An empty table. It takes no memory before entries are learned: its pages are untouched."""
     return Table(
         np.zeros((capacity, MOST_CONTEXT), dtype=np.int32),
         np.zeros((capacity, top_k), dtype=np.int32),
@@ -74,65 +62,53 @@ def new_table(capacity: int, top_k: int) -> Table:
 
 
 @uncounted
-def find(contexts, slots, state, last, second, third):
-    """The entry of a context, -1 if there is none. Tokens that it does not have are -1."""
-    slot = _home(slots, state, last, second, third)
+def find(table, context):
+    """The entry of a context, -1 if there is none.
+
+    The context has its last token first, and -1 for each token that it lacks.
+    """
+    slots = table.slots
+    slot = _home(table, context)
     while slots[slot] != 0:
         entry = slots[slot] - 1
-        context = contexts[entry]
-        if context[0] == last and context[1] == second and context[2] == third:
+        held = table.contexts[entry]
+        if held[0] == context[0] and held[1] == context[1] and held[2] == context[2]:
             return entry
         slot = (slot + 1) & (len(slots) - 1)
     return -1
 
 
 @uncounted
-def _home(slots, state, last, second, third):
+def _home(table, context):
     """The slot at which the search for a context begins: two contexts share it by chance alone
     (multiply-shift, Dietzfelbinger 1996)."""
-    mixed = state[KEY] + state[KEY + 1] * last + state[KEY + 2] * second + state[KEY + 3] * third
-    return (mixed >> 32) & (len(slots) - 1)
+    mixed, key = table.state[KEY], table.state
+    mixed += key[KEY + 1] * context[0] + key[KEY + 2] * context[1] + key[KEY + 3] * context[2]
+    return (mixed >> 32) & (len(table.slots) - 1)
 
 
 @kernel(
-    f"void({TABLE}, int64, int64, int32[::1], int64[::1], int32[::1], int32[:, ::1],"
-    "float32[:, ::1])"
+    "void(Table, int64, int64, int32[::1], int64[::1], int32[::1], int32[:, ::1], float32[:, ::1])"
 )
-def learn(
-    contexts,
-    tokens,
-    probs,
-    older,
-    newer,
-    slots,
-    state,
-    longest,
-    vocab_size,
-    before,
-    tree_tokens,
-    parents,
-    best_tokens,
-    best_probs,
-):
+def learn(table, longest, vocab_size, before, tokens, parents, best_tokens, best_probs):
     """Enters what the target expects after a text and after each node of a tree below it.
 
-    An entry of the same context is replaced. What is no probability is left out, and a node whose
-    best one is none altogether.
+    It replaces entries of the same context, leaves out invalid probabilities, and skips nodes whose
+    best one is invalid.
 
     Args:
-        contexts, tokens, probs, older, newer, slots, state: A `Table`, changed in place.
+        table: Changed in place.
         longest: n, the longest contexts.
         vocab_size: Tokens are below it.
         before: The last tokens of the text, as many as there are up to MOST_CONTEXT.
-        tree_tokens, parents: The T nodes, parents first; -1 is the text.
+        tokens, parents: The T nodes, parents first; -1 is the text.
         best_tokens, best_probs: The best next tokens, (1 + T, k): after the text, and each node.
     """
-    table = Table(contexts, tokens, probs, older, newer, slots, state)
     path = np.full((1 + len(parents), MOST_CONTEXT), -1, dtype=np.int32)
     for i in range(len(before)):
         path[0, i] = before[len(before) - 1 - i]
     for node in range(len(parents)):
-        path[1 + node, 0] = tree_tokens[node]
+        path[1 + node, 0] = tokens[node]
         for i in range(1, MOST_CONTEXT):
             path[1 + node, i] = path[1 + parents[node], i - 1]
     for node in range(len(path)):
@@ -144,7 +120,7 @@ def learn(
                 break
             second = known[1] if length > 1 else np.int32(-1)
             third = known[2] if length > 2 else np.int32(-1)
-            entry = _entry(table, known[0], second, third)
+            entry = _entry(table, (known[0], second, third))
             _write(table, entry, best_tokens[node], best_probs[node], vocab_size)
 
 
@@ -160,9 +136,9 @@ def _write(table, entry, best_tokens, best_probs, vocab_size):
 
 
 @uncounted
-def _entry(table, last, second, third):
-    """The entry of a context, which is the newest from now on."""
-    entry = find(table.contexts, table.slots, table.state, last, second, third)
+def _entry(table, context):
+    """Finds or creates the entry of a context, and makes it the newest."""
+    entry = find(table, context)
     if entry >= 0:
         _unlink(table, entry)
     else:
@@ -173,9 +149,9 @@ def _entry(table, last, second, third):
             entry = np.int64(table.state[OLDEST])
             _unlink(table, entry)
             _forget(table, entry)
-        context = table.contexts[entry]
-        context[0], context[1], context[2] = last, second, third
-        slot = _home(table.slots, table.state, last, second, third)
+        for i in range(MOST_CONTEXT):
+            table.contexts[entry, i] = context[i]
+        slot = _home(table, context)
         while table.slots[slot] != 0:
             slot = (slot + 1) & (len(table.slots) - 1)
         table.slots[slot] = entry + 1
@@ -191,7 +167,7 @@ def _entry(table, last, second, third):
 
 @uncounted
 def _unlink(table, entry):
-    """Takes an entry out of the list by age."""
+    """Removes an entry from the list by age."""
     before, after = table.older[entry], table.newer[entry]
     if before >= 0:
         table.newer[before] = after
@@ -205,11 +181,10 @@ def _unlink(table, entry):
 
 @uncounted
 def _forget(table, entry):
-    """Takes an entry out of the hash table; those that it had pushed on move back."""
-    contexts, slots, state = table.contexts, table.slots, table.state
+    """Removes an entry from the hash table, and moves those back that it had displaced."""
+    contexts, slots = table.contexts, table.slots
     mask = len(slots) - 1
-    context = contexts[entry]
-    hole = _home(slots, state, context[0], context[1], context[2])
+    hole = _home(table, contexts[entry])
     while slots[hole] != entry + 1:
         hole = (hole + 1) & mask
     slot = hole
@@ -217,43 +192,29 @@ def _forget(table, entry):
         slot = (slot + 1) & mask
         if slots[slot] == 0:
             break
-        context = contexts[slots[slot] - 1]
-        home = _home(slots, state, context[0], context[1], context[2])
+        home = _home(table, contexts[slots[slot] - 1])
         if ((slot - home) & mask) >= ((slot - hole) & mask):
             slots[hole] = slots[slot]
             hole = slot
     slots[hole] = 0
 
 
-@kernel(f"void({TABLE}, int32[:, ::1], int32[:, ::1], float32[:, ::1])")
-def enter(
-    contexts,
-    tokens,
-    probs,
-    older,
-    newer,
-    slots,
-    state,
-    new_contexts,
-    new_tokens,
-    new_probs,
-):
+@kernel("void(Table, int32[:, ::1], int32[:, ::1], float32[:, ::1])")
+def enter(table, contexts, tokens, probs):
     """Enters what another table held, (C, MOST_CONTEXT) and (C, k), the oldest first."""
-    table = Table(contexts, tokens, probs, older, newer, slots, state)
-    for i in range(len(new_contexts)):
-        context = new_contexts[i]
-        entry = _entry(table, context[0], context[1], context[2])
-        _write(table, entry, new_tokens[i], new_probs[i], 1 << 31)
+    for i in range(len(contexts)):
+        context = contexts[i, 0], contexts[i, 1], contexts[i, 2]
+        _write(table, _entry(table, context), tokens[i], probs[i], 1 << 31)
 
 
-@kernel("int32[::1](int32[::1], int64[::1])")
-def by_age(newer, state):
+@kernel("int32[::1](Table)")
+def by_age(table):
     """All entries, the oldest first."""
-    entries = np.empty(state[COUNT], dtype=np.int32)
-    entry = state[OLDEST]
+    entries = np.empty(table.state[COUNT], dtype=np.int32)
+    entry = table.state[OLDEST]
     for i in range(len(entries)):
         entries[i] = entry
-        entry = newer[entry]
+        entry = table.newer[entry]
     return entries
 
 

@@ -1,7 +1,7 @@
 """A draft tree grown from a recycling table, best node first.
 
-What contexts of several lengths, the commonest tokens and the last position's runners-up say of the
-next token is pooled log-linearly: each weighs in by a power of its probability.
+Contexts of several lengths, the commonest tokens and the last position's runners-up are pooled
+log-linearly: each contributes a power of its probability.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -15,51 +15,48 @@ import numpy as np
 
 from .best_first import divide, expands, grow, uncounted
 from .draft_tree import TREE
-from .kernels import kernel
-from .recycling import MOST_CONTEXT, TABLE, find
+from .kernels import kernel, kernel_type
+from .recycling import MOST_CONTEXT, Table, find
 
-# Of a node's runners-up, so many are proposed again after it.
+# How many of a node's runners-up are proposed again after it.
 RUNNERS_UP = 8
-# A probability counts as its multiple of this one: what is much smaller counts as nothing.
+# A probability counts as its multiple of this one: much smaller ones count as nothing.
 LEAST_PROB = 0.003
-# A child less probable than this is not kept waiting: it would hardly ever be among the best.
+# A less probable child is dropped: it would hardly ever be among the best nodes.
 LEAST_CHILD = 1e-4
 
 
 class Pooling(NamedTuple):
-    """How all that is known of a next token becomes its probability.
+    """How a next token's probability is pooled, by the length of the longest known context.
 
     Attributes:
-        exponents (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT, MOST_CONTEXT + 2)`): For the
-            longest context that is known, 0 to MOST_CONTEXT tokens, the exponents of contexts of 1,
-            2 and 3 tokens, of frequencies and of the last position.
-        misses (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT,)`): Likewise the score of what
-            nothing speaks for.
+        exponents (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT, MOST_CONTEXT + 2)`): Of
+            contexts of 1, 2 and 3 tokens, of frequencies and of the last position.
+        misses (`np.ndarray`, float64 of shape `(1 + MOST_CONTEXT,)`): The score of all unknown
+            tokens.
     """
 
     exponents: np.ndarray
     misses: np.ndarray
 
     def flattened(self, power: float) -> Pooling:
-        """With all scores to a power."""
+        """All scores raised to a power."""
         return Pooling(power * self.exponents, self.misses**power)
 
 
-class _Growing(NamedTuple):
-    """What the tree grows out of; the arguments of `recycling_tree` and a place for notes."""
+kernel_type("Pooling", Pooling, "float64[:, ::1]", "float64[::1]")
 
-    contexts: np.ndarray
-    tokens: np.ndarray
-    probs: np.ndarray
-    slots: np.ndarray
-    state: np.ndarray
+
+class _Known(NamedTuple):
+    """What the tree grows out of: the arguments of `recycling_tree`, and its own notes."""
+
+    table: Table
     longest: int
     text: np.ndarray
     commonest: np.ndarray
     counts: np.ndarray
     counted: float
-    exponents: np.ndarray
-    misses: np.ndarray
+    pooling: Pooling
     # Of the position before the text's end, and then of the root and of each node: its best.
     best_tokens: np.ndarray  # int32, (2 + budget, RUNNERS_UP), -1 for none
     best_probs: np.ndarray  # float32
@@ -67,17 +64,11 @@ class _Growing(NamedTuple):
 
 
 @kernel(
-    f"{TREE}({TABLE}, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
-    "float32[::1], float64[:, ::1], float64[::1], int64, boolean)"
+    f"{TREE}(Table, int64, int32[::1], int32[::1], float32[::1], float64, int32[::1],"
+    "float32[::1], Pooling, int64, boolean)"
 )
 def recycling_tree(
-    contexts,
-    tokens,
-    probs,
-    older,
-    newer,
-    slots,
-    state,
+    table,
     longest,
     text,
     commonest,
@@ -85,70 +76,50 @@ def recycling_tree(
     counted,
     last_tokens,
     last_probs,
-    exponents,
-    misses,
+    pooling,
     budget,
     chain,
 ):
     """Grows a draft tree, best node first.
 
-    At a node, a token's score is the product of what speaks for it: the probability that it has
-    after the last 1, 2 and 3 tokens, its frequency, and the probability that it had one position
-    earlier (a token that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to
-    the power of an exponent, and 1 where nothing is known. A token's probability is its score
-    divided by the sum of all scores and of one that stands for all that nothing speaks for.
+    A token's score at a node is a product: of the probabilities that it had after the last 1, 2 and
+    3 tokens, of its frequency, and of the probability that it had one position earlier (a token
+    that was nearly chosen often comes next). Each factor is 1 + p / LEAST_PROB to the power of an
+    exponent, and 1 where nothing is known. A token's probability is its score divided by the sum of
+    all scores and of one that stands for all unknown tokens.
 
     Args:
-        contexts, tokens, probs, older, newer, slots, state: A `Table`.
+        table, pooling: The `Table` and a `Pooling`.
         longest: n, the longest contexts.
         text: The last tokens, as many as there are up to MOST_CONTEXT.
         commonest: Tokens that are proposed everywhere.
         counts, counted: How often each token came, and all of them.
         last_tokens, last_probs: What the target expected in place of the last token.
-        exponents, misses: A `Pooling`.
-        budget: The most nodes.
-        chain: Whether to grow a single path.
-
-    Returns:
-        The tree.
+        budget, chain: See `grow`.
     """
     best_tokens = np.full((2 + budget, RUNNERS_UP), -1, dtype=np.int32)
     best_probs = np.zeros((2 + budget, RUNNERS_UP), dtype=np.float32)
     for i in range(min(RUNNERS_UP, len(last_tokens))):
         best_tokens[0, i], best_probs[0, i] = last_tokens[i], last_probs[i]
-    found = _Growing(
-        contexts,
-        tokens,
-        probs,
-        slots,
-        state,
-        longest,
-        text,
-        commonest,
-        counts,
-        counted,
-        exponents,
-        misses,
-        best_tokens,
-        best_probs,
-        np.ones(1, dtype=np.int64),  # grow() wants a first one; it proposes nothing
-    )
-    each = MOST_CONTEXT * tokens.shape[1] + len(commonest) + RUNNERS_UP
+    best = best_tokens, best_probs
+    number = np.ones(1, dtype=np.int64)  # grow() needs a first one; it proposes nothing
+    found = _Known(table, longest, text, commonest, counts, counted, pooling, *best, number)
+    each = MOST_CONTEXT * table.tokens.shape[1] + len(commonest) + RUNNERS_UP
     return grow(found, 1, 1 + (1 + budget) * each, budget, chain)
 
 
-@expands(_Growing)
+@expands(_Known)
 def _expand(found, growth, first, node, depth, prob):
     start, known = _propose(found, growth, node)
     if found.number[0] == start:
         return 0
     count = divide(growth, start, node)
     weights, proposed, children = growth.weights, growth.proposed, growth.children
-    total = found.misses[known]
+    exponents, total = found.pooling.exponents[known], found.pooling.misses[known]
     for child in children[:count]:
         token = proposed[child]
         frequency = found.counts[token] / found.counted if token < len(found.counts) else 0.0
-        score = weights[child] + found.exponents[known, MOST_CONTEXT] * _log_score(frequency)
+        score = weights[child] + exponents[MOST_CONTEXT] * _log_score(frequency)
         weights[child] = math.exp(score)
         total += weights[child]
     kept = 0
@@ -164,12 +135,13 @@ def _expand(found, growth, first, node, depth, prob):
 
 @uncounted
 def _propose(found, growth, node):
-    """Lets all that is known at a node propose tokens, with the logarithms of their factors.
+    """Proposes all tokens that are known at a node, weighted by the logarithms of their factors.
 
     Returns:
         The first proposal, and the length of the longest context that is known.
     """
-    second = third = np.int32(-1)
+    table, none = found.table, np.int32(-1)
+    second = third = none
     last, place = _token_before(found, growth, node)
     if last >= 0:
         second, place = _token_before(found, growth, place)
@@ -178,19 +150,19 @@ def _propose(found, growth, node):
     start, known = found.number[0], 0
     one = two = three = np.int64(-1)
     if last >= 0:
-        one = find(found.contexts, found.slots, found.state, last, np.int32(-1), np.int32(-1))
+        one = find(table, (last, none, none))
         known = 1 if one >= 0 else known
     if second >= 0 and found.longest > 1:
-        two = find(found.contexts, found.slots, found.state, last, second, np.int32(-1))
+        two = find(table, (last, second, none))
         known = 2 if two >= 0 else known
     if third >= 0 and found.longest > 2:
-        three = find(found.contexts, found.slots, found.state, last, second, third)
+        three = find(table, (last, second, third))
         known = 3 if three >= 0 else known
-    exponents, number = found.exponents[known], start
+    exponents, number = found.pooling.exponents[known], start
     for length in range(1, MOST_CONTEXT + 1):
         entry = one if length == 1 else two if length == 2 else three
         if entry >= 0:
-            tokens, probs = found.tokens[entry], found.probs[entry]
+            tokens, probs = table.tokens[entry], table.probs[entry]
             number = _add(growth, number, tokens, probs, exponents[length - 1])
     before = node + 1 if node < 0 else growth.parents[node] + 2
     tokens, probs = found.best_tokens[before], found.best_probs[before]
@@ -208,9 +180,9 @@ def _propose(found, growth, node):
 
 @uncounted
 def _token_before(found, growth, place):
-    """The token at a place and the place before it; -1 if there is none.
+    """The token at a place (-1 for none), and the place before it.
 
-    Places are the nodes, and then, below 0, those of the text from its end on.
+    Places are the nodes, and below 0 those of the text, from its end.
     """
     if place >= 0:
         return np.int32(growth.tokens[place]), np.int64(growth.parents[place])
@@ -238,7 +210,7 @@ def _log_score(prob):
 
 @uncounted
 def _note_best(found, node, token, prob):
-    """Puts a child among its node's best, which stand in the order of their probabilities."""
+    """Inserts a child among its node's best, the most probable first."""
     tokens, probs = found.best_tokens[node + 2], found.best_probs[node + 2]
     i = RUNNERS_UP - 1
     if prob <= probs[i]:

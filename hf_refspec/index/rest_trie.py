@@ -1,9 +1,9 @@
 """REST's trie: all that follows the longest match of the last tokens in a datastore.
 
 "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252, section 3): the longest suffix of
-the text that stands in the datastore is searched in its suffix arrays, its continuations are put
-into a trie weighted by frequency, and the most frequent nodes are the draft. Reading and growing
-serve several match lengths at a time, which mixed_trie.py has.
+the text is searched in the datastore's suffix arrays, its continuations form a trie weighted by
+frequency, and the most frequent nodes are the draft. Reading and growing handle several match
+lengths at a time, for mixed_trie.py.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -19,37 +19,26 @@ import numpy as np
 from .best_first import divide, expands, grow
 from .draft_tree import TREE, TreeArrays
 from .kernels import kernel
-from .suffix_array import IndexedText, find_suffixes, sample_continuations
+from .suffix_array import Continuations, IndexedText, find_suffixes, sample_continuations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """All places where the last tokens of a context stand.
+    """All places of the last tokens of a context."""
 
-    Attributes:
-        length (`int`): How many last tokens.
-        ranges (`np.ndarray`, int64 of shape `(texts, 2)`): Of each text, the range in its suffix
-            array, its end exclusive.
-        count (`int`): The number of places.
-    """
-
-    length: int
-    ranges: np.ndarray
-    count: int
+    length: int  # how many last tokens
+    ranges: np.ndarray  # int64, (texts, 2), of each text the range in its suffix array
+    count: int  # of places
 
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
-    """Finds the suffixes of a context that stand in any of the texts, the longest first.
-
-    Args:
-        texts (sequence of [`IndexedText`]): Where to look.
-        context (`np.ndarray`, int32 of shape `(n,)`): The last tokens, as many as may match.
-        min_match (`int`): The shortest match that counts.
+    """Finds the suffixes of a context (int32), of `min_match` tokens or more, that occur in any of
+    the texts, the longest first.
 
     Raises:
         ValueError: If a suffix array points outside of its text.
     """
-    found = [find_suffixes(text.tokens, text.suffixes, context, min_match) for text in texts]
+    found = [find_suffixes(text, context, min_match) for text in texts]
     ranges = np.zeros((max(map(len, found), default=0), len(texts), 2), dtype=np.int64)
     for i, of_text in enumerate(found):
         ranges[: len(of_text), i] = of_text
@@ -68,10 +57,10 @@ def rest_tree(
     """REST's draft tree: the most frequent nodes of the trie of the longest match's continuations.
 
     Args:
-        texts, context, min_match: As of [`all_matches`].
+        texts, context, min_match: See [`all_matches`].
         budget (`int`): The most nodes.
-        max_continuations (`int`): How many continuations are read, about.
-        continuation_length (`int`): How far they are read.
+        max_continuations (`int`): About how many continuations are read.
+        continuation_length (`int`): How many tokens of each.
 
     Raises:
         ValueError: If a text is damaged: its suffix array points outside of it, or it has a token
@@ -89,14 +78,11 @@ def trie_tree(
     budget: int,
     pseudo_count: float,
 ) -> TreeArrays:
-    """Reads the continuations of matches of several lengths and grows a draft tree out of them.
+    """Reads the continuations of matches, the longest first, and grows a draft tree out of them.
 
     Args:
-        texts (sequence of [`IndexedText`]): Where the matches are.
-        matches (sequence of [`Match`]): The longest one first; there may be none.
         quotas, limits (sequence of `int`): About how many continuations of each match are read, and
-            how far.
-        budget (`int`): The most nodes.
+            how many tokens of each.
         pseudo_count (`float`): See [`grow_trie`].
     """
     if not matches:
@@ -107,58 +93,50 @@ def trie_tree(
     ]
     # Each text has at least a row.
     room = sum(min(places, quota + len(texts)) for _, places, quota, _ in plan)
-    read = (
-        np.empty((room, max(limits)), np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.float64),
-    )
+    read = Continuations.empty(room, max(limits))
     ranges = np.array([match.ranges for match in matches])
     plan_array, count = np.array(plan, dtype=np.int64), 0
     for i, text in enumerate(texts):
-        searched = text.tokens, text.suffixes, text.vocab_size, ranges[:, i]
-        count = sample_continuations(*searched, plan_array, count, *read)
-    return grow_trie(*(each[:count] for each in read), len(matches), pseudo_count, budget)
+        count = sample_continuations(text, ranges[:, i], plan_array, count, read)
+    read = Continuations(*(each[:count] for each in read))
+    return grow_trie(read, len(matches), pseudo_count, budget)
 
 
-class _Continuations(NamedTuple):
-    """The continuations, each a proposal of the growth, and room for what an order counts for."""
+class _Orders(NamedTuple):
+    """The continuations, each a proposal of the growth, and room for the weight of each order."""
 
-    rows: np.ndarray
-    lengths: np.ndarray
-    orders: np.ndarray
-    occurrences: np.ndarray
+    read: Continuations
     pseudo_count: float
-    order_weights: np.ndarray  # float64 of shape (orders,)
-    order_rows: np.ndarray  # int64 of shape (orders,)
+    weights: np.ndarray  # float64 of shape (orders,)
+    numbers: np.ndarray  # int64 of shape (orders,)
 
 
-@kernel(f"{TREE}(int32[:, ::1], int32[::1], int32[::1], float64[::1], int64, float64, int64)")
-def grow_trie(rows, lengths, orders, occurrences, order_count, pseudo_count, budget):
+@kernel(f"{TREE}(Continuations, int64, float64, int64)")
+def grow_trie(read, order_count, pseudo_count, budget):
     """Grows a draft tree from what followed matches of several lengths, best node first.
 
-    At every node each length of match (an order) that still has continuations there estimates the
-    next token by their frequencies. The longest with n continuations counts with probability
-    n / (n + pseudo_count) and backs off to the next shorter one with what is left, as prediction by
-    partial matching does; what the shortest leaves is nobody's, so that probabilities fall where
-    little is known.
+    At every node each match length (order) that still has continuations there estimates the next
+    token by their frequencies. The longest with n continuations counts with probability
+    n / (n + pseudo_count) and backs off to the next shorter one with the remainder, as prediction
+    by partial matching does; the remainder of the shortest is lost, so that probabilities fall
+    where little is known.
 
     Args:
-        rows, lengths, orders, occurrences: From `sample_continuations`.
+        read: From `sample_continuations`.
         order_count: The number of orders; 0 is the longest match.
-        pseudo_count: 0.0 lets the longest match alone decide.
+        pseudo_count: With 0.0 the longest match alone decides.
         budget: The most nodes.
     """
     weights, numbers = np.empty(order_count, np.float64), np.empty(order_count, np.int64)
-    found = _Continuations(rows, lengths, orders, occurrences, pseudo_count, weights, numbers)
-    return grow(found, len(rows), len(rows), budget, False)
+    found = _Orders(read, pseudo_count, weights, numbers)
+    return grow(found, len(read.rows), len(read.rows), budget, False)
 
 
-@expands(_Continuations)
+@expands(_Orders)
 def _expand(found, growth, first, node, depth, prob):
-    following, orders, occurrences = growth.following, found.orders, found.occurrences
+    following, weights, numbers = growth.following, found.weights, found.numbers
+    rows, lengths, orders, occurrences = found.read
     # What one place of each order weighs here.
-    weights, numbers = found.order_weights, found.order_rows
     for order in range(len(weights)):
         weights[order], numbers[order] = 0.0, 0
     row = first
@@ -172,7 +150,6 @@ def _expand(found, growth, first, node, depth, prob):
             taken = left * numbers[order] / (numbers[order] + found.pseudo_count)
             left -= taken
             weights[order] = taken / weights[order]
-    rows, lengths = found.rows, found.lengths
     row = first
     while row >= 0:
         growth.proposed[row] = rows[row, depth] if lengths[row] > depth else -1

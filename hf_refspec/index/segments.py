@@ -1,46 +1,47 @@
 """Documents whose number grows: sorted segments that never change, and a tail.
 
-A log-structured text. New documents go into the tail, a `TokenBuffer`, at once. When that has grown
-long it is sealed: sorted into a segment. Segments that stand beside each other are joined when they
-are of about one size, so that their sizes grow geometrically and their number stays small.
+A log-structured text. New documents go into the tail, a `TokenBuffer`, at once. A long tail is
+sealed: sorted into a segment. Neighbouring segments of about one size are joined, so that sizes
+grow geometrically and their number stays small.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from .suffix_array import IndexedText, build_suffix_array
 from .token_buffer import LinkedText, TokenBuffer
 
-# A segment is joined with the newer ones unless it is more than so many times as large as all of
-# them: a larger factor leaves fewer segments to search and sorts each token more often.
+# A segment is joined with the newer ones unless it is more than 4 times as large as all of them: a
+# larger factor leaves fewer segments to search, and sorts each token more often.
 GROWTH = 4
-# More tokens are not joined: to sort them takes minutes and 8 bytes of memory a token.
+# Sorting more tokens takes minutes and 8 bytes of memory a token.
 LARGEST_SEGMENT = 1 << 26
 
 
+@dataclass(slots=True, eq=False)
 class Documents:
     """Documents one behind the other, numbered from `first` on, each a prompt and its output.
 
     Attributes:
         first (`int`): The number of the first one.
-        tokens (`np.ndarray`, integers of shape `(n,)`): The documents, a boundary behind each.
+        text: Their tokens, with a boundary behind each document.
         ends (`np.ndarray` or `array`): Where the boundary behind each document is.
         prompt_lengths (the same): How many of the first tokens of each are its prompt.
     """
 
-    __slots__ = ()
     first: int
+    text: IndexedText | LinkedText | TokenBuffer
     ends: np.ndarray | array[int]
     prompt_lengths: np.ndarray | array[int]
 
     @property
     def tokens(self) -> np.ndarray:
-        raise NotImplementedError
+        return self.text.tokens
 
     @property
     def end(self) -> int:
@@ -59,16 +60,10 @@ class Documents:
         return self.tokens[begin:split], self.tokens[split:end]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Segment(Documents):
-    """Documents that are sorted, see [`Documents`].
+    """Sorted documents, see [`Documents`]."""
 
-    Attributes:
-        text (`IndexedText`): The documents.
-        ends, prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): See [`Documents`].
-    """
-
-    first: int
     text: IndexedText
     ends: np.ndarray
     prompt_lengths: np.ndarray
@@ -77,31 +72,21 @@ class Segment(Documents):
     def build(
         cls, first: int, tokens: np.ndarray, ends: np.ndarray, prompt_lengths: np.ndarray
     ) -> Segment:
-        """Sorts documents.
-
-        Args:
-            first (`int`): The number of the first one.
-            tokens (`np.ndarray`, int32 of shape `(n,)`): The documents, -1 behind each.
-            ends, prompt_lengths (`np.ndarray`): As the attributes.
-        """
+        """Sorts documents; in `tokens` (int32) there is a -1 behind each."""
         largest = int(tokens.max())
         # In both types -1 becomes the largest number, the separator.
         packed = tokens.astype(np.uint16 if largest < 2**16 - 1 else np.uint32)
         text = IndexedText(packed, build_suffix_array(packed), largest + 1)
         return cls(first, text, ends, prompt_lengths)
 
-    @property
-    def tokens(self) -> np.ndarray:
-        return self.text.tokens
-
     def since(self, number: int) -> Segment:
-        """Those of its documents that have this number or a greater one, at least one."""
+        """Its documents from this number on, at least one."""
         if number <= self.first:
             return self
         begin, _ = self.place(number)
         # The suffixes that are left keep their order: nothing needs to be sorted.
         suffixes = self.text.suffixes[self.text.suffixes >= begin] - np.int32(begin)
-        text = replace(self.text, tokens=self.text.tokens[begin:].copy(), suffixes=suffixes)
+        text = self.text._replace(tokens=self.text.tokens[begin:].copy(), suffixes=suffixes)
         index = number - self.first
         return Segment(
             number, text, self.ends[index:] - np.int32(begin), self.prompt_lengths[index:].copy()
@@ -109,12 +94,7 @@ class Segment(Documents):
 
 
 def joined(segments: Sequence[Segment], oldest: int) -> Segment:
-    """Joins segments that follow each other into one, without the documents before `oldest`.
-
-    Args:
-        segments (sequence of [`Segment`]): At least one.
-        oldest (`int`): A number below the end of the last one.
-    """
+    """Joins consecutive segments, one or more, without the documents before `oldest`."""
     parts = [segment.since(oldest) for segment in segments if segment.end > oldest]
     if len(parts) == 1:
         return parts[0]
@@ -130,14 +110,11 @@ def joined(segments: Sequence[Segment], oldest: int) -> Segment:
 
 
 def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice | None:
-    """Which segments should be made one.
+    """Which consecutive segments should be joined into one of at most `largest` tokens, if any.
 
     Args:
         sizes (sequence of `int`): Their tokens, the oldest segment first.
         largest (`int`, *optional*): The most tokens of one.
-
-    Returns:
-        `slice` or `None`: Two or more that follow each other; `None` if all is well.
     """
     for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
         oldest, total = newest - 1, sizes[newest - 1]
@@ -153,23 +130,13 @@ def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice |
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LinkedDocuments(Documents):
-    """Documents that are not sorted, see [`Documents`].
+    """Documents that are not sorted, see [`Documents`]."""
 
-    Attributes:
-        text (`LinkedText`): The documents.
-        ends, prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): See [`Documents`].
-    """
-
-    first: int
     text: LinkedText
     ends: np.ndarray
     prompt_lengths: np.ndarray
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self.text.tokens
 
 
 class Tail(Documents):
@@ -179,27 +146,21 @@ class Tail(Documents):
         first (`int`): The number of the first document that will be added.
     """
 
+    text: TokenBuffer
     ends: array[int]
     prompt_lengths: array[int]
 
     def __init__(self, first: int = 0) -> None:
-        self.first = first
-        self.ends = array("i")
-        self.prompt_lengths = array("i")
-        self._text = TokenBuffer()
-
-    @property
-    def tokens(self) -> np.ndarray:
-        return self._text.tokens
+        super().__init__(first, TokenBuffer(), array("i"), array("i"))
 
     def extend(self, tokens: np.ndarray, ends: np.ndarray, prompt_lengths: np.ndarray) -> None:
         """Adds documents, as [`Segment.build`] takes them."""
-        self.ends.extend((ends + len(self._text)).tolist())
+        self.ends.extend((ends + len(self.text)).tolist())
         self.prompt_lengths.extend(prompt_lengths.tolist())
-        self._text.extend(tokens)
+        self.text.extend(tokens)
 
     def since(self, number: int) -> Tail:
-        """Those of its documents that have this number or a greater one."""
+        """Its documents from this number on."""
         if number <= self.first:
             return self
         tail = Tail(number)
@@ -211,11 +172,11 @@ class Tail(Documents):
         return tail
 
     def arrays(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """What [`Segment.build`] takes; it stays as it is while the tail grows."""
+        """The arguments of [`Segment.build`]; growth of the tail does not change them."""
         ends, prompt_lengths = (np.array(each) for each in (self.ends, self.prompt_lengths))
         return self.first, self.tokens, ends, prompt_lengths
 
     def snapshot(self) -> LinkedDocuments:
-        """The documents as they are now; it stays as it is while the tail grows."""
+        """The documents as they are now; growth of the tail does not change them."""
         first, _, ends, prompt_lengths = self.arrays()
-        return LinkedDocuments(first, self._text.snapshot(), ends, prompt_lengths)
+        return LinkedDocuments(first, self.text.snapshot(), ends, prompt_lengths)

@@ -1,8 +1,8 @@
-"""The documents whose prompts are most similar to a prompt, by the tokens that they have in common.
+"""The documents whose prompts have most tokens in common with a prompt.
 
 For sessions as references (LLMA, arXiv 2304.04487, section 2.3). The set of tokens finds the same
-sessions as the mean of the model's input embeddings or a sentence encoder, and needs neither; nor
-does it need any memory beside the documents.
+sessions as the mean of the model's input embeddings or a sentence encoder, and needs neither, nor
+any memory beside the documents.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -31,7 +31,7 @@ def similar_prompts(
     Args:
         parts: The documents, in the order of their numbers.
         prompt (`np.ndarray`, integers of shape `(n,)`): What they are compared with.
-        oldest (`int`): Documents before this number are not looked at.
+        oldest (`int`): Documents before this number are skipped.
         count (`int`): How many are found at most.
         vocab_size (`int`): All tokens of the documents are below it.
 
@@ -51,11 +51,11 @@ def similar_prompts(
 
 @kernel(*(f"void({dtype}[::1], {_SHARED})" for dtype in ("uint16", "uint32", "int32")))
 def search_prompts(tokens, ends, prompt_lengths, first, skipped, asked, seen, best, scores):
-    """Puts the documents with the most similar prompts among the best ones so far.
+    """Enters the documents with the most similar prompts among the best so far.
 
     Args:
         tokens, ends, prompt_lengths, first: `Documents`.
-        skipped: How many of them are not looked at.
+        skipped: How many of them are skipped.
         asked: By token, whether the prompt has it.
         seen: By token, the number of the last document that had it in its prompt, written.
         best: The numbers of the best documents, the best one last; -1 for none; written.
@@ -64,7 +64,7 @@ def search_prompts(tokens, ends, prompt_lengths, first, skipped, asked, seen, be
     begin = ends[skipped - 1] + 1 if skipped else 0
     for i in range(skipped, len(ends)):
         common = distinct = 0
-        # Without branches: of natural text no processor could tell which way they go.
+        # Without branches, which natural text makes unpredictable.
         for token in tokens[begin : begin + prompt_lengths[i]]:
             is_new = seen[token] != first + i
             seen[token] = first + i
@@ -72,7 +72,7 @@ def search_prompts(tokens, ends, prompt_lengths, first, skipped, asked, seen, be
             common += is_new & asked[token]
         begin = ends[i] + 1
         score = common / np.sqrt(max(distinct, 1))
-        # It moves up past those that are no better; the worst one falls out.
+        # It moves past those that are no better; the worst is dropped.
         place = -1
         while place + 1 < len(best) and scores[place + 1] <= score:
             place += 1

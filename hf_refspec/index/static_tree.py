@@ -8,7 +8,7 @@ import numpy as np
 
 from .draft_tree import TREE
 from .kernels import kernel
-from .recycling import TABLE, find
+from .recycling import find
 
 # How many children each node has, the root first and then level by level: the template "2.2.2" of
 # the authors' code (github.com/Luowaterbi/TokenRecycling), 80 nodes in 6 levels. The i-th child of
@@ -23,52 +23,40 @@ CHILDREN = (
     (0, 0, 0),
 )
 _CHILDREN = np.array([count for level in CHILDREN for count in level], dtype=np.int32)
-# The tree says of a node only its rank; with this ratio the estimates add up to less than 1.
+# A node's rank is all that the tree knows; with this ratio the estimates add up to less than 1.
 _RATIO = 0.45
 
 
-@kernel(f"{TREE}({TABLE}, int32[::1], int64, int64)")
-def _static_tree(contexts, tokens, probs, older, newer, slots, state, children, last, budget):
-    tree_tokens = np.empty(budget, dtype=np.int64)
+@kernel(f"{TREE}(Table, int64, int64)")
+def static_tree(table, last, budget):
+    """The tree of a table of single tokens below the last token, breadth first: its first `budget`
+    nodes."""
+    tokens = np.empty(budget, dtype=np.int64)
     parents = np.empty(budget, dtype=np.int32)
     estimates = np.empty(budget, dtype=np.float32)
-    # The place in the template of each node, and the node at each place: -1 where there is none.
-    node_at = np.full(len(children), -2, dtype=np.int32)
+    # The node at each place of the template, -2 for none.
+    node_at = np.full(len(_CHILDREN), -2, dtype=np.int32)
     node_at[0] = -1
     size, next_place = 0, 1
-    for place in range(len(children)):
+    for place in range(len(_CHILDREN)):
         first = next_place
-        next_place += children[place]
+        next_place += _CHILDREN[place]
         node = node_at[place]
-        if node == -2 or children[place] == 0:
+        if node == -2 or _CHILDREN[place] == 0:
             continue
-        token = np.int32(last if node < 0 else tree_tokens[node])
-        entry = find(contexts, slots, state, token, np.int32(-1), np.int32(-1))
+        token = np.int32(last if node < 0 else tokens[node])
+        entry = find(table, (token, np.int32(-1), np.int32(-1)))
         if entry < 0:
             continue
         estimate = 1.0 if node < 0 else estimates[node]
-        for i in range(min(children[place], tokens.shape[1])):
+        for i in range(min(_CHILDREN[place], table.tokens.shape[1])):
             estimate *= _RATIO
-            if tokens[entry, i] < 0:
+            if table.tokens[entry, i] < 0:
                 break
             if size == budget:
-                return tree_tokens, parents, estimates
-            tree_tokens[size], parents[size] = tokens[entry, i], node
+                return tokens, parents, estimates
+            tokens[size], parents[size] = table.tokens[entry, i], node
             estimates[size] = estimate
             node_at[first + i] = size
             size += 1
-    return tree_tokens[:size], parents[:size], estimates[:size]
-
-
-def static_tree(table, last, budget):
-    """The tree below a token, breadth first: its first `budget` nodes.
-
-    Args:
-        table: A `Table` of contexts of one token.
-        last: The last token.
-        budget: The most nodes.
-
-    Returns:
-        Tokens (int64), parents (int32) and estimates (float32).
-    """
-    return _static_tree(*table, _CHILDREN, last, budget)
+    return tokens[:size], parents[:size], estimates[:size]

@@ -1,36 +1,30 @@
-"""Suffix arrays: all places in a long, fixed text where given tokens stand, by binary search."""
+"""Suffix arrays: all places of given tokens in a long, fixed text, by binary search."""
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from pydivsufsort import divsufsort
 
-from .kernels import kernel
+from .kernels import kernel, kernel_type
 
 
 def build_suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Sorts the suffixes of a text; one that is the beginning of another stands before it.
-
-    Args:
-        tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): The text, n < 2**31.
-
-    Returns:
-        `np.ndarray`: int32 of shape `(n,)`, where each suffix begins.
-    """
-    # It sorts bytes. Only with the highest byte first are these in the order of the tokens; three
-    # bytes hold every token that is not the separator, which stays the largest.
+    """Sorts the suffixes of a text of n < 2**31 tokens (uint16 or uint32), a prefix of another one
+    before it; returns where each begins, int32 of shape `(n,)`."""
+    # It sorts bytes, which have the order of the tokens only with the highest byte first. Three
+    # bytes hold every token but the separator, which stays the largest.
     width = 2 if tokens.dtype == np.uint16 else 3 if _fits_three_bytes(tokens) else 4
     columns = np.empty((len(tokens), width), dtype=np.uint8)
     for column in range(width):
         columns[:, column] = tokens >> (8 * (width - 1 - column)) & 0xFF
     byte_suffixes = divsufsort(columns.reshape(-1))
     del columns
-    # Only the suffixes that begin with a token's highest byte; a part at a time saves memory.
+    # Suffixes that begin with a token's highest byte; a part at a time saves memory.
     suffixes, end = np.empty(len(tokens), dtype=np.int32), 0
     for start in range(0, len(byte_suffixes), 1 << 20):
         part = byte_suffixes[start : start + (1 << 20)]
@@ -45,31 +39,23 @@ def _fits_three_bytes(tokens: np.ndarray) -> bool:
     return int(tokens.max(initial=0, where=tokens != separator)) < 2**24 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedText:
-    """A long text with its suffix array, both perhaps mapped from files that nobody has checked.
+class IndexedText(NamedTuple):
+    """A long text with its suffix array, both perhaps mapped from unchecked files.
 
-    Attributes:
-        tokens (`np.ndarray`, uint16 or uint32 of shape `(n,)`): Documents, each with a separator,
-            the largest number of the type, behind it.
-        suffixes (`np.ndarray`, int32 of shape `(n,)`): The suffix array.
-        vocab_size (`int`): The tokens are below it, but for the separators.
+    Each document is followed by a separator, the largest number of the type.
     """
 
-    tokens: np.ndarray
-    suffixes: np.ndarray
-    vocab_size: int
+    tokens: np.ndarray  # uint16 or uint32, (n,)
+    suffixes: np.ndarray  # int32, (n,)
+    vocab_size: int  # all tokens but separators are below it
 
     @property
     def separator(self) -> int:
-        """What stands behind each document."""
+        """The token behind each document."""
         return int(np.iinfo(self.tokens.dtype).max)
 
     def find(self, pattern: np.ndarray) -> tuple[int, int]:
-        """Finds all places of a pattern.
-
-        Args:
-            pattern (`np.ndarray`, int32 of shape `(m,)`): From one token to `DEPTH` tokens.
+        """Finds all places of a pattern (int32), from one token to `DEPTH` tokens.
 
         Returns:
             `tuple[int, int]`: The range in the suffix array, its end exclusive.
@@ -77,27 +63,51 @@ class IndexedText:
         Raises:
             ValueError: If the suffix array points outside of the text.
         """
-        ranges = find_suffixes(self.tokens, self.suffixes, pattern, len(pattern))
+        ranges = find_suffixes(self, pattern, len(pattern))
         return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
 
     def holds(self, pattern: np.ndarray) -> bool:
-        """Whether a pattern of any length stands in the text; raises as `find`."""
+        """Whether a pattern of any length occurs in the text; raises as `find`."""
         low, high = self.find(pattern[:DEPTH])
         positions = self.suffixes[low:high].astype(np.int64)
-        for i in range(DEPTH, len(pattern)):  # no further they are sorted
+        for i in range(DEPTH, len(pattern)):  # suffixes are sorted no further
             inside = positions[(positions >= 0) & (positions + i < len(self.tokens))]
             positions = inside[self.tokens[inside + i] == pattern[i]]
         return len(positions) > 0
+
+
+for _dtype in ("uint16", "uint32"):
+    kernel_type(f"IndexedText_{_dtype}", IndexedText, f"{_dtype}[::1]", "int32[::1]", "int64")
+
+
+class Continuations(NamedTuple):
+    """What followed matches of several lengths (orders), a row for each place that was read."""
+
+    rows: np.ndarray  # int32, (n, longest), the tokens
+    lengths: np.ndarray  # int32, (n,), of each row; shorter where a document or the text ends
+    orders: np.ndarray  # int32, (n,), the index of each row's match length
+    occurrences: np.ndarray  # float64, (n,), how many places each row represents
+
+    @classmethod
+    def empty(cls, count: int, longest: int) -> Continuations:
+        """Room for `count` rows of `longest` tokens."""
+        rows = np.empty((count, longest), np.int32)
+        numbers = np.empty(count, np.int32), np.empty(count, np.int32)
+        return cls(rows, *numbers, np.empty(count, np.float64))
+
+
+_FIELDS = "int32[:, ::1]", "int32[::1]", "int32[::1]", "float64[::1]"
+kernel_type("Continuations", Continuations, *_FIELDS)
 
 
 DAMAGED = (
     "the datastore is damaged: its suffix array and its tokens do not belong together; "
     "Datastore.verify() tells which file it is"
 )
-# Suffixes are sorted as far as so many of their first tokens: no match is longer.
+# How many first tokens of a suffix it is sorted by: no match is longer.
 DEPTH = 128
-# So many lengths of a pattern are searched for together: more wait for memory at the same time,
-# fewer are searched in vain.
+# How many lengths of a pattern are searched for together: more overlap more waits for memory,
+# fewer are less often in vain.
 TOGETHER = 4
 
 
@@ -114,28 +124,29 @@ def _compare(tokens, position, context, begin):
     return 0
 
 
-@kernel(
-    "int64[:, ::1](uint16[::1], int32[::1], int32[::1], int64)",
-    "int64[:, ::1](uint32[::1], int32[::1], int32[::1], int64)",
-)
-def find_suffixes(tokens, suffixes, context, min_match):
-    """Finds all places where the last tokens of a context stand in a text, for all lengths.
+_FIND = "int64[:, ::1](IndexedText_{}, int32[::1], int64)"
+
+
+@kernel(_FIND.format("uint16"), _FIND.format("uint32"))
+def find_suffixes(text, context, min_match):
+    """Finds all places of the last tokens of a context in a text, for all lengths.
 
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
     tokens. Several searches that take their steps together wait for them at the same time.
 
     Args:
-        tokens, suffixes: The text and its suffix array.
+        text: The `IndexedText`.
         context: The longest pattern; the others are its suffixes.
         min_match: The length of the shortest one, at least 1.
 
     Returns:
-        Of each length that stands in the text, the range in `suffixes`, its end exclusive, the
+        Of each length that occurs in the text, the range in `suffixes`, its end exclusive, the
         shortest first: int64 of shape (lengths, 2).
 
     Raises:
         ValueError: If the suffix array points outside of the text.
     """
+    tokens, suffixes = text.tokens, text.suffixes
     total = max(len(context) - min_match + 1, 0)
     ranges = np.empty((total, 2), dtype=np.int64)
     # Of each length, the first suffix that begins with the pattern and the first one after these.
@@ -151,7 +162,7 @@ def find_suffixes(tokens, suffixes, context, min_match):
         while searching:
             searching = False
             for i in range(searches):
-                # A search that has ended asks for any place.
+                # A search that has ended reads any place.
                 positions[i] = suffixes[min((lows[i] + highs[i]) // 2, len(suffixes) - 1)]
             for i in range(searches):
                 if lows[i] == highs[i]:
@@ -175,34 +186,24 @@ def find_suffixes(tokens, suffixes, context, min_match):
     return ranges
 
 
-@kernel(
-    "int64(uint16[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
-    "int32[::1], int32[::1], float64[::1])",
-    "int64(uint32[::1], int32[::1], int64, int64[:, :], int64[:, ::1], int64, int32[:, ::1],"
-    "int32[::1], int32[::1], float64[::1])",
-)
-def sample_continuations(
-    tokens, suffixes, vocab_size, ranges, plan, end, rows, lengths, orders, occurrences
-):
+_SAMPLE = "int64(IndexedText_{}, int64[:, :], int64[:, ::1], int64, Continuations)"
+
+
+@kernel(_SAMPLE.format("uint16"), _SAMPLE.format("uint32"))
+def sample_continuations(text, ranges, plan, end, written):
     """Copies what follows the matches of several lengths in one of several texts.
 
-    A text is read in proportion to its matches, but once at least: what only a small one has is
-    worth a row. Of more matches than are read it takes evenly spaced ones. A range is sorted by
-    what follows, so that each continuation is taken in proportion to its occurrences, to within
-    one.
+    It reads a text in proportion to its matches, but at least once: what only a small text has is
+    worth a row. Of more matches it takes evenly spaced ones. A range is sorted by what follows, so
+    each continuation is sampled in proportion to its occurrences, to within one.
 
     Args:
-        tokens, suffixes: The text and its suffix array.
-        vocab_size: Tokens are below it, but for separators.
+        text: The `IndexedText`.
         ranges: int64 of shape (m, 2): where in the suffix array the matches of each length are.
         plan: int64 of shape (m, 4): of each length, how many tokens match, in how many places of
             all texts, about how many of these are read, and how many tokens of each, at least 1.
         end: How many rows there are already.
-        rows: int32 of shape (rows, longest continuation), written from `end` on.
-        lengths: How many tokens of each row there are, written; fewer than are to be read where the
-            document (or the text) ends.
-        orders: Of each row, the index of its match length, written.
-        occurrences: How many places in the text each row stands for, written.
+        written: `Continuations`, written from row `end` on.
 
     Returns:
         How many rows there are now.
@@ -211,12 +212,13 @@ def sample_continuations(
         ValueError: If the suffix array points outside of the text, or the text has a token outside
             of the vocabulary.
     """
+    tokens, suffixes, vocab_size = text
+    rows, lengths, orders, occurrences = written
     separator = np.iinfo(tokens.dtype).max
     positions = np.empty(len(rows), dtype=np.int64)
-    # Nearly every place read is far from the others, and the processor waits for memory. In loops
-    # that do little else it waits for many places at a time: so first all positions are read, then
-    # the first token of each, and only then whole rows. (Without the second loop a sample of a
-    # datastore that is in memory, but not in the cache, takes an eighth to a half longer.)
+    # Nearly every access waits for memory, and in a loop that does little else for many accesses at
+    # a time: so first all positions are read, then the first token of each, and then whole rows.
+    # (Without the second loop a sample of a datastore in memory takes an eighth to a half longer.)
     for i in range(len(ranges)):
         low, high = ranges[i]
         matched, all_places, quota, limit = plan[i]

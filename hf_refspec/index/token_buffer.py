@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .kernels import kernel
+from .kernels import kernel, kernel_type
 
-# No vocabulary comes near it. An array as long as the largest id is kept: the limit is its memory.
+# No vocabulary comes near it. It bounds the memory of `LinkedText.latest`.
 LARGEST_ID = 2**24
 
 
@@ -19,25 +19,21 @@ class LinkedText(NamedTuple):
     """Tokens, each linked to the previous place of the same token.
 
     `latest[token]` is the last position of `token`, and `previous[position]` the next earlier one
-    of the token at `position`; -1 says that there is none. To visit a token's occurrences, latest
-    first, takes time proportional to their number, whatever the length of the text. A negative
-    token is a boundary: it is linked to nothing.
-
-    Attributes:
-        tokens, previous (`np.ndarray`, int32 of shape `(n,)`): The tokens and their links.
-        latest (`np.ndarray`, int32, longer than the largest token): Where the links begin.
+    of the token at `position`; -1 for none. Visiting a token's occurrences, latest first, takes
+    time proportional to their number, whatever the length of the text. A negative token is a
+    boundary, and not linked.
     """
 
-    tokens: np.ndarray
-    previous: np.ndarray
-    latest: np.ndarray
+    tokens: np.ndarray  # int32, (n,)
+    previous: np.ndarray  # int32, (n,)
+    latest: np.ndarray  # int32, longer than the largest token
+
+
+kernel_type("LinkedText", LinkedText, "int32[::1]", "int32[::1]", "int32[::1]")
 
 
 class TokenBuffer:
-    """A [`LinkedText`] that grows.
-
-    Appending takes amortised constant time per token, and so does taking tokens off the end.
-    """
+    """A [`LinkedText`] that grows and shrinks, in amortised constant time per token."""
 
     def __init__(self) -> None:
         self._length = 0
@@ -50,18 +46,18 @@ class TokenBuffer:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32 of shape `(len(self),)`, a view that `extend` makes stale."""
+        """All tokens, a view that `extend` makes stale."""
         return self._tokens[: self._length]
 
     @property
     def text(self) -> LinkedText:
-        """All of it, views that `extend` makes stale."""
+        """The linked text, views that `extend` makes stale."""
         end = self._length
         return LinkedText(self._tokens[:end], self._previous[:end], self._latest)
 
     def snapshot(self) -> LinkedText:
-        """The text as it is now; it stays as it is while the buffer grows."""
-        # What is written of the first two is never changed; `extend` changes the last one.
+        """The linked text as it is now, whatever the buffer does next but `truncate`."""
+        # `extend` appends to the other arrays, and overwrites only this one.
         return self.text._replace(latest=self._latest.copy())
 
     def extend(self, tokens: np.ndarray) -> None:
@@ -82,13 +78,7 @@ class TokenBuffer:
         link_tokens(self.tokens, start, self._previous, self._latest)
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens and forgets the others.
-
-        Raises:
-            ValueError: if `length` is negative or more than there is.
-        """
-        if not 0 <= length <= self._length:
-            raise ValueError(f"length must be from 0 to {self._length}, but is {length}")
+        """Keeps the first `length` tokens."""
         unlink_tokens(self.tokens, length, self._previous, self._latest)
         self._length = length
 
@@ -113,23 +103,24 @@ def link_tokens(tokens, start, previous, latest):
 
 @kernel("void(int32[::1], int64, int32[::1], int32[::1])")
 def unlink_tokens(tokens, length, previous, latest):
-    """Takes the links of the tokens from `length` on out again, the last one first."""
+    """Removes the links of the tokens from `length` on, the last one first."""
     for position in range(len(tokens) - 1, length - 1, -1):
         if tokens[position] >= 0:
             latest[tokens[position]] = previous[position]
 
 
 @njit
-def latest_of(latest, token):
-    """The last position of `token`, -1 if there is none."""
-    return latest[token] if 0 <= token < len(latest) else -1
+def latest_of(text, token):
+    """The last position of `token` in a `LinkedText`, -1 if there is none."""
+    return text.latest[token] if 0 <= token < len(text.latest) else -1
 
 
 @njit
-def common_suffix(text, position, context, skipped):
-    """How many tokens up to `text[position]` equal those of `context` before its last `skipped`."""
+def common_suffix(tokens, position, context, skipped):
+    """How many tokens up to `tokens[position]` equal those of `context` before its last
+    `skipped`."""
     last = len(context) - 1 - skipped
     length = 0
-    while length <= min(position, last) and text[position - length] == context[last - length]:
+    while length <= min(position, last) and tokens[position - length] == context[last - length]:
         length += 1
     return length

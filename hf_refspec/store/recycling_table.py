@@ -6,7 +6,7 @@ table.safetensors  contexts  uint16 or uint32, the tokens of each context, the l
                    probs     float16, their probabilities
                    counts    float32, how often each token was the best next one
 
-Rows are sorted from the oldest to the newest. The size of the vocabulary stands for no token.
+Rows are ordered from the oldest to the newest. The size of the vocabulary stands for no token.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from huggingface_hub import CommitInfo
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..index.next_tokens import Entries
+from ..check_count import check_count
+from ..index.next_tokens import Entries, NextTokens
 from ..index.recycling import MOST_CONTEXT
+from ..text_config import text_config
 from ..version import __version__
-from .files import FileEntry, read_arrays, write_arrays
+from .files import DatastoreError, FileEntry, read_arrays, write_arrays
+from .fingerprint import public_name
 from .folder import new_folder
 from .schema import Named, Range
 from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = Named("a recycling table", r"table\.safetensors")
-# Next tokens of a context. A drafter that continues learning allocates room for so many for each of
-# its contexts, however few are in the file.
+# Next tokens of a context. A drafter that continues to learn has room for as many of each context,
+# however few contexts there are in the file.
 MOST_NEXT = 256
 _IDS = ("contexts", "tokens")
 
@@ -76,46 +81,6 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         held = f"contexts={config.contexts:,}, context={config.context}, top_k={config.top_k}"
         return f"RecyclingTable({str(self.path)!r}, {held}, model={config.model!r})"
 
-    @classmethod
-    def write(
-        cls,
-        path: str | os.PathLike,
-        entries: Entries,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        model: str,
-        vocab_size: int,
-        context: int,
-        source: dict[str, Any],
-    ) -> RecyclingTable:
-        """Writes a table into a new folder, whole or not at all, and opens it; raises as
-        [`new_folder`] and [`write_arrays`]."""
-        dtype = token_dtype(vocab_size)
-        contexts, tokens = (
-            np.where(ids < 0, vocab_size, ids).astype(dtype)
-            for ids in (entries.contexts, entries.tokens)
-        )
-        counts = np.zeros(vocab_size, dtype=np.float32)
-        counts[: len(entries.counts)] = entries.counts[:vocab_size]
-        arrays = {
-            "counts": counts,
-            "contexts": contexts,
-            "tokens": tokens,
-            "probs": entries.probs.astype(np.float16),
-        }
-        with new_folder(Path(path)) as folder:
-            RecyclingTableConfig.made_for(
-                tokenizer,
-                model=model,
-                vocab_size=vocab_size,
-                context=context,
-                top_k=entries.tokens.shape[1],
-                contexts=len(entries.contexts),
-                table_file=write_arrays(folder / "table.safetensors", arrays),
-                source=source | {"hf_refspec": __version__},
-            ).write(folder)
-        return cls(path, tokenizer)
-
     def entries(self, most: int | None = None) -> Entries:
         """Reads and checks all entries, or only the newest `most`; raises a DatastoreError for a
         token, context, probability or count that is impossible."""
@@ -154,3 +119,135 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     def _check(self, sound: np.bool_, reason: str) -> None:
         if not sound:  # NaN neither
             raise self._damaged(self.config.table_file, reason)
+
+
+class ModelTable(NextTokens):
+    """A recycling table in memory, with its model and tokenizer.
+
+    Args:
+        top_k, context, max_contexts (`int`): See [`NextTokens`].
+
+    Attributes:
+        model (`str`, *optional*): The model's public name, if known.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, likewise.
+        source (`dict`): The corpus, for people and for the card.
+        path (`Path`, *optional*): The folder that it was loaded from.
+    """
+
+    def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
+        check_count("top_k", top_k)
+        check_count("context", context)
+        check_count("max_contexts", max_contexts)
+        if context > MOST_CONTEXT:
+            raise ValueError(f"context must be at most {MOST_CONTEXT} tokens, but is {context}")
+        super().__init__(top_k, context, max_contexts)
+        self.model: str | None = None
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.source: dict[str, Any] = {}
+        self.path: Path | None = None
+
+    @classmethod
+    def load(
+        cls,
+        repo_or_path: str | os.PathLike,
+        tokenizer: PreTrainedTokenizerBase,
+        max_contexts: int,
+        **options: Any,
+    ) -> ModelTable:
+        """Loads the newest `max_contexts` of a table from a folder or the Hub; raises as
+        [`RecyclingTable`]."""
+        stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
+        check_count("max_contexts", max_contexts)
+        entries = stored.entries(max_contexts)  # checked before memory is allocated for them
+        table = cls(stored.config.top_k, stored.config.context, max_contexts)
+        table.enter(entries)
+        table.vocab_size, table.model = stored.config.vocab_size, stored.config.model
+        table.tokenizer, table.source, table.path = tokenizer, stored.config.source, stored.path
+        return table
+
+    def take_vocabulary(self, vocab_size: int) -> None:
+        """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
+        it was loaded) if that is below k, or not the vocabulary of the table's model."""
+        if self.top_k > vocab_size:
+            raise ValueError(
+                f"top_k is {self.top_k}, but the target model's vocabulary has only {vocab_size} "
+                "tokens"
+            )
+        if len(self) and self.vocab_size not in (None, vocab_size):
+            message = (
+                f"is from a model with a vocabulary of {self.vocab_size} tokens, but the target "
+                f"model's has {vocab_size}; make another one for it"
+            )
+            if self.path is not None:
+                raise DatastoreError(f"{self.path} {message}")
+            raise ValueError(f"what this TokenRecycling has learned {message}")
+        self.vocab_size = vocab_size
+
+    def save(
+        self,
+        path: str | os.PathLike,
+        tokenizer: PreTrainedTokenizerBase | None,
+        model: PreTrainedModel | None,
+    ) -> RecyclingTable:
+        """Writes it into a new folder, whole or not at all.
+
+        Raises:
+            FileExistsError: If there is something at `path`.
+            ValueError: If nothing is learned yet, or the tokenizer or model is needed.
+            OSError: If it cannot be written.
+        """
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        name = self.model if model is None else public_name(model)
+        if tokenizer is None or name is None:
+            missing = "tokenizer" if tokenizer is None else "model"
+            raise ValueError(
+                f"{missing} is not known, as this TokenRecycling was neither built nor loaded; "
+                f"give the target model's {missing}="
+            )
+        vocab_size = self.vocab_size if model is None else text_config(model).vocab_size
+        if self.vocab_size not in (None, vocab_size):
+            raise ValueError(
+                f"model has a vocabulary of {vocab_size} tokens, but what is learned is "
+                f"from one with {self.vocab_size}; give the target model"
+            )
+        if len(self) == 0 or self.vocab_size is None:
+            raise ValueError("nothing is learned yet: generate with it, or build() it")
+        entries = self.entries()
+        with new_folder(Path(path)) as folder:
+            arrays = _stored(entries, self.vocab_size)
+            RecyclingTableConfig.made_for(
+                tokenizer,
+                model=name,
+                vocab_size=self.vocab_size,
+                context=self.context,
+                top_k=self.top_k,
+                contexts=len(entries),
+                table_file=write_arrays(folder / "table.safetensors", arrays),
+                source=self.source | {"hf_refspec": __version__},
+            ).write(folder)
+        return RecyclingTable(path, tokenizer)
+
+    def push(
+        self,
+        repo_id: str,
+        tokenizer: PreTrainedTokenizerBase | None,
+        model: PreTrainedModel | None,
+        **options: Any,
+    ) -> CommitInfo:
+        """Publishes it as a dataset repo."""
+        with TemporaryDirectory() as folder:
+            stored = self.save(Path(folder, "table"), tokenizer, model)
+            return stored.push_to_hub(repo_id, **options)
+
+
+def _stored(entries: Entries, vocab_size: int) -> dict[str, np.ndarray]:
+    """The arrays of the file."""
+    dtype = token_dtype(vocab_size)
+    contexts, tokens = (
+        np.where(ids < 0, vocab_size, ids).astype(dtype)
+        for ids in (entries.contexts, entries.tokens)
+    )
+    counts = np.zeros(vocab_size, dtype=np.float32)
+    counts[: len(entries.counts)] = entries.counts[:vocab_size]
+    probs = entries.probs.astype(np.float16)
+    return {"counts": counts, "contexts": contexts, "tokens": tokens, "probs": probs}

@@ -1,10 +1,9 @@
-"""What a `Blend` makes of its sources' drafts, and what it tells them."""
+"""How a `Blend` merges its sources' drafts, and what they receive."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -12,16 +11,13 @@ import torch
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.index.kernels import compile_kernels
-
-compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 10
 PROMPT = np.array([1, 2, 3])
 
 
 class Source(Drafter):
-    """Drafts one tree again and again, and writes down what it is told."""
+    """Drafts one tree again and again, and records its calls."""
 
     def __init__(self, tree: DraftTree | None = None, fails: bool = False):
         self.tree = DraftTree.empty() if tree is None else tree
@@ -69,12 +65,6 @@ def test_the_most_probable_nodes_of_all_sources_are_kept():
     assert tree.probs.tolist() == pytest.approx([0.9, 0.8, 0.5, 0.3])
 
 
-def test_what_several_sources_draft_is_more_probable():
-    tree = draft(chain([4], [0.5]) | chain([6], [0.6]) | chain([4], [0.5]), 1)
-    assert tree.tokens.tolist() == [4]
-    assert tree.probs.tolist() == pytest.approx([0.75])
-
-
 def test_sources_without_a_draft_take_no_part():
     blend = Source() | chain([4, 5], [0.9, 0.8]) | Source()
     assert draft(blend, 8).tokens.tolist() == [4, 5]
@@ -89,15 +79,6 @@ def test_a_chain_is_the_best_path_of_all_sources_chains(budget):
         drafted = blend.draft_chain(budget)
     assert drafted.is_chain
     assert drafted.tokens.tolist() == [4, 7, 8][:budget]
-
-
-def test_a_blend_of_one_drafts_what_its_source_drafts():
-    prompt = np.array([5, 6, 7, 8, 1, 5, 6])
-    drafted = []
-    for drafter in (ReferenceCopy(), Blend([ReferenceCopy()])):
-        with drafter.session(prompt, VOCAB_SIZE):
-            drafted.append(drafter.draft(4).tokens.tolist())
-    assert drafted[0] == drafted[1]
 
 
 def test_transformers_protocol_drafts_from_all_sources():
@@ -151,17 +132,6 @@ def test_blends_among_the_sources_are_taken_apart():
     assert Blend([Blend([a]), Blend([b, Blend([c])])]).drafters == [a, b, c]
 
 
-def test_a_blend_that_was_taken_apart_stays_what_it_is():
-    a, b, c = Source(), Source(), Source()
-    first = a | b
-    assert (first | c).drafters == [a, b, c]
-    assert first.drafters == [a, b]
-
-
-def test_sources_may_come_from_a_generator():
-    assert len(Blend(Source() for _ in range(3)).drafters) == 3
-
-
 @pytest.mark.parametrize("other", [None, 5, "drafter", ReferenceCopy])
 def test_what_does_not_draft_is_refused(other):
     for blended in (
@@ -188,7 +158,7 @@ def test_the_same_source_twice_is_refused():
 # --- calls
 
 
-def test_all_sources_are_told_all():
+def test_all_sources_receive_all():
     a, b = Source(), Source()
     blend = a | b
     with blend.session(PROMPT, VOCAB_SIZE):
@@ -215,15 +185,6 @@ def test_all_sources_end_when_one_fails_to_begin():
             pass
 
 
-def test_each_session_has_stats_of_its_own():
-    blend = Source() | Source()
-    with blend.session(PROMPT, VOCAB_SIZE):
-        blend.stats.record_pass(4, 2)
-    assert blend.stats.tokens == 3
-    with blend.session(PROMPT, VOCAB_SIZE):
-        assert blend.stats.tokens == 0
-
-
 def test_a_source_in_use_elsewhere_is_refused_and_the_others_stay_free():
     busy, free = Source(), Source()
     blend = free | busy
@@ -242,25 +203,14 @@ def test_a_source_in_use_elsewhere_is_refused_and_the_others_stay_free():
 
 def test_the_sources_of_a_blend_in_use_are_in_use():
     a, b = Source(), Source()
-    blend, other = a | b, b | Source()
-    refused = []
-
-    def call(drafter):
-        try:
-            with drafter.session(PROMPT, VOCAB_SIZE):
+    other = b | Source()
+    with (a | b).session(PROMPT, VOCAB_SIZE):
+        for drafter in (a, b, other):
+            message = "this Source is in use"
+            with pytest.raises(RuntimeError, match=message), drafter.session(PROMPT, VOCAB_SIZE):
                 pass
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    with blend.session(PROMPT, VOCAB_SIZE):
-        for drafter in (a, b, blend, other):
-            thread = threading.Thread(target=call, args=[drafter])
-            thread.start()
-            thread.join()
-    kinds = [message.split()[1] for message in refused]
-    assert kinds == ["Source", "Source", "Blend", "Source"]
-    call(other)
-    assert len(refused) == 4
+    with other.session(PROMPT, VOCAB_SIZE):
+        pass
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])

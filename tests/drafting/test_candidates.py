@@ -1,4 +1,4 @@
-"""A transformers `CandidateGenerator` is told what it would be told by transformers."""
+"""A transformers `CandidateGenerator` receives what transformers would send it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Scripted(CandidateGenerator):
     def __init__(self, target_ids):
         self.target_ids = target_ids
         self.asked = []
-        self.told = []
+        self.updates = []
 
     def get_candidates(self, input_ids, **kwargs):
         self.asked.append(input_ids[0].tolist())
@@ -26,19 +26,19 @@ class Scripted(CandidateGenerator):
         return torch.cat([input_ids, draft], dim=-1), None
 
     def update_candidate_strategy(self, input_ids, scores, num_matches):
-        self.told.append((input_ids[0].tolist(), tuple(scores.shape), num_matches))
+        self.updates.append((input_ids[0].tolist(), tuple(scores.shape), num_matches))
 
 
-def test_is_asked_with_the_text_and_told_the_matches(llama):
+def test_it_receives_the_text_and_the_matches(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     generator = Scripted(plain)
     drafted = llama.generate(PROMPT, candidate_generator=generator, **OPTIONS)
     assert drafted.tolist() == plain.tolist()
     ids = plain[0].tolist()
     length = PROMPT.shape[1] + 1
-    for step, (asked, told) in enumerate(zip(generator.asked, generator.told, strict=True)):
+    for step, (asked, update) in enumerate(zip(generator.asked, generator.updates, strict=True)):
         assert asked == ids[:length]
-        new_ids, shape, matches = told
+        new_ids, shape, matches = update
         length = min(length + (3 if step % 2 == 0 else 4), len(ids))
         assert new_ids == ids[:length]
         assert matches == len(new_ids) - len(asked) - 1
@@ -49,4 +49,4 @@ def test_its_drafts_are_cut_to_the_budget(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     generator = Scripted(plain)
     llama.generate(PROMPT, candidate_generator=generator, max_draft_tokens=1, **OPTIONS)
-    assert max(shape[1] for _, shape, _ in generator.told) == 2
+    assert max(shape[1] for _, shape, _ in generator.updates) == 2

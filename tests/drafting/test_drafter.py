@@ -15,7 +15,7 @@ from hf_refspec.drafting.tree import DraftTree
 
 
 class Recorder(Drafter):
-    """Writes down what it is told; drafts 7 7 7, and the sibling 8 of the first."""
+    """Records its calls; drafts 7 7 7, and the sibling 8 of the first."""
 
     def __init__(self, fails_to_begin: bool = False):  # does not call super().__init__()
         self.calls = []
@@ -64,7 +64,7 @@ def test_a_session_ends_after_an_exception_and_frees_the_drafter(fails_to_begin)
 def test_each_session_has_stats_of_its_own():
     drafter = Recorder()
     with drafter.session(PROMPT, 10):
-        drafter.stats.record_pass(4, 2)
+        drafter.stats.record_rows([(4, 2)])
     assert drafter.stats.tokens == 3
     with drafter.session(PROMPT, 10):
         assert drafter.stats.tokens == 0
@@ -98,7 +98,7 @@ def test_a_drafter_in_use_is_refused_and_the_first_call_goes_on():
 def test_a_copy_is_independent_even_of_a_drafter_in_use(copied):
     drafter = Recorder()
     with drafter.session(PROMPT, 10):
-        drafter.stats.record_pass(4, 2)
+        drafter.stats.record_rows([(4, 2)])
         twin = copied(drafter)
         with twin.session(PROMPT, 10):
             pass
@@ -194,5 +194,5 @@ def test_get_candidates_takes_one_row_only():
         (Recorder(), "Recorder()"),
     ],
 )
-def test_it_says_how_it_was_made(drafter, expected):
+def test_its_printed_form(drafter, expected):
     assert repr(drafter) == expected

@@ -15,11 +15,7 @@ import hf_refspec as rs
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
-from hf_refspec.drafting.top_tokens import top_tokens
 from hf_refspec.drafting.tree import DraftTree
-from hf_refspec.index.kernels import compile_kernels
-
-compile_kernels()  # here, where it is in no test's time
 
 PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40
@@ -53,15 +49,6 @@ def test_ids_are_those_of_plain_decoding_and_drafts_are_accepted(llama, mode, ro
         ids = llama.generate(**call.options, **options)
         assert torch.equal(ids, call.plain)
     assert drafter.stats.accepted > 0
-
-
-def test_the_second_call_drafts_what_the_first_has_learned(llama):
-    call, drafter = Call(llama, 1), TokenRecycling()
-    passes = []
-    for _ in range(2):
-        llama.generate(**call.options, candidate_generator=drafter, max_draft_tokens=16)
-        passes.append(drafter.stats.forward_passes)
-    assert passes[1] < passes[0]
 
 
 def test_sampling_with_a_seed_gives_plain_sampling(byte_llama, tokenizer):
@@ -132,32 +119,6 @@ def test_the_prompt_teaches_what_comes_after_its_tokens():
         assert drafter.draft(1).tokens.tolist() == [12]
 
 
-def test_a_longer_context_decides_where_a_shorter_one_says_otherwise():
-    drafter = TokenRecycling()
-    for prompt, after in (([1, 2, 7], 20), ([3, 4, 7], 21)):
-        with drafter.session(np.array(prompt), VOCAB_SIZE):
-            drafter.observe(observed([after], (), [after]))
-    with drafter.session(np.array([1, 2, 7]), VOCAB_SIZE):
-        assert drafter.draft(1).tokens.tolist() == [20]
-
-
-def test_drafts_are_trees_of_the_budget_with_falling_estimates():
-    drafter = taught()
-    with drafter.session(PROMPT, VOCAB_SIZE):
-        for budget in (0, 1, 5, 64):
-            tree = drafter.draft(budget).checked(VOCAB_SIZE)
-            assert len(tree) == min(budget, len(drafter.draft(64)))
-            assert drafter.draft_chain(budget).checked(VOCAB_SIZE).is_chain
-
-
-def test_a_full_table_forgets_and_stays_in_its_bounds():
-    drafter = taught(max_contexts=4)
-    assert len(drafter) == 4
-    with drafter.session(np.array([1, 2]), VOCAB_SIZE):
-        drafter.observe(observed([3], [3, 4], [3, 4, 5]))
-    assert len(drafter) == 4
-
-
 def test_forks_share_the_table_and_copies_do_not():
     drafter = taught()
     fork, clone, pickled = (
@@ -197,43 +158,6 @@ def test_threads_may_learn_into_one_table():
         thread.join()
     assert not failed
     assert len(drafter) == 50
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 0.0])
-def test_what_is_no_probability_is_not_learned(bad):
-    drafter = TokenRecycling()
-    observation = observed([1], (), [8])
-    observation.top_probs[:] = bad
-    with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe(observation)
-        drafter.observe(observed(PROMPT))
-        assert 8 not in drafter.draft(8).checked(VOCAB_SIZE).tokens
-
-
-def test_tokens_of_a_padded_vocabulary_are_not_drafted():
-    drafter = TokenRecycling()
-    with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe(observed([7], (), [VOCAB_SIZE + 3]))
-        assert drafter.draft(8).checked(VOCAB_SIZE).tokens.max() < VOCAB_SIZE
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
-def test_the_best_of_logits_that_are_not_finite(wrong):
-    logits = torch.tensor([[1.0, 3.0, wrong, 2.0], [wrong] * 4])
-    top = top_tokens(logits[None], 3)
-    drafter = TokenRecycling(top_k=3)
-    with drafter.session(np.array([1]), 4):
-        top = top.tokens[0], top.probs[0]
-        drafter.observe(Observation(np.array([1]), DraftTree.chain([2]), None, *top))
-        drafter.draft(8).checked(4)
-
-
-def test_logits_that_are_soft_capped_give_probabilities():
-    logits = 30 * torch.tanh(torch.randn(5, VOCAB_SIZE) * 4 / 30)
-    top = top_tokens(logits[None], 8)
-    expected, order = logits.softmax(-1).topk(8)
-    np.testing.assert_allclose(top.probs[0], expected.numpy(), rtol=0.1)
-    np.testing.assert_array_equal(top.tokens[0], order.numpy())
 
 
 def test_bad_arguments_are_refused_by_name():

@@ -16,9 +16,6 @@ from hf_refspec.drafting.top_tokens import (
     _top_of_float32,
     top_tokens,
 )
-from hf_refspec.index.kernels import compile_kernels
-
-compile_kernels()  # here, where it is in no test's time
 
 finite = st.floats(-60, 60, width=32) | st.sampled_from([0.0, -0.0, 1.0, -np.inf])
 some_logits = arrays(
@@ -40,7 +37,7 @@ def twin(row: np.ndarray, k: int) -> list[int]:
     return sorted(range(len(row)), key=lambda token: (-row[token] + 0.0, token))[:k]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(some_logits, st.integers(0, 9))
 def test_the_best_tokens_are_those_of_a_sort(logits, k):
     k = min(k, logits.shape[1])
@@ -56,24 +53,16 @@ def test_the_best_tokens_are_those_of_a_sort(logits, k):
 
 @pytest.mark.parametrize("vocab_size", [1, 5, BLOCK - 1, BLOCK, 10 * BLOCK + 3, 49_152])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
-def test_probabilities_are_about_the_softmax(vocab_size, spread):
+@pytest.mark.parametrize("steps", [0, 1, 8])  # many are equal, as in 16 bits, or all
+def test_probabilities_are_about_the_softmax(vocab_size, spread, steps):
     logits = np.random.default_rng(0).normal(-7, spread, (9, vocab_size)).astype(np.float32)
+    if steps:
+        logits = np.round(logits * steps / 8) / steps
     k = min(8, vocab_size)
     _, tokens, probs = found(logits, k)
     softmax = torch.from_numpy(logits).softmax(dim=-1).numpy()
     expected = np.take_along_axis(softmax, tokens, axis=1)
     assert probs == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.parametrize("k", [1, 8])
-@pytest.mark.parametrize("steps", [1, 4, 32])
-def test_probabilities_are_about_the_softmax_where_many_are_equal(k, steps):
-    """As logits in 16 bits often are; with one step they are all equal."""
-    drawn = np.random.default_rng(0).integers(0, steps, (9, 3000))
-    logits = (drawn / 4).astype(np.float32)
-    _, tokens, probs = found(logits, k)
-    softmax = torch.from_numpy(logits).softmax(dim=-1).numpy()
-    assert probs == pytest.approx(np.take_along_axis(softmax, tokens, axis=1), rel=0.1)
 
 
 @pytest.mark.parametrize("place", [0, 70, 199])
@@ -98,7 +87,7 @@ def test_infinite_logits_are_compared_as_numbers(value):
     assert np.isfinite(probs).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(some_logits)
 def test_bfloat16_is_read_as_the_float32_that_it_is(logits):
     half = torch.from_numpy(logits).to(torch.bfloat16)

@@ -4,11 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.llma_match import llma_span
 from hf_refspec.index.token_buffer import TokenBuffer
-
-compile_kernels()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 4), max_size=40)
 contexts = st.lists(st.integers(0, 4), min_size=1, max_size=16)
@@ -28,13 +25,13 @@ def spans_slowly(text: list[int], context: list[int], match_length: int, copy_le
 def test_the_span_follows_the_first_place_of_the_longest_suffix(text, context, n, k):
     buffer = TokenBuffer()
     buffer.extend(np.array(text, np.int64))
-    span = llma_span(*buffer.text, np.array(context, np.int32), n, k)
+    span = llma_span(buffer.text, np.array(context, np.int32), n, k)
     assert span.tolist() == spans_slowly(text, context, n, k)
 
 
 def test_a_span_outlives_the_buffer_that_it_is_of():
     buffer = TokenBuffer()
     buffer.extend(np.array([1, 2, 3]))
-    span = llma_span(*buffer.text, np.array([1], np.int32), 1, 9)
+    span = llma_span(buffer.text, np.array([1], np.int32), 1, 9)
     buffer.extend(np.zeros(10_000, np.int64))
     assert span.tolist() == [2, 3]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.merge import merge_runs, merge_suffixes
+from hf_refspec.index import merge
 from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
-
-merge_runs.compile()  # here, where it is in no test's time
 
 SHALLOW = 8
 types = st.sampled_from([np.uint16, np.uint32])
@@ -30,11 +29,12 @@ def parts_of(text: np.ndarray, cuts) -> list:
     return [(len(array), lambda array=array: array) for array in arrays]
 
 
-def merged(text, parts, **options) -> np.ndarray:
-    return np.concatenate(list(merge_suffixes(text, parts, **options)))
+def merged(text, parts, block=merge.BLOCK, depth=DEPTH, threads=1) -> np.ndarray:
+    with patch.multiple(merge, BLOCK=block, DEPTH=depth):
+        return np.concatenate(list(merge.merge_suffixes(text, parts, threads)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)
@@ -47,7 +47,7 @@ def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
         assert np.array_equal(found, build_suffix_array(text))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)

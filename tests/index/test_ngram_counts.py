@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
+from guarded import guarded_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.index.ngram_counts import common_ngrams, count_runs
+from hf_refspec.index import ngram_counts
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 
 VOCAB_SIZE = 5
 types = st.sampled_from([np.dtype(np.uint16), np.dtype(np.uint32)])
-
-
-class Guarded(np.ndarray):
-    """An array that may not be read or written outside, nor from its end."""
-
-    def __getitem__(self, index):
-        assert isinstance(index, slice) or index >= 0
-        return super().__getitem__(index)
-
-    def __setitem__(self, index, value):
-        assert index >= 0
-        super().__setitem__(index, value)
-
-
-def arrays(elements, dtype, size) -> st.SearchStrategy[np.ndarray]:
-    return st.lists(elements, min_size=size, max_size=size).map(
-        lambda values: np.array(values, dtype).view(Guarded)
-    )
 
 
 @st.composite
@@ -41,7 +25,7 @@ def separated_texts(draw):
     return np.array([*text, separator], dtype)
 
 
-def ngram_counts(text: list[int], length: int) -> Counter:
+def counted(text: list[int], length: int) -> Counter:
     windows = (tuple(text[i : i + length]) for i in range(len(text) - length + 1))
     return Counter(window for window in windows if max(window) < VOCAB_SIZE)
 
@@ -49,7 +33,7 @@ def ngram_counts(text: list[int], length: int) -> Counter:
 def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
     """The twin of `common_ngrams`: whole groups of what stands equally often, as far as twice as
     many as are wanted have room, and of these the first ones."""
-    counts = {ngram: n for ngram, n in ngram_counts(text, length).items() if n > 1}
+    counts = {ngram: n for ngram, n in counted(text, length).items() if n > 1}
     least = 2
     while sum(n >= least for n in counts.values()) > 2 * most:
         least += 1
@@ -57,27 +41,29 @@ def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
     return sorted(kept, key=lambda ngram: -counts[ngram])[:most]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(separated_texts(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 50))
 def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longest, most, block):
     indexed = IndexedText(text, build_suffix_array(text), VOCAB_SIZE)
-    found = common_ngrams(indexed, longest, most, block)
+    with patch.object(ngram_counts, "BLOCK", block):
+        found = ngram_counts.common_ngrams(indexed, longest, most)
     assert len(found) == longest
     for length, ngrams in enumerate(found, start=1):
         assert ngrams.dtype == np.int32 and ngrams.shape[1] == length
         assert list(map(tuple, ngrams.tolist())) == commonest(text.tolist(), length, most)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
-    arrays(st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1), np.uint16, 8),
-    arrays(st.integers(-3, 10) | st.sampled_from([-(2**31), 2**31 - 1]), np.int32, 8),
+    guarded_arrays(st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1), np.uint16, 8),
+    guarded_arrays(st.integers(-3, 10) | st.sampled_from([-(2**31), 2**31 - 1]), np.int32, 8),
 )
 def test_no_suffix_array_makes_it_read_or_write_outside(text, suffixes):
     least, runs = np.full(3, 2), np.full((3, 2), -1)
     ended = np.full((3, 5, 2), -1)
     for before in (-1, suffixes.tolist()[-1]):
-        numbers = count_runs.python(text, suffixes, before, VOCAB_SIZE, least, runs, ended)
+        limits = VOCAB_SIZE, least
+        numbers = ngram_counts.count_runs.python(text, suffixes, before, *limits, runs, ended)
         assert numbers.max() <= 5
         for length, (order, number) in enumerate(zip(ended, numbers, strict=True), start=1):
             assert ((order[:number, 0] >= 0) & (order[:number, 0] + length <= len(text))).all()

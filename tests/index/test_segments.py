@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import nodes_of
 
+from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.mixed_trie import mixed_tree
 from hf_refspec.index.segments import GROWTH, LARGEST_SEGMENT, Segment, Tail, due_to_join, joined
 
@@ -43,7 +45,7 @@ def sorted_suffixes(segment: Segment) -> list[int]:
 
 
 @given(calls, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_joined_segments_are_one_text(documents, data):
     cuts = sorted(data.draw(st.lists(st.integers(1, len(documents)), max_size=3, unique=True)))
     bounds = sorted({0, *cuts, len(documents)})
@@ -56,7 +58,7 @@ def test_joined_segments_are_one_text(documents, data):
 
 
 @given(calls, st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_documents_since_a_number(documents, data):
     number = data.draw(st.integers(0, len(documents) - 1))
     segment = segment_of(documents).since(number)
@@ -66,7 +68,7 @@ def test_documents_since_a_number(documents, data):
 
 
 @given(calls, st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_drafts_of_segments_are_those_of_one_index(documents, context, data):
     cut = data.draw(st.integers(0, len(documents)))
     parts = [(documents[:cut], 0), (documents[cut:], cut)]
@@ -75,14 +77,14 @@ def test_drafts_of_segments_are_those_of_one_index(documents, context, data):
     context = np.array(context, dtype=np.int32)
     trees = []
     for texts in ([one.text], [segment.text for segment in segments]):
-        trees.append(paths(*mixed_tree(texts, context, 1, 1000, 10_000, 10)))
+        trees.append(nodes_of(DraftTree(*mixed_tree(texts, context, 1, 1000, 10_000, 10))))
     assert trees[0].keys() == trees[1].keys()
     for path, prob in trees[0].items():
         assert trees[1][path] == pytest.approx(prob, abs=1e-5)
 
 
 @given(calls, st.lists(st.integers(0, 3), min_size=1, max_size=3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_tail_links_the_places_that_a_segment_finds(documents, pattern):
     tail, segment = tail_of(documents), segment_of(documents)
     low, high = segment.text.find(np.array(pattern, dtype=np.int32))
@@ -98,16 +100,8 @@ def test_tail_links_the_places_that_a_segment_finds(documents, pattern):
     assert sorted(places) == found
 
 
-def paths(tokens, parents, probs) -> dict[tuple[int, ...], float]:
-    """The probability of each path of a tree."""
-    of_node: list[tuple[int, ...]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        of_node.append((*(of_node[parent] if parent >= 0 else ()), int(token)))
-    return dict(zip(of_node, map(float, probs), strict=True))
-
-
 @given(st.lists(st.lists(large_ids, min_size=1, max_size=4), min_size=2, max_size=5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_ids_of_both_widths_are_joined(outputs):
     segments = [segment_of([([], output)], i) for i, output in enumerate(outputs)]
     segment = joined(segments, 0)

@@ -26,7 +26,7 @@ def cosine(one, other) -> float:
 
 
 @given(prompts, prompts, st.lists(st.integers(0, 12), max_size=8), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_finds_what_a_sort_finds(in_segment, in_tail, asked, data):
     texts = in_segment + in_tail
     oldest = data.draw(st.integers(0, len(texts)))

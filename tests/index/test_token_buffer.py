@@ -1,14 +1,10 @@
 """`TokenBuffer` against a plain list."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.token_buffer import TokenBuffer
-
-compile_kernels()  # here, where it is in no test's time
 
 texts = st.lists(st.integers(-1, 6), max_size=30)
 
@@ -50,11 +46,3 @@ def test_keeps_everything_when_it_outgrows_its_storage():
     for start in range(0, 5000, 7):
         buffer.extend(tokens[start : start + 7])
     assert_holds(buffer, tokens.tolist())
-
-
-@pytest.mark.parametrize("length", [-1, 4])
-def test_truncate_names_a_length_that_is_not_there(length):
-    buffer = TokenBuffer()
-    buffer.extend(np.array([1, 2, 3]))
-    with pytest.raises(ValueError, match="length must be from 0 to 3"):
-        buffer.truncate(length)

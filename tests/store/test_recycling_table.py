@@ -16,7 +16,7 @@ from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.next_tokens import Entries
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
-from hf_refspec.store.recycling_table import RecyclingTable
+from hf_refspec.store.recycling_table import ModelTable, RecyclingTable
 from hf_refspec.store.stored_folder import token_dtype
 
 REPO = "owner/table"
@@ -188,9 +188,11 @@ def test_a_config_that_does_not_fit_is_refused(folder, tokenizer, key, value):
 def test_more_next_tokens_than_a_drafter_has_room_for_are_refused(tmp_path, tokenizer):
     tokens, probs = np.full((1, 257), 5, np.int32), np.full((1, 257), 0.5, np.float32)
     entries = Entries(np.array([[4, -1, -1]], np.int32), tokens, probs, np.zeros(9, np.float32))
-    about = {"model": "m", "vocab_size": len(tokenizer), "context": 3, "source": {}}
+    table = ModelTable(257, 3, 1)
+    table.enter(entries)
+    table.vocab_size, table.model = len(tokenizer), "m"
     with pytest.raises(rs.DatastoreError, match="cannot be written: top_k is 257"):
-        RecyclingTable.write(tmp_path / "table", entries, tokenizer, **about)
+        table.save(tmp_path / "table", tokenizer, None)
     assert not (tmp_path / "table").exists()
 
 

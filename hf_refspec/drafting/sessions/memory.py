@@ -23,36 +23,28 @@ from .view import View
 
 logger = logging.getLogger("hf_refspec")
 
-# Tokens after which the tail is sealed. To search a longer one takes longer than one segment more.
+# The length at which the tail is sealed: a longer one takes longer to search than another segment.
 SEAL_TOKENS = 1 << 13
 # The oldest segment is rewritten when less than this fraction of it is still remembered.
 _FRACTION_KEPT = 7 / 8
-# A call waits for what is sorted when it ends: a fifth of a second for so many tokens. Longer
-# segments are joined only where there would be more than `_MOST_SEGMENTS` otherwise.
+# The end of a call waits for sorting: a fifth of a second for this many tokens. Longer segments are
+# joined only where there would be more than `_MOST_SEGMENTS` otherwise.
 _JOINED_TOKENS = 1 << 20
 _MOST_SEGMENTS = 10
 
 
 class Memory:
-    """Sessions, numbered in the order they came in; the oldest are forgotten first.
+    """Sessions, numbered in order of arrival; the oldest are forgotten first.
 
-    With a database they are its newest rows, in their order, and what could not be written there.
-    A session that is forgotten can still be seen by a draft for a while: a segment is rewritten
-    when an eighth of it is forgotten. A copy (or pickle) is another memory with the same sessions,
-    without a database.
-
-    Args:
-        max_tokens (`int`): The most tokens that are remembered.
-        database (`SessionDatabase`, *optional*): Where they are kept as well.
+    With a database they are its newest rows, and those that could not be written there. Drafts may
+    see a forgotten session until an eighth of its segment is forgotten and the segment is
+    rewritten. A copy (or pickle) is another memory with the same sessions, without a database.
 
     Attributes:
         path (`Path`, *optional*): The folder of the database.
-        view (`View`): What there is now. It is replaced, never changed.
-        tokens (`int`): Tokens of the sessions that are remembered.
+        view (`View`): The present sessions. It is replaced, never changed.
+        tokens (`int`): Tokens of the present sessions.
         closed (`bool`): Whether no more is remembered.
-
-    Raises:
-        DatastoreError: If the database cannot be read.
     """
 
     _segments: list[Segment]
@@ -64,7 +56,7 @@ class Memory:
         self.path: Path | None = None if database is None else database.folder
         self.closed = False
         self._database = database
-        self._keeps = True  # whether the database could be used the last time
+        self._keeps = True  # whether the last use of the database succeeded
         self._lock = threading.Lock()
         self._last_id = 0  # of the newest session that was read from the database
         self._forget_all(0)
@@ -100,8 +92,8 @@ class Memory:
             self._publish()
 
     def refresh(self) -> View:
-        """What there is now, with what other processes have remembered since (or the first part of
-        it, if that is long)."""
+        """The present sessions, with those of other processes since (or the first batch, if there
+        are many)."""
         with self._lock:
             if self._database is not None and not self.closed:
                 with self._warned():
@@ -110,11 +102,7 @@ class Memory:
             return self.view
 
     def clear(self) -> None:
-        """Forgets all sessions, in the database as well.
-
-        Raises:
-            DatastoreError: If they cannot be deleted there.
-        """
+        """Forgets all sessions, in the database as well (or raises a DatastoreError)."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this RetrievalCache is closed")
@@ -131,7 +119,7 @@ class Memory:
                 self._database.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies, and of one type: sorted documents are of as short a type as holds them.
+        # Copies of one type: sorted documents have the shortest type that holds them.
         sessions = [(p.astype(int), o.astype(int)) for p, o in self.view.sessions()]
         return {"max_tokens": self.max_tokens, "sessions": sessions}
 
@@ -142,7 +130,7 @@ class Memory:
 
     @contextmanager
     def _warned(self) -> Iterator[None]:
-        """Warns, once, where the database cannot be used; a call of `generate` goes on."""
+        """Warns, once, where the database fails; a call of `generate` goes on."""
         try:
             yield
         except DatastoreError as error:
@@ -151,8 +139,8 @@ class Memory:
             self._keeps = False
 
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
-        """Forgets what the database has not any more, and reads what is new in it: all, or so many
-        batches."""
+        """Forgets sessions that the database no longer has, and reads new ones, in at most
+        `batches` batches."""
         oldest = database.oldest(default=self._last_id + 1)
         self._forget(self._oldest + bisect_left(self._ids, oldest))
         for sessions in islice(database.read(self._last_id), batches):
@@ -171,8 +159,8 @@ class Memory:
         self._join()
 
     def _forget(self, oldest: int) -> None:
-        """Forgets the sessions before the number `oldest`, and of the others the oldest ones that
-        are too many."""
+        """Forgets the sessions before the number `oldest`, and then the oldest until `max_tokens`
+        holds."""
         before = self._oldest
         while self.tokens > self.max_tokens or self._oldest < oldest:
             parts = (each for each in self._segments if self._oldest < each.end)
@@ -189,7 +177,7 @@ class Memory:
         self._segments, self._tail, self._ids = [], Tail(oldest), array("q")
 
     def _join(self) -> None:
-        """Joins segments as is due, and rewrites the oldest one without what is forgotten."""
+        """Joins segments that are due, and rewrites the oldest without forgotten sessions."""
         if self._segments:
             oldest = self._segments[0]
             kept = len(oldest.tokens) - oldest.place(max(self._oldest, oldest.first))[0]
@@ -208,8 +196,8 @@ class Memory:
         self.view = View(tuple(self._segments), tail, self._oldest, largest_id)
 
 
-# A connection of SQLite must not be carried into a forked process, nor a lock that another thread
-# holds: before a fork each memory is waited for and its database closed, to be opened when needed.
+# A forked process must not inherit a connection of SQLite, nor a lock that another thread holds:
+# a fork waits for each memory and closes its database, which is opened again when needed.
 _memories = weakref.WeakSet[Memory]()
 _held: list[Memory] = []
 _forking = threading.Lock()  # guards these two

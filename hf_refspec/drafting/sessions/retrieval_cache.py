@@ -27,8 +27,8 @@ from .view import View
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
 _CONTINUATION_LENGTH = 10
-# Estimates are those of a copy from the present text. What other sessions have continued with is
-# less likely to come again; the outputs of similar sessions are as likely.
+# Weights of estimates that hold for a copy from the present text. Continuations in other sessions
+# are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
 _TRUST_SIMILAR = 1.0
 _BOUNDARY = np.array([-1])
@@ -69,7 +69,7 @@ class RetrievalCache(Drafter):
         TypeError: If an argument has the wrong type.
         ValueError: If a number is too small. `begin` raises it if a token is remembered that is
             outside of the target's vocabulary.
-        DatastoreError: If what is at `path` is damaged, of another tokenizer or something else, or
+        DatastoreError: If `path` is damaged, of another tokenizer or something else, or
             the system does not let it be used.
         OSError: If there is nothing at `path` and it cannot be made.
     """
@@ -112,7 +112,7 @@ class RetrievalCache(Drafter):
                 f"model's vocabulary of {vocab_size}; was it made with another tokenizer?"
             )
         self._prompt = prompt_ids
-        # What is remembered during the call may have ids that were not compared.
+        # The ids of sessions that are added during the call are not compared.
         self._view = view
         self._context = prompt_ids[-LONGEST_MATCH:].astype(np.int32)
         if self.top_k > 0:
@@ -122,7 +122,7 @@ class RetrievalCache(Drafter):
         if budget == 0 or len(self._context) == 0 or self._view is None:
             return DraftTree.empty()
         copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
-        of_tail, _ = copy_tree(*self._view.tail.text, *copied)
+        of_tail, _ = copy_tree(self._view.tail.text, *copied)
         trees = [_weighted(of_tail, _TRUST)]
         if self._view.segments:
             texts = [segment.text for segment in self._view.segments]
@@ -130,7 +130,7 @@ class RetrievalCache(Drafter):
             of_segments = mixed_tree(texts, self._context, _SHORTEST_MATCH, *limits)
             trees.append(_weighted(of_segments, _TRUST))
         if self._references is not None:
-            of_similar, _ = copy_tree(*self._references, *copied)
+            of_similar, _ = copy_tree(self._references, *copied)
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
@@ -184,7 +184,7 @@ class RetrievalCache(Drafter):
 
 
 def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
-    """Outputs as one text, a boundary behind each; `None` if there are none."""
+    """Outputs as one text with a boundary behind each, if there are any."""
     text = TokenBuffer()
     for output in outputs:
         text.extend(output)

@@ -12,13 +12,13 @@ from ...index.similar_prompts import similar_prompts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """The sessions at one moment, numbered in the order they came in; it never changes.
+    """The sessions at one moment, numbered in order of arrival; it never changes.
 
     Attributes:
         segments (`tuple[Segment, ...]`): All but the newest sessions.
         tail ([`LinkedDocuments`]): The newest.
-        oldest (`int`): The first that is remembered; some before it may still be in a segment.
-        largest_id (`int`): No token id is larger; -1 if there is none.
+        oldest (`int`): The first that is remembered; earlier ones may still be in a segment.
+        largest_id (`int`): The largest token id; -1 if there is none.
     """
 
     segments: tuple[Segment, ...]

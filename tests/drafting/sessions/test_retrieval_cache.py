@@ -9,14 +9,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from full_disk import full_disk
+from trees import nodes_of
 
 import hf_refspec as rs
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
-
-# What was verified, where that does not matter.
 
 
 def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
@@ -33,13 +31,6 @@ def speak(cache: RetrievalCache, prompt, output) -> None:
         for token in output:
             cache.draft(4)
             cache.observe(Observation(np.array([token])))
-
-
-def paths(tree: rs.DraftTree) -> set[tuple[int, ...]]:
-    of_node: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        of_node.append((*(of_node[parent] if parent >= 0 else ()), token))
-    return set(of_node)
 
 
 def test_a_finished_call_is_remembered():
@@ -77,7 +68,7 @@ def test_a_draft_ends_with_its_call(sealed, monkeypatch):
     cache.add([1, 2], [3])
     cache.add([4, 5], [6])
     assert bool(cache._memory.view.segments) == sealed
-    assert paths(drafted(cache, [8, 2])) == {(3,)}
+    assert set(nodes_of(drafted(cache, [8, 2]))) == {(3,)}
     assert len(drafted(cache, [8, 3])) == 0
 
 
@@ -87,7 +78,7 @@ def test_segments_and_tail_draft_together(monkeypatch):
     cache.add([1, 2, 3], [10, 11, 12, 13, 14])
     cache.add([2, 3], [20, 21])
     assert cache._memory.view.segments
-    assert {(10, 11), (20, 21)} <= paths(drafted(cache, [1, 2, 3]))
+    assert {(10, 11), (20, 21)} <= set(nodes_of(drafted(cache, [1, 2, 3])))
     assert len(drafted(cache, [1, 2, 3], budget=1)) == 1
     assert len(drafted(cache, [1, 2, 3], budget=0)) == 0
 
@@ -139,19 +130,14 @@ def test_bad_options(options, error):
         RetrievalCache(**options)
 
 
-def test_refuses_a_smaller_vocabulary():
-    cache = RetrievalCache()
+@pytest.mark.parametrize("stored", [False, True])
+def test_ids_outside_of_the_vocabulary_are_refused(stored, tmp_path):
+    cache = RetrievalCache(path=tmp_path if stored else None)
     cache.add([1], [70])
-    with pytest.raises(ValueError, match=r"the id 70, outside .* vocabulary of 70"):
+    error, name = (rs.DatastoreError, tmp_path) if stored else (ValueError, "the cache")
+    with pytest.raises(error, match=rf"{name} remembers the id 70, outside .* vocabulary of 70"):
         cache.begin(np.array([1]), 70)
     cache.begin(np.array([1]), 71)
-
-
-def test_a_folder_with_a_larger_vocabulary_is_named(tmp_path):
-    cache = RetrievalCache(path=tmp_path)
-    cache.add([1], [70])
-    with pytest.raises(rs.DatastoreError, match=f"{tmp_path} remembers the id 70"):
-        cache.begin(np.array([1]), 70)
     cache.close()
 
 
@@ -166,35 +152,6 @@ def test_ids_that_are_remembered_during_a_call_are_not_drafted():
         cache.begin(np.array([1]), 70)
 
 
-def test_processes_share_a_path(tmp_path):
-    cache, other = RetrievalCache(path=tmp_path), RetrievalCache(path=tmp_path)
-    speak(cache, [1, 2, 3], [4, 5])
-    assert drafted(other, [2, 3]).tokens.tolist() == [4, 5]
-    assert len(other) == 1
-
-
-def test_generate_on_a_full_disk(byte_llama, tmp_path, caplog):
-    cache, prompt = RetrievalCache(path=tmp_path), torch.tensor([[5, 6, 7]])
-    options = {"max_new_tokens": 8, "do_sample": False}
-    plain = byte_llama.generate(prompt, **options)
-    with full_disk():
-        for _ in range(2):
-            out = byte_llama.generate(prompt, candidate_generator=cache, **options)
-            assert out.tolist() == plain.tolist()
-    assert cache.stats.accepted  # the second time all of it is remembered
-    warnings = [record.getMessage() for record in caplog.records]
-    assert sum(str(tmp_path) in warning for warning in warnings) == 1
-    cache.close()
-
-
-def test_forgets_the_oldest():
-    cache = RetrievalCache(max_tokens=10)
-    for number in range(5):
-        speak(cache, [1, 2, 3], [10 + number])
-    assert len(cache) == 2
-    assert paths(drafted(cache, [1, 2, 3])) == {(13,), (14,)}
-
-
 def test_similar_sessions_are_drafted_from_with_more_weight():
     cache = RetrievalCache(top_k=1)
     cache.add([1, 50], [60, 61])
@@ -202,17 +159,9 @@ def test_similar_sessions_are_drafted_from_with_more_weight():
     cache.add([3, 50], [60, 63])
     for first, following in ((1, 61), (2, 62), (3, 63)):
         tree = drafted(cache, [first, 60])
-        assert paths(tree) == {(61,), (62,), (63,)}
+        assert set(nodes_of(tree)) == {(61,), (62,), (63,)}
         assert tree.tokens[0] == following
         assert tree.probs[0] > 1.2 * tree.probs[1]
-
-
-def test_similar_sessions_of_calls_that_were_generated():
-    cache = RetrievalCache(top_k=1)
-    speak(cache, [1, 50], [60, 61])
-    speak(cache, [2, 50], [60, 62])
-    assert drafted(cache, [1, 60]).tokens[0] == 61
-    assert drafted(cache, [2, 60]).tokens[0] == 62
 
 
 def test_without_similar_sessions_all_count_the_same():
@@ -243,8 +192,8 @@ def test_forks_share_what_is_remembered():
         cache.observe(Observation(np.array([5])))
         fork.observe(Observation(np.array([6])))
     assert len(cache) == len(fork) == 2
-    assert paths(drafted(cache, [3, 4])) == {(6,)}
-    assert paths(drafted(fork, [1, 2])) == {(5,)}
+    assert set(nodes_of(drafted(cache, [3, 4]))) == {(6,)}
+    assert set(nodes_of(drafted(fork, [1, 2]))) == {(5,)}
     assert fork.stats is not cache.stats
 
 
@@ -258,17 +207,6 @@ def test_a_copy_shares_nothing(copied):
     assert (len(cache), len(other)) == (2, 3)
     assert drafted(other, [1, 3]).tokens[0] == 4
     assert drafted(other, [5, 3]).tokens[0] == 6
-
-
-def test_survives_its_process(tmp_path, tokenizer):
-    cache = RetrievalCache(tokenizer, path=tmp_path, top_k=1)
-    speak(cache, [1, 2], [3, 4])
-    speak(cache, [5, 2], [3, 6])
-    cache.close()
-    cache = RetrievalCache(tokenizer, path=tmp_path, top_k=1)
-    assert len(cache) == 2
-    assert drafted(cache, [5, 3]).tokens[0] == 6
-    cache.close()
 
 
 def test_a_cache_that_is_closed_meanwhile():
