@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..retrieval.candidates import LEAST_WALKED
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
-from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation

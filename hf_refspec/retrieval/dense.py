@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ..store.folder import DatastoreError
-from .faiss_flat import FaissFlatIndex, finds_gpus
-from .flat import FlatIndex
+from .flat import FaissFlatIndex, FlatIndex, finds_gpus
 from .hnsw import HnswIndex
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved

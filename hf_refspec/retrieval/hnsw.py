@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from .vector_index import Metric, VectorIndex
+from .candidates import CandidateIndex
+from .vector_index import Metric
 
 _LINKS = 32  # of a vector in the graph
 
 
-class HnswIndex(VectorIndex):
+class HnswIndex(CandidateIndex):
     """Walks the graph: approximate, and much less work than looking at all vectors.
 
     The graph is built here, and holds a copy of the vectors.
 
     Args:
-        vectors, lengths, metric: See [`VectorIndex`].
+        vectors, lengths, metric: See [`CandidateIndex`].
 
     Raises:
         ImportError: If FAISS is not installed (extra `retrieval`).

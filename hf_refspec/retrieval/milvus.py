@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from .candidates import CandidateIndex
 from .dense import EmbeddingRetriever, Index
 from .knowledge_base import KnowledgeBase
-from .vector_index import VectorIndex
 
 # What a server takes at once, and what it returns.
 _ROWS_AT_ONCE = 2000
@@ -66,7 +66,7 @@ class MilvusRetriever(EmbeddingRetriever):
         super().__init__(knowledge_base, encoder, index)
         self.collection = collection or self._collection_name()
         self._timeout = timeout
-        self._vectors = VectorIndex(
+        self._vectors = CandidateIndex(
             *(self._embeddings, self._lengths, "inner_product", self._candidates),
             exact=index == "flat",
             most_candidates=_MOST_RESULTS,
