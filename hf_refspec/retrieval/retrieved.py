@@ -32,5 +32,9 @@ class Retrieved:
         order = np.lexsort((ids, -scores))[:k]
         return cls(ids[order], scores[order])
 
+    def first(self, k: int) -> Retrieved:
+        """The `k` best of these."""
+        return Retrieved(self.ids[:k], self.scores[:k])
+
     def __len__(self) -> int:
         return len(self.ids)

@@ -55,7 +55,9 @@ def _squared_distances(rows, row, queries, first):
     return a, b, c, d
 
 
-@kernel("void(float32[:, ::1], int64[::1], float32[:, ::1], boolean, float32[:, ::1])", drafts=False)
+@kernel(
+    "void(float32[:, ::1], int64[::1], float32[:, ::1], boolean, float32[:, ::1])", drafts=False
+)
 def score_rows(rows, ids, queries, by_distance, scores):
     """Scores some rows for all queries.
 
