@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .drafting.blend import Blend as Blend
     from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
     from .drafting.drafter import Drafter as Drafter
+    from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
     from .drafting.stats import SpeculationStats as SpeculationStats
@@ -49,6 +50,7 @@ _MODULES = {
     "drafting.blend": ["Blend"],
     "drafting.datastore_drafts": ["DatastoreDrafts"],
     "drafting.drafter": ["Drafter"],
+    "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],
     "drafting.stats": ["SpeculationStats"],

@@ -36,7 +36,7 @@ class Attachment:
         from .drafting.datastore_drafts import with_drafts
         from .drafting.drafter import Drafter
         from .drafting.stats import SpeculationStats
-        from .generation.drafter_pool import DrafterPool
+        from .generation.default_drafter import DrafterPool
         from .generation.validation import check_options
 
         drafter = with_drafts(drafter)

@@ -30,9 +30,9 @@ class Prophet(Drafter):
         self.rng = np.random.default_rng(self.seed)
         self.observed = []
 
-    def observe(self, tokens, verified, logits):
-        self.position += len(tokens)
-        self.observed += tokens.tolist()
+    def observe(self, observation):
+        self.position += len(observation.tokens)
+        self.observed += observation.tokens.tolist()
 
     def draft(self, budget: int) -> DraftTree:
         tokens: list[int] = []

@@ -62,9 +62,9 @@ class Raises(Prophet):
         self._count("draft")
         return super().draft(budget)
 
-    def observe(self, tokens, verified, logits):
+    def observe(self, observation):
         self._count("observe")
-        super().observe(tokens, verified, logits)
+        super().observe(observation)
 
     def _count(self, where):
         self.calls += where == self.where

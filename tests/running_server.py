@@ -28,7 +28,7 @@ class Slow(Drafter):
     def draft(self, budget):
         return DraftTree.empty()
 
-    def observe(self, tokens, verified=None, logits=None):
+    def observe(self, observation):
         time.sleep(0.02)
 
 

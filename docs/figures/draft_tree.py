@@ -36,10 +36,11 @@ class Recorder(rs.Blend):
         super().begin(prompt_ids, vocab_size)
         self.steps, self.last = [], int(prompt_ids[-1])
 
-    def observe(self, tokens, verified=None, logits=None):
-        super().observe(tokens, verified, logits)
-        self.steps.append((self.last, verified, tokens))
-        self.last = int(tokens[-1])
+    def observe(self, observation):
+        super().observe(observation)
+        if not observation.of_prompt:
+            self.steps.append((self.last, observation.verified, observation.tokens))
+            self.last = int(observation.tokens[-1])
 
 
 def record() -> tuple[list, rs.Drafter]:

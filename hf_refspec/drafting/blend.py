@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
-import torch
 
 from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
 from .calibration import Calibration
 from .datastore_drafts import with_drafts
 from .drafter import Drafter
+from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree
 
@@ -70,12 +70,15 @@ class Blend(Drafter):
         chains = [drafter.draft_chain(budget) for drafter in self.drafters]
         return self._merge(chains, sum(map(len, chains))).best_chain().truncated(budget)
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
+    def observe(self, observation: Observation) -> None:
+        if not observation.of_prompt:
+            self._record(observation.tokens)
+        for drafter in self.drafters:
+            if not observation.of_prompt or drafter.prompt_fraction > 0:
+                drafter.observe(observation)
+
+    def _record(self, tokens: np.ndarray) -> None:
+        """Counts which emitted tokens each source had drafted, and corrects its estimates."""
         known = 0  # accepted tokens that a source before this one had drafted
         accepted = len(tokens) - 1
         for i, tree in enumerate(self._trees):
@@ -86,18 +89,6 @@ class Blend(Drafter):
             source.first += max(foreseen - known, 0)
             known = max(known, foreseen)
         self._trees = []
-        for drafter in self.drafters:
-            drafter.observe(tokens, verified, logits)
-
-    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
-        for drafter in self.drafters:
-            if drafter.observed_top_k > 0:
-                drafter.observe_top_k(verified, tokens, probs)
-
-    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
-        for drafter in self.drafters:
-            if drafter.prompt_fraction > 0:
-                drafter.observe_prompt(prompt_ids, tokens, probs)
 
     def end(self) -> None:
         for drafter in self.drafters:

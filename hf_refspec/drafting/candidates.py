@@ -7,6 +7,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .drafter import Drafter
+from .observation import Observation
 from .tree import DraftTree
 
 
@@ -34,12 +35,8 @@ class CandidateChain(Drafter):
         self._asked = True
         return DraftTree.chain(candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True))
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
+    def observe(self, observation: Observation) -> None:
+        tokens, logits = observation.tokens, observation.logits
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
         if self._asked and logits is not None:
             # (1, 1 + T, vocab_size), and how many of the T candidates were right.

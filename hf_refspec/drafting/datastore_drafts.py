@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 
 from ..check_count import check_count
 from ..index.mixed_trie import mixed_tree
@@ -14,6 +13,7 @@ from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .drafter import Drafter
+from .observation import Observation
 from .token_ids import last_tokens
 from .tree import DraftTree
 
@@ -125,13 +125,8 @@ class DatastoreDrafts(Drafter):
             limits = (budget, self.max_continuations, self.continuation_length)
             return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        self._follow_text(tokens)
+    def observe(self, observation: Observation) -> None:
+        self._follow_text(observation.tokens)
 
     def _follow_text(self, tokens: np.ndarray) -> None:
         context = last_tokens(self._context, tokens, self.max_match)

@@ -14,6 +14,7 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .calibration import PRIOR_EXPONENT, Calibration
+from .observation import Observation
 from .sampling import Sampling
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -39,9 +40,10 @@ class Drafter(CandidateGenerator):
         calibration ([`Calibration`]): What became of its estimates so far.
         sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
             it is greedy.
-        observed_top_k (`int`): How many of the target's best next tokens at every verified node
-            `observe_top_k` is to be told; 0 if none.
-        prompt_fraction (`float`): What `observe_prompt` may cost at most, beside the prefill.
+        observed_top_k (`int`): How many of the target's best next tokens at each verified node
+            it needs; 0 if none.
+        prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
+            fraction of the prefill; 0 if none is needed.
     """
 
     assisted_draft_tokens: int = 10
@@ -89,46 +91,13 @@ class Drafter(CandidateGenerator):
         # Checked before anything follows its parents.
         return self.draft(budget).checked(_ANY_VOCABULARY).best_chain()
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        """Is told what the target model chose, and what it verified.
+    def observe(self, observation: Observation) -> None:
+        """Receives what a forward pass of the target model yielded.
 
         Args:
-            tokens (`np.ndarray`, int64 of shape `(m,)`): The tokens just emitted: the accepted
-                draft tokens and the one that the target chose after them.
-            verified ([`DraftTree`]): The tree of the forward pass, T nodes: what was drafted, after
-                merging with other drafters' and trimming. Empty after the prefill.
-            logits (`torch.Tensor` of shape `(1 + T, vocab_size)`, *optional*): The target's raw
-                logits after the text so far and after each node of `verified`, accepted or not, on
-                its device; they are read before the next pass. `None` where they are not to be had:
-                in transformers' own assisted decoding, and where drafts cannot be verified.
-        """
-
-    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
-        """Is told, before `observe`, what the target model found best at every node; only where
-        `observed_top_k` is not 0.
-
-        Args:
-            verified ([`DraftTree`]): The tree of the forward pass, T nodes.
-            tokens (`np.ndarray`, int32 of shape `(1 + T, k)`): The best next tokens after the text
-                so far and after each node of `verified`, accepted or not, the best first. k is at
-                least `observed_top_k`, if the vocabulary has as many.
-            probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
-        """
-
-    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
-        """Is told, after the prefill, what the target model found best inside the prompt; only
-        where `prompt_fraction` is not 0.
-
-        Args:
-            prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt as the target model saw it.
-            tokens (`np.ndarray`, int32 of shape `(m, k)`): The best next tokens after each of
-                `prompt_ids[n - 1 - m : n - 1]`, as in `observe_top_k`.
-            probs (`np.ndarray`, float32 of the same shape): About the softmax of their raw logits.
+            observation ([`Observation`]): The emitted tokens, the verified tree and what the target
+                expected at each of its nodes; or, where `prompt_fraction` is above 0, what it
+                expected inside the prompt.
         """
 
     def __or__(self, other: Any) -> Drafter:
@@ -245,7 +214,7 @@ class Drafter(CandidateGenerator):
         seen = len(self._seen_ids)
         if seen and np.array_equal(ids[:seen], self._seen_ids):
             if len(ids) > seen:
-                self.observe(ids[seen:], DraftTree.empty(), None)
+                self.observe(Observation(ids[seen:]))
         else:
             if seen:
                 self.end()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..check_count import check_count
@@ -14,6 +13,7 @@ from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
 from .drafter import Drafter
+from .observation import Observation
 from .token_ids import Reference, check_tokenizer, last_tokens, references_to_ids
 from .tree import DraftTree
 
@@ -109,13 +109,8 @@ class ReferenceCopy(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        self._unread.append(tokens)
+    def observe(self, observation: Observation) -> None:
+        self._unread.append(observation.tokens)
 
     def end(self) -> None:
         self._unread = []

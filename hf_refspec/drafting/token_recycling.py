@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,6 +24,7 @@ from ..store.recycling_table import RecyclingTable
 from ..text_config import text_config
 from .corpus_tokens import read_next_tokens
 from .drafter import _ANY_VOCABULARY, Drafter
+from .observation import Observation
 from .sampling import Sampling
 from .stats import SpeculationStats
 from .token_ids import last_tokens
@@ -140,10 +140,8 @@ class TokenRecycling(Drafter):
         self.prompt_fraction = 0.0 if mode == "published" else _PROMPT_FRACTION
         self._table = NextTokens(top_k, context, max_contexts)
         self._about = _About()
-        # Of this call: the last tokens; what the target expected in the last pass, and in place of
-        # the last token.
+        # Of this call: the last tokens, and what the target expected in place of the very last.
         self._text = np.empty(0, dtype=np.int32)
-        self._expected: Expected | None = None
         self._runners_up = _NOTHING
         self._pooling = _GREEDY
 
@@ -187,24 +185,20 @@ class TokenRecycling(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
-    def observe_prompt(self, prompt_ids: np.ndarray, tokens: np.ndarray, probs: np.ndarray) -> None:
-        self._learn_text(prompt_ids[:-1], len(prompt_ids) - len(tokens), tokens, probs)
-
-    def observe_top_k(self, verified: DraftTree, tokens: np.ndarray, probs: np.ndarray) -> None:
-        nodes = verified.tokens, verified.parents
-        self._table.learn(self._text, *nodes, tokens, probs, self._vocab_size)
-        self._expected = tokens, probs
-
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
+    def observe(self, observation: Observation) -> None:
+        tokens, verified = observation.tokens, observation.verified
+        top_tokens, top_probs = observation.top_tokens, observation.top_probs
+        self._runners_up = _NOTHING
+        if top_tokens is not None and top_probs is not None:
+            if observation.of_prompt:
+                self._learn_text(tokens[:-1], len(tokens) - len(top_tokens), top_tokens, top_probs)
+                return
+            nodes = verified.tokens, verified.parents
+            self._table.learn(self._text, *nodes, top_tokens, top_probs, self._vocab_size)
+            last = _last_node(verified, tokens)
+            self._runners_up = top_tokens[1 + last], top_probs[1 + last]
         self._text = last_tokens(self._text, tokens, MOST_CONTEXT)
         self._table.count(tokens)
-        self._runners_up = self._instead_of_last(tokens, verified)
-        self._expected = None
 
     def fork(self) -> TokenRecycling:
         fork = copy.copy(self)
@@ -392,19 +386,17 @@ class TokenRecycling(Drafter):
             *self._table.tree(self._text, *self._runners_up, self._pooling, budget, chain)
         )
 
-    def _instead_of_last(self, tokens: np.ndarray, verified: DraftTree | None) -> Expected:
-        """What the target expected in place of the last token."""
-        if self._expected is None or verified is None:
-            return _NOTHING
-        node, children = ROOT, verified.children()
-        for token in tokens[:-1].tolist():
-            node = children[node, token]
-        token_ids, probs = self._expected
-        return token_ids[1 + node], probs[1 + node]
-
     def _forget_call(self) -> None:
         self._text = self._text[:0]
-        self._expected, self._runners_up = None, _NOTHING
+        self._runners_up = _NOTHING
+
+
+def _last_node(verified: DraftTree, tokens: np.ndarray) -> int:
+    """The node at which the target chose the last of these tokens."""
+    node, children = ROOT, verified.children()
+    for token in tokens[:-1].tolist():
+        node = children[node, token]
+    return node
 
 
 def _pooling(sampling: Sampling | None) -> Pooling:

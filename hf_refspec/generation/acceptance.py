@@ -2,8 +2,8 @@
 
 Every row walks down its own draft, and they choose together: where logits processors need not know
 the text (temperature, top-k, top-p), the next tokens of all rows that still walk are chosen in one
-call, and without processors the greedy choice is one call for all nodes. So a GPU is waited for as
-often as the longest walk has steps, or once, and not for each token of each row.
+call, and without processors the greedy choice is one call for all nodes. So the host synchronises
+once when greedy, otherwise once per accepted depth, and not for each token of each row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from ..drafting.top_tokens import top_tokens
-from ..drafting.tree import ROOT, DraftTree
+from ..drafting.tree import ROOT
 from .row import Row, choose_tokens
 
 _BLIND_TO_IDS = (
@@ -44,30 +44,27 @@ _BLIND_TO_IDS = (
 
 
 def accept(
-    rows: Sequence[Row],
-    logits: torch.Tensor,
-    drafts: Sequence[DraftTree],
-    choices: np.ndarray | None = None,
-) -> list[list[int]]:
-    """Each row takes the nodes of its draft that the target model chooses, and one token more.
+    rows: Sequence[Row], logits: torch.Tensor, choices: np.ndarray | None = None
+) -> list[list[int] | None]:
+    """Each row takes the nodes of its `verified` tree that the target model chooses, and one token
+    more.
 
     Args:
         rows (sequence of [`Row`]): R rows of one call.
         logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's, after each
-            row so far and after each node of its draft.
-        drafts (sequence of [`DraftTree`]): One for each row, of at most T nodes.
+            row so far and after each node of its tree.
         choices (`np.ndarray`, int32 of shape `(R, 1 + T)`, *optional*): The argmax of the logits
             where it is known.
 
     Returns:
-        The accepted nodes of each row, from the root on.
+        The accepted nodes of each row, from the root on; `None` for rows that stand still.
     """
     greedy = None
     if rows[0].chooses_by_logits_alone():  # all nodes in one copy
         greedy = (top_tokens(logits, 0).choices if choices is None else choices).tolist()
-    children = [draft.children() for draft in drafts]
+    children = [row.verified.children() for row in rows]
     paths: list[list[int]] = [[] for _ in rows]
-    walking = list(range(len(rows)))
+    walking = [i for i, row in enumerate(rows) if not row.stands_still]
     while walking:
         nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
         if greedy is None:
@@ -82,7 +79,7 @@ def accept(
                 paths[i].append(child)
                 still_walking.append(i)
         walking = still_walking
-    return paths
+    return [None if row.stands_still else path for row, path in zip(rows, paths, strict=True)]
 
 
 def _choose(

@@ -17,6 +17,7 @@ from torch import nn
 from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
 from .pass_costs import PASS_TOKENS, PassCosts, pass_costs
+from .row import Row
 
 logger = logging.getLogger(__name__)
 
@@ -49,33 +50,20 @@ class Budget:
         """The most nodes that a row should draft now."""
         return self.most
 
-    def trim(
-        self, drafters: Sequence[Drafter], drafts: list[DraftTree], drafting_seconds: float
-    ) -> list[DraftTree]:
-        """The parts of the drafts that are worth verifying: all of them.
+    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
+        """The parts of the rows' drafts that are worth verifying: all of them.
 
         Args:
-            drafters (sequence of [`Drafter`]): Of the rows of the next forward pass.
-            drafts (`list[DraftTree]`): Of the same rows, each of at most `nodes` nodes.
-            drafting_seconds (`float`): How long it took to draft them.
+            rows (sequence of [`Row`]): Of the next forward pass.
+            drafting_seconds (`float`): How long it took to draft for them.
         """
-        return drafts
+        return [row.draft for row in rows]
 
-    def record(
-        self,
-        drafters: Sequence[Drafter],
-        drafts: Sequence[DraftTree],
-        new_tokens: Sequence[np.ndarray | None],
-        pass_tokens: int,
-        seconds: float,
-    ) -> None:
+    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
         """Learns from a forward pass: nothing.
 
         Args:
-            drafters (sequence of [`Drafter`]): Of its rows.
-            drafts (sequence of [`DraftTree`]): Of the same rows, as they were before `trim`.
-            new_tokens (sequence of `np.ndarray`, int64 of shape `(m,)`): What each row emitted;
-                `None` where it took no part.
+            rows (sequence of [`Row`]): Of the pass.
             pass_tokens (`int`): The tokens of a row in the pass, the last token among them.
             seconds (`float`): How long it took, until the next tokens were known.
         """
@@ -108,40 +96,26 @@ class AutoBudget(Budget):
         none."""
         return 0 if self._pause.lasts else super().nodes
 
-    def trim(
-        self, drafters: Sequence[Drafter], drafts: list[DraftTree], drafting_seconds: float
-    ) -> list[DraftTree]:
+    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The nodes of each draft that pay, see [`Budget.trim`]."""
         self._expected = None
-        kept = self._paying(drafters, drafts) if any(map(len, drafts)) else drafts
+        drafts = [row.draft for row in rows]
+        kept = self._paying(rows) if any(map(len, drafts)) else drafts
         if not self._pause.lasts:
             self._pause.record_drafts(any(map(len, kept)), drafting_seconds)
         return kept
 
-    def record(
-        self,
-        drafters: Sequence[Drafter],
-        drafts: Sequence[DraftTree],
-        new_tokens: Sequence[np.ndarray | None],
-        pass_tokens: int,
-        seconds: float,
-    ) -> None:
+    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost, see [`Budget.record`]."""
-        for drafter, draft, emitted in zip(drafters, drafts, new_tokens, strict=True):
-            if emitted is not None and len(draft):
-                drafter.calibration.record(draft, emitted)
-        costs = self._costs(len(new_tokens))
-        self._log(costs, new_tokens, pass_tokens, seconds)
+        for row in rows:
+            if row.path is not None and len(row.draft):
+                row.drafter.calibration.record(row.draft, row.emitted)
+        costs = self._costs(len(rows))
+        self._log(costs, rows, pass_tokens, seconds)
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
 
-    def _log(
-        self,
-        costs: PassCosts,
-        new_tokens: Sequence[np.ndarray | None],
-        pass_tokens: int,
-        seconds: float,
-    ) -> None:
+    def _log(self, costs: PassCosts, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
         if not logger.isEnabledFor(logging.DEBUG):
             return
         logger.debug(
@@ -149,26 +123,27 @@ class AutoBudget(Budget):
             "%s new tokens, %s s",
             pass_tokens,
             seconds,
-            sum(len(tokens) for tokens in new_tokens if tokens is not None),
+            sum(len(row.emitted) for row in rows),
             self._tokens.tolist(),
             None if self._expected is None else self._expected.round(3).tolist(),
             costs.seconds().round(5).tolist(),
         )
 
-    def _paying(self, drafters: Sequence[Drafter], drafts: list[DraftTree]) -> list[DraftTree]:
+    def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1
         expected = np.zeros(len(sizes))  # tokens of all rows, by the nodes of a row
         orders = []
-        for drafter, draft in zip(drafters, drafts, strict=True):
-            probs = drafter.calibration.calibrated(draft).probs
+        for row in rows:
+            probs = row.drafter.calibration.calibrated(row.draft).probs
             # Parents stand before their children, also where they are equally probable.
             order = np.argsort(-probs, kind="stable")
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
-            expected += sums[np.minimum(sizes, len(draft))]
+            expected += sums[np.minimum(sizes, len(row.draft))]
             orders.append(order)
         self._expected = expected
-        nodes = self._most_expected_per_second(len(drafts), expected, max(map(len, drafts)))
-        return [_part(draft, order[:nodes]) for draft, order in zip(drafts, orders, strict=True)]
+        widest = max(len(row.draft) for row in rows)
+        nodes = self._most_expected_per_second(len(rows), expected, widest)
+        return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
@@ -200,13 +175,13 @@ class _Pause:
         )
 
     def record_drafts(self, paid: bool, seconds: float) -> None:
-        """Is told of drafts, which took so long."""
+        """Counts drafts, which took so long."""
         self._unpaid = 0 if paid else self._unpaid + 1
         self._passes = 0
         self._drafting_seconds = seconds
 
     def record_pass(self, plain_seconds: float) -> None:
-        """Is told that a pass is over; one without a draft takes so long."""
+        """Counts a pass, of which one without a draft takes so long."""
         self._passes += 1
         self._plain_seconds = plain_seconds
 

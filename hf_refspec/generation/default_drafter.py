@@ -1,8 +1,9 @@
-"""What `candidate_generator="auto"` drafts from."""
+"""What `candidate_generator="auto"` drafts from, and one drafter for calls in several threads."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,7 +13,6 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..text_config import text_config
 from ..verification.facts import facts_about
-from .drafter_pool import DrafterPool
 
 
 def default_sources(
@@ -39,3 +39,28 @@ def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
         sources = default_sources(top_k=min(8, vocab_size))
         pool = facts.setdefault(key, DrafterPool(Blend(sources)))
     return pool.drafter()
+
+
+class DrafterPool:
+    """A drafter and, while a call has it, forks for further calls; what they learn they share as
+    [`Drafter.fork`] says.
+
+    Args:
+        drafter ([`Drafter`]): No call may have it now.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._idle = [drafter]
+        self._unused = drafter.fork()  # a drafter that a call has cannot be forked
+
+    @contextmanager
+    def drafter(self) -> Iterator[Drafter]:
+        """A drafter that no other call has."""
+        try:
+            drafter = self._idle.pop()
+        except IndexError:
+            drafter = self._unused.fork()
+        try:
+            yield drafter
+        finally:
+            self._idle.append(drafter)

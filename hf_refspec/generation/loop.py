@@ -7,24 +7,25 @@ tokens one forward pass yields. Several rows are the general case, and one row i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
 import torch
 
-from ..drafting.drafter import Drafter, checked_draft
+from ..drafting.drafter import checked_draft
+from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
+from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.verifier import StandingTokens, Verifier
 from .acceptance import accept
 from .budget import Budget
 from .criteria import BatchCriteria, longest_row
-from .prompt_logits import prompt_top_tokens
 from .row import Row
 
 
@@ -34,13 +35,13 @@ class Loop:
 
     Attributes:
         verifier ([`Verifier`]): Runs the target model.
-        budget ([`Budget`]): Says how many nodes are drafted, and which are verified.
-        reach ([`Reach`]): Says how far drafts may reach.
+        budget ([`Budget`]): Decides how many nodes are drafted, and which are verified.
+        reach ([`Reach`]): Decides how far drafts may reach.
         stats ([`SpeculationStats`]): Of the call.
         chains (`bool`): Whether drafts must not branch.
         ranks ([`Ranks`]): The processes that run the target model; the first one drafts.
-        reads_prompts (`bool`): Whether drafters may be told what the target expects inside prompts.
-        clock (callable): The time in seconds.
+        reads_prompts (`bool`): Whether drafters may learn what the target expects inside prompts.
+        clock (callable): Returns the time in seconds.
     """
 
     verifier: Verifier
@@ -52,198 +53,153 @@ class Loop:
     reads_prompts: bool = True
     clock: Callable[[], float] = perf_counter
 
-    def run(
-        self,
-        rows: list[Row],
-        drafters: list[Drafter],
-        criteria: BatchCriteria,
-        pads: bool,
-        keeps_cache: bool,
-    ) -> None:
+    def run(self, rows: list[Row], criteria: BatchCriteria, pads: bool, keeps_cache: bool) -> None:
         """Decodes until all rows have ended.
 
         Args:
             rows (`list[Row]`): R rows.
-            drafters (`list[Drafter]`): One for each.
             criteria ([`BatchCriteria`]): Those that no row asks of itself.
             pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
                 long as the longest.
             keeps_cache (`bool`): Whether rows that have ended must stay in the cache.
         """
         all_rows = rows
-        self.prefill(rows, drafters)
+        self.prefill(rows)
         while True:
             criteria.ask(all_rows)
             longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
-                kept = [i for i, row in enumerate(rows) if _may_go_on(row, pads)]
-                if 0 < len(kept) < len(rows):
-                    self.verifier.select(kept)
-                rows, drafters = [rows[i] for i in kept], [drafters[i] for i in kept]
-            going = [not row.finished or len(row) < longest for row in rows]
-            if not any(going):
+                rows = self._without_ended(rows, pads)
+            for row in rows:
+                row.stands_still = row.finished and len(row) >= longest
+            if all(row.stands_still for row in rows):
                 return
-            self.step(rows, drafters, going)
+            self.probe(rows)
+            self.step(rows)
 
-    def prefill(self, rows: Sequence[Row], drafters: Sequence[Drafter]) -> None:
+    def prefill(self, rows: Sequence[Row]) -> None:
         """The first forward pass, over the prompts. It yields a token for each row."""
-        began, none = self.clock(), [DraftTree.empty()] * len(rows)
-        fraction = max(drafter.prompt_fraction for drafter in drafters) if self.reads_prompts else 0
-        fraction = self.ranks.agree(fraction)  # the output layer may be one of all ranks
-        states: list[torch.Tensor] = []
-        self.verifier.prompt_states = states if fraction > 0 else None
-        logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
-        self.verifier.prompt_states = None
-        top = _top_tokens(drafters, logits)
-        paths = _accepted(rows, logits, none, [True] * len(rows), top)
-        paths = _agreed(self.ranks, rows, paths)
-        self.verifier.keep(paths)
-        if states:
-            self._observe_prompts(drafters, rows, states, logits, fraction)
-        self._observe(drafters, none, paths, [row.tail(1) for row in rows], logits, top)
-        self.stats.prefill_seconds += self.clock() - began
+        with self._timed("prefill_seconds"):
+            fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
+            fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
+            states: list[torch.Tensor] = []
+            self.verifier.prompt_states = states if fraction > 0 else None
+            none = [DraftTree.empty()] * len(rows)
+            logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
+            self.verifier.prompt_states = None
+            top = self._accept(rows, logits)
+            self.verifier.keep([row.path for row in rows])
+            if states:
+                self._observe_prompts(rows, states, logits, fraction)
+            self._observe(rows, logits, top)
 
-    def step(self, rows: Sequence[Row], drafters: Sequence[Drafter], going: Sequence[bool]) -> None:
+    def probe(self, rows: Sequence[Row]) -> None:
+        """Before a step, so that none of its clocks measures it: asks the model whether drafts are
+        exact past a length that a row has come to. All ranks do so."""
+        if self.budget.most > 0:
+            self.reach.cross(max(len(row.seen) for row in rows if not row.stands_still))
+
+    def step(self, rows: Sequence[Row]) -> None:
         """A forward pass over a draft for each row. It yields the accepted draft tokens and one
-        more.
+        more; rows that stand still take no part."""
+        with self._timed("drafting_seconds") as drafting_seconds:
+            for i, row in enumerate(rows):
+                row.draft = self._draft(i, row)
+            paying = self.budget.trim(rows, drafting_seconds())
+            for row, verified in zip(rows, self.ranks.agree(paying), strict=True):
+                row.verified = verified
+        with self._timed("verifying_seconds") as verifying_seconds:
+            seen = [StandingTokens(row.seen) if row.stands_still else row.seen for row in rows]
+            drafts = [row.verified for row in rows]
+            logits = self.verifier.forward(seen, drafts)  # (R, 1 + T, vocab_size)
+            top = self._accept(rows, logits)
+        with self._timed("other_seconds"):
+            self.verifier.keep([row.path for row in rows])
+            if self.verifier.in_step:
+                self.budget.record(rows, self.verifier.pass_tokens, verifying_seconds())
+        with self._timed("learning_seconds"):
+            self._observe(rows, logits, top)
 
-        Args:
-            rows (sequence of [`Row`]): R rows.
-            drafters (sequence of [`Drafter`]): One for each.
-            going (sequence of `bool`): Which rows go on; the others stand still.
-        """
-        began = self.clock()
-        drafts = [self._draft(i, rows[i], drafters[i], each) for i, each in enumerate(going)]
-        paying = self.budget.trim(drafters, drafts, self.clock() - began)
-        trimmed = self.ranks.agree(paying)
-        drafted = self.clock()
-        seen = [
-            row.seen if each else StandingTokens(row.seen)
-            for row, each in zip(rows, going, strict=True)
-        ]
-        logits = self.verifier.forward(seen, trimmed)  # (R, 1 + T, vocab_size)
-        top = _top_tokens(drafters, logits)
-        paths = _agreed(self.ranks, rows, _accepted(rows, logits, trimmed, going, top))
-        verified = self.clock()
-        self.verifier.keep(paths)
-        new_tokens = [
-            None if path is None else row.tail(len(path) + 1)
-            for row, path in zip(rows, paths, strict=True)
-        ]
-        if self.verifier.in_step:
-            pass_tokens = self.verifier.pass_tokens
-            self.budget.record(drafters, drafts, new_tokens, pass_tokens, verified - drafted)
-        kept = self.clock()
-        self._observe(drafters, trimmed, paths, new_tokens, logits, top)
-        self.stats.drafting_seconds += drafted - began
-        self.stats.verifying_seconds += verified - drafted
-        self.stats.learning_seconds += self.clock() - kept
-        self.stats.other_seconds += kept - verified
-
-    def _draft(self, index: int, row: Row, drafter: Drafter, goes_on: bool) -> DraftTree:
-        most = min(self.budget.most, self.verifier.most_nodes)
-        if most == 0 or not goes_on or self.verifier.restarted:
+    def _draft(self, index: int, row: Row) -> DraftTree:
+        nodes, depth = self._limits(index, row)
+        if nodes <= 0 or depth <= 0 or not self.ranks.is_first:
             return DraftTree.empty()
-        position = self.verifier.last_position(index, row.seen)
-        deepest = self.reach.depth(len(row.seen), position)
+        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
+        return draft.truncated(depth)
+
+    def _limits(self, index: int, row: Row) -> tuple[int, int]:
+        """The most nodes and the greatest depth of a row's next draft."""
+        if row.stands_still:
+            return 0, 0
+        nodes = min(self.budget.nodes, self.verifier.most_nodes)
+        depth = self.reach.depth(len(row.seen), self.verifier.last_position(index, row.seen))
         if row.draft_end is not None:
-            deepest = min(deepest, row.draft_end - len(row) - 1)  # one token is the target's own
-        # Only now: the reach may have run a probe, which all ranks run.
-        nodes = min(self.budget.nodes, most) if self.ranks.is_first else 0
-        if nodes == 0 or deepest <= 0:
-            return DraftTree.empty()
-        draft = checked_draft(drafter, nodes, self.verifier.vocab_size, self.chains)
-        return draft.truncated(deepest)
+            depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
+        return nodes, depth
+
+    def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
+        """Lets each row take what the target model chooses, the same tokens on all ranks. Returns
+        the best next tokens at each node, if any drafter needs them."""
+        k = max(row.drafter.observed_top_k for row in rows)
+        top = top_tokens(logits, k) if k > 0 else None
+        paths = accept(rows, logits, None if top is None else top.choices)
+        for row, path in zip(rows, paths, strict=True):
+            row.path = path
+        if not self.ranks.alone:
+            own = [(row.path, row.emitted.tolist(), row.stopped_at) for row in rows]
+            for row, mine, theirs in zip(rows, own, self.ranks.agree(own), strict=True):
+                if mine != theirs:
+                    row.path, tokens, stopped_at = theirs
+                    row.replace(len(mine[1]), tokens, stopped_at)
+        return top
 
     def _observe_prompts(
-        self,
-        drafters: Sequence[Drafter],
-        rows: Sequence[Row],
-        states: list[torch.Tensor],
-        logits: torch.Tensor,
-        fraction: float,
+        self, rows: Sequence[Row], states: list[torch.Tensor], logits: torch.Tensor, fraction: float
     ) -> None:
-        """Tells the drafters what the target expects inside the prompts, which are one token
-        longer by now."""
-        k = max(drafter.observed_top_k for drafter in drafters)
+        """Shows the drafters what the target expects inside the prompts; by now each row is one
+        token longer."""
+        k = max(row.drafter.observed_top_k for row in rows)
         top = prompt_top_tokens(self.verifier.model, states, logits, k, fraction)
         if top is None:
             return
-        for i, (drafter, row) in enumerate(zip(drafters, rows, strict=True)):
+        for i, row in enumerate(rows):
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0:
-                drafter.observe_prompt(prompt_ids, top.tokens[i, -count:], top.probs[i, -count:])
+            if count > 0 and row.drafter.prompt_fraction > 0:
+                expected = top.tokens[i, -count:], top.probs[i, -count:]
+                none = DraftTree.empty()
+                row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
 
-    def _observe(
-        self,
-        drafters: Sequence[Drafter],
-        drafts: Sequence[DraftTree],
-        paths: Sequence[list[int] | None],
-        new_tokens: Sequence[np.ndarray | None],
-        logits: torch.Tensor,
-        top: TopTokens | None,
-    ) -> None:
-        """Tells the drafters what was verified, and counts it."""
+    def _observe(self, rows: Sequence[Row], logits: torch.Tensor, top: TopTokens | None) -> None:
+        """Shows the drafters what was verified, and counts it."""
         counts = []
-        for i, (drafter, draft) in enumerate(zip(drafters, drafts, strict=True)):
-            path, tokens = paths[i], new_tokens[i]
-            if path is not None and tokens is not None:
-                nodes = 1 + len(draft)
-                if top is not None and drafter.observed_top_k > 0:
-                    drafter.observe_top_k(draft, top.tokens[i, :nodes], top.probs[i, :nodes])
-                drafter.observe(tokens, draft, logits[i, :nodes])
-                counts.append((len(draft), len(path)))
+        for i, row in enumerate(rows):
+            if row.path is not None:
+                nodes = 1 + len(row.verified)
+                expected = () if top is None else (top.tokens[i, :nodes], top.probs[i, :nodes])
+                seen = Observation(row.emitted, row.verified, logits[i, :nodes], *expected)
+                row.drafter.observe(seen)
+                counts.append((len(row.verified), len(row.path)))
         self.stats.record_rows(counts)
 
+    def _without_ended(self, rows: list[Row], pads: bool) -> list[Row]:
+        """The rows that may need more tokens, now or when others have become longer; the others
+        leave the cache."""
+        kept = [
+            i
+            for i, row in enumerate(rows)
+            if not row.finished or not (pads or len(row) == row.max_length)
+        ]
+        if 0 < len(kept) < len(rows):
+            self.verifier.select(kept)
+        return [rows[i] for i in kept]
 
-def _top_tokens(drafters: Sequence[Drafter], logits: torch.Tensor) -> TopTokens | None:
-    """What drafters want to know of the logits, if any of them wants to."""
-    k = max(drafter.observed_top_k for drafter in drafters)
-    return top_tokens(logits, k) if k > 0 else None
-
-
-def _accepted(
-    rows: Sequence[Row],
-    logits: torch.Tensor,
-    drafts: Sequence[DraftTree],
-    going: Sequence[bool],
-    top: TopTokens | None,
-) -> list[list[int] | None]:
-    """The accepted nodes of each row, `None` for those that stand still."""
-    choices = None if top is None else top.choices
-    if all(going):
-        return list(accept(rows, logits, drafts, choices))
-    moving = [i for i, goes_on in enumerate(going) if goes_on]
-    paths = iter(
-        accept(
-            [rows[i] for i in moving],
-            logits[moving],
-            [drafts[i] for i in moving],
-            None if choices is None else choices[moving],
-        )
-    )
-    return [next(paths) if goes_on else None for goes_on in going]
-
-
-def _agreed(
-    ranks: Ranks, rows: Sequence[Row], paths: list[list[int] | None]
-) -> list[list[int] | None]:
-    """The first rank's paths; the rows take its tokens, and end where its rows do."""
-    if ranks.alone:
-        return paths
-    own = [
-        None if path is None else (path, row.tail(len(path) + 1).tolist(), row.stopped_at)
-        for row, path in zip(rows, paths, strict=True)
-    ]
-    agreed = ranks.agree(own)
-    for row, mine, theirs in zip(rows, own, agreed, strict=True):
-        if mine is not None and theirs is not None and mine != theirs:
-            row.replace(len(mine[1]), theirs[1], theirs[2])
-    return [None if each is None else each[0] for each in agreed]
-
-
-def _may_go_on(row: Row, pads: bool) -> bool:
-    """Whether a row may need more tokens, now or when others have become longer."""
-    return not row.finished or not (pads or len(row) == row.max_length)
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[Callable[[], float]]:
+        """Adds the seconds of its body to a field of the statistics. Yields a function that returns
+        the seconds so far, or of the whole body once that is over."""
+        began, ended = self.clock(), None
+        yield lambda: (self.clock() if ended is None else ended) - began
+        ended = self.clock()
+        setattr(self.stats, name, getattr(self.stats, name) + ended - began)

@@ -9,7 +9,7 @@ streamers cannot tell the difference.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ..drafting.drafter import Drafter
+from ..drafting.tree import DraftTree
+from ..verification.restored import random_numbers
 from ..verification.verifier import TokenSequence
 
 if TYPE_CHECKING:
@@ -39,16 +42,22 @@ class RowMark:
 
 
 class Row:
-    """The prompt and the tokens that the target model chose.
+    """The prompt, the tokens that the target model chose, and what is drafted to follow them.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt, padded as it came.
         logits_processor (`LogitsProcessorList`): See each prefix of the text once, in order.
-        stopping_criteria (`StoppingCriteriaList`): Are asked after every token.
-        generation_config (`GenerationConfig`): Says whether to sample, and what to record.
+        stopping_criteria (`StoppingCriteriaList`): Asked after every token.
+        generation_config (`GenerationConfig`): Whether to sample, and what to record.
         streamer (`BaseStreamer`, *optional*): Gets each token once, in order.
 
     Attributes:
+        drafter ([`Drafter`]): What drafts for it.
+        draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
+        verified ([`DraftTree`]): The part of it that the pass verifies.
+        path (`list[int]`, *optional*): The nodes of `verified` that the last pass accepted; `None`
+            if the row took no part in it.
+        stands_still (`bool`): Whether it takes no part in the next pass.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
@@ -68,6 +77,10 @@ class Row:
     ) -> None:
         config = generation_config
         recorded = config.return_dict_in_generate
+        self.drafter = Drafter()
+        self.draft = self.verified = DraftTree.empty()
+        self.path: list[int] | None = None
+        self.stands_still = False
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         self.scores: tuple[torch.Tensor, ...] | None = None
@@ -122,6 +135,11 @@ class Row:
         """The tokens that were chosen."""
         return self._output
 
+    @property
+    def emitted(self) -> np.ndarray:
+        """The tokens of the last pass, int64 of shape `(n,)`; none if it took no part."""
+        return self.tail(0 if self.path is None else len(self.path) + 1)
+
     def tail(self, count: int) -> np.ndarray:
         """The last `count` tokens on the host, int64 of shape `(count,)`."""
         if count > len(self._output):
@@ -168,7 +186,7 @@ class Row:
         return stopped
 
     def replace(self, count: int, tokens: list[int], stopped_at: int | None) -> None:
-        """Takes the tokens and the end that another rank has chosen instead of the last `count`."""
+        """Replaces the last `count` tokens and the end by those that another rank has chosen."""
         length = len(self) - count
         self._output[length - self._prompt_length :] = tokens
         self._ids = self._ids[:, :length]
@@ -180,7 +198,7 @@ class Row:
         self.stopped_at = min(length, self.stopped_at or length)
 
     def mark(self) -> RowMark:
-        """The present, to go [`~Row.roll_back`] to."""
+        """A snapshot for [`~Row.roll_back`]."""
         state = random_numbers(self._ids.device).get_rng_state() if self.do_sample else None
         return RowMark(len(self), self.stopped_at, self.scores, self.logits, state)
 
@@ -213,8 +231,3 @@ def choose_tokens(
         probs = torch.nn.functional.softmax(scores, dim=-1)
         return torch.multinomial(probs, num_samples=1, generator=generator)[:, 0].tolist()
     return scores.argmax(dim=-1).tolist()
-
-
-def random_numbers(device: torch.device) -> Any:
-    """Where tokens are drawn from: the default generator of the ids' device."""
-    return torch.random if device.type == "cpu" else torch.get_device_module(device)

@@ -24,21 +24,21 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..drafting.candidates import CandidateChain
 from ..drafting.datastore_drafts import with_drafts
 from ..drafting.drafter import Drafter
+from ..drafting.observation import Observation
 from ..drafting.sampling import Sampling
-from ..drafting.tree import DraftTree
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
-from ..verification.probe import select_verifier
-from ..verification.ranks import Ranks
+from ..verification.choice import select_verifier
+from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
+from ..verification.restored import random_numbers
 from .budget import make_budget
 from .criteria import BatchCriteria, criteria_of_rows, longest_row, own_length, padded
 from .default_drafter import default_drafter
 from .entry_point import entry_point
 from .loop import Loop
 from .processors import processors_of_rows
-from .row import Row, random_numbers
-from .synced import is_synced, kept_in_step
+from .row import Row
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
@@ -197,18 +197,14 @@ class _Call:
                 ranks=self.ranks,
                 reads_prompts=not self.synced,
             )
-            output = self._run(loop, rows, drafters, of_batch)
+            for row, each in zip(rows, drafters, strict=True):
+                row.drafter = each
+            output = self._run(loop, rows, of_batch)
         if self.streamer is not None:
             self.streamer.end()
         return output
 
-    def _run(
-        self,
-        loop: Loop,
-        rows: list[Row],
-        drafters: list[Drafter],
-        of_batch: StoppingCriteriaList,
-    ) -> Output:
+    def _run(self, loop: Loop, rows: list[Row], of_batch: StoppingCriteriaList) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
         # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
@@ -220,7 +216,7 @@ class _Call:
         length = self.input_ids.shape[1]
         criteria = BatchCriteria(of_batch, streamer, length, pads, pad_id, self.ranks)
         try:
-            loop.run(rows, drafters, criteria, pads, keeps_cache or not verifier.drops_rows)
+            loop.run(rows, criteria, pads, keeps_cache or not verifier.drops_rows)
             ids = padded(rows, longest_row(rows), pads, pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:
@@ -269,7 +265,7 @@ class _Call:
             drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
             for token in tokens:
-                drafter.observe(token[None], DraftTree.empty(), None)
+                drafter.observe(Observation(token[None]))
         return output
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:

@@ -15,10 +15,9 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from ..verification.cache import CACHE_NAMES
-from ..verification.probe import RefusedCallError
-from ..verification.ranks import Ranks
+from ..verification.choice import RefusedCallError
+from ..verification.ranks import Ranks, is_synced
 from ..verification.reproducible import ReproducibleVerifier
-from .synced import is_synced
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)

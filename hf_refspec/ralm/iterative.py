@@ -23,8 +23,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter
+from ..drafting.observation import Observation
 from ..drafting.sampling import Sampling
-from ..drafting.tree import DraftTree
 from ..generation.entry_point import entry_point
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS, check_model, check_request
@@ -179,7 +179,7 @@ class _Call:
                 raise
             if drafter is not None:  # is told what the call has come to before it ends
                 drafter.begin(prompt, self.vocab_size)
-                drafter.observe(np.array(row.output, dtype=np.int64), DraftTree.empty(), None)
+                drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
         if self.streamer is not None:
             self.streamer.end()
         if not self.generation_config.return_dict_in_generate:

@@ -85,7 +85,7 @@ class PassageLoop:
         self._drafter = Drafter() if drafter is None else drafter
         self._vocab_size = text_config(model).vocab_size
         self._budget = Budget(0)
-        if drafter is not None and kind.continues:
+        if drafter is not None and kind.takes_several_tokens:
             self._budget = make_budget("auto", drafter, model, kind.name)
         self._reach = Reach(kind, model, 1, model_kwargs)
         self._chains = not kind.takes_trees
@@ -101,11 +101,13 @@ class PassageLoop:
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             self._drafter.begin(ids, self._vocab_size)
         loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
+        row.drafter = self._drafter
         while not row.finished and len(row) < end:
             if context.verifier.cached:
-                loop.step([row], [self._drafter], [True])
+                loop.probe([row])
+                loop.step([row])
             else:
-                loop.prefill([row], [self._drafter])
+                loop.prefill([row])
         self._told = (context, len(row))
 
     def roll_back(self) -> None:

@@ -31,7 +31,7 @@ from ..generation.validation import check_model, check_request, check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
-from ..verification.plain import PlainVerifier
+from ..verification.chain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
 from .checked_search import RetrievalError
 from .engine import generate_speculatively
@@ -179,7 +179,7 @@ class KnnText:
         logits, query = self._run()
         before, cache = self.row.mark(), self.verifier.mark()
         log_probs = self.mixture.log_probs(logits, found)
-        accept([self.row], log_probs[None, None], [DraftTree.empty()])
+        accept([self.row], log_probs[None, None])
         self._after = None
         return _Step(self.row.output[-1], found, logits, query, before, cache)
 

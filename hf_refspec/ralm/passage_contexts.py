@@ -20,9 +20,9 @@ from ..drafting.tree import DraftTree
 from ..generation.row import Row
 from ..text_config import text_config
 from ..verification.cache import find_cache, fresh_kwargs
-from ..verification.plain import PlainVerifier
+from ..verification.chain import PlainVerifier
+from ..verification.choice import select_verifier
 from ..verification.positions import length_dependent_rope
-from ..verification.probe import select_verifier
 from ..verification.verifier import CacheMark, FixedTokens, Verifier
 
 # The passages whose caches are kept: more of them save prefills, and take memory.
@@ -134,7 +134,9 @@ class PassageContexts:
         self._kept = change.kept.copy()
         if change.mark is not None:
             context.verifier.roll_back(change.mark)
-        elif context.verifier.continues and context.verifier.crop(context.prefix.shape[1]):
+        elif context.verifier.takes_several_tokens and context.verifier.crop(
+            context.prefix.shape[1]
+        ):
             self._prefixes[change.entered] = context
             if len(self._prefixes) > _PASSAGES:
                 self._prefixes.popitem(last=False)

@@ -1,7 +1,7 @@
-"""The best path of a draft in one forward pass; what was rejected is cropped from the cache.
+"""The best path of a draft in one forward pass, one row whose tokens run in order.
 
-The path stands under the model's own causal mask, so that it works with sliding windows, ALiBi and
-FlashAttention.
+The path stands under the model's own causal mask, so that it works with sliding windows, ALiBi,
+FlashAttention and running states.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import caches_images, crop_layers, find_cache, holds_running_state
+from .cache import caches_images, find_cache, fresh_kwargs, holds_running_state
+from .entries import CroppedEntries, Entries, Pass, RunningState
 from .static_cache import has_static_layers
 from .verifier import TokenSequence, Verifier
 
@@ -24,7 +25,7 @@ class SequentialVerifier(Verifier):
 
     name = "chain"
 
-    def _take_up(self, outputs: Mapping[str, Any]) -> None:
+    def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         # For one more token than the prompt, with what the model wants to see again.
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs
@@ -35,21 +36,20 @@ class SequentialVerifier(Verifier):
             return [self.cache.get_seq_length() - self._prompt_length]
         return super()._position_offsets(rows)
 
-    def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        [row], [draft] = rows, drafts
+    def _run(self, now: Pass) -> torch.Tensor:
+        [row], [draft] = now.rows, now.drafts
         input_ids = row.ids
         if len(draft):
             tokens = torch.from_numpy(draft.tokens)[None].to(input_ids.device, non_blocking=True)
             input_ids = torch.cat([input_ids, tokens], dim=-1)
         model_inputs = self.model.prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=self._pending[0] + len(draft),
-            **self._kwargs_for(input_ids.shape[1]),
+            input_ids, next_sequence_length=now.size, **self._kwargs_for(input_ids.shape[1])
         )
         if "logits_to_keep" in model_inputs:
             model_inputs["logits_to_keep"] = 1 + len(draft)
         outputs = self.model(**model_inputs, return_dict=True)
-        self.restarted |= self._adopt_cache(outputs)
+        if (cache := self._new_cache(outputs)) is not None:
+            self.entries, self.replaced_cache = Entries(cache), True
         return outputs.logits[:, -1 - len(draft) :]
 
     def _kwargs_for(self, length: int) -> dict[str, Any]:
@@ -84,28 +84,50 @@ class ChainVerifier(SequentialVerifier):
             and not caches_images(text_config(model), model_kwargs)
         )
 
-    def _take_up(self, outputs: Mapping[str, Any]) -> None:
-        super()._take_up(outputs)
-        # Only now: a sliding window that records through the prefill would keep all of it.
-        self.cache.activate_past_recording()
+    def _entries(self, cache: Any) -> Entries:
+        return CroppedEntries(cache)
 
-    def _run(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        self._width = self.cache.get_seq_length()
-        return super()._run(rows, drafts)
 
-    def _take_back(self) -> None:
-        crop_layers(self.cache, self._width)
+class RecurrentVerifier(SequentialVerifier):
+    """For caches that hold a running state."""
 
-    def _keep(self, paths: Sequence[list[int] | None]) -> None:
-        [path], [draft] = paths, self._drafts
-        if path is not None and not self.restarted:  # a new cache does not record how to go back
-            # Also with nothing to drop: it shrinks a recording sliding window back to its size.
-            self.cache.crop(len(path) - len(draft))
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        # A cache of the model's own kind may hold a state without saying so.
+        cache = find_cache(model_kwargs)
+        return cache is not None and not has_static_layers(cache)
 
-    def _settle(self) -> None:
-        for layer in self.cache.layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
+    def _entries(self, cache: Any) -> Entries:
+        return RunningState(cache)
+
+
+class PlainVerifier(SequentialVerifier):
+    """One token a pass, for models that cannot take several tokens behind a cache. Speculative
+    retrieval runs on them as well: when more than one token is pending, the whole text runs again,
+    as in a call of its own."""
+
+    name = "plain"
+    takes_several_tokens = False
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        return True
+
+    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+        [row] = rows
+        if self.cache is None:  # the state is in no cache that could be kept
+            outputs = self.model(input_ids=row.ids, use_cache=False, return_dict=True)
+            return outputs.logits[:, -1:]
+        if self.cached and len(row) - self.cached[0] > 1:
+            self.begin_again(row)
+        return super().forward(rows, drafts)
+
+    def begin_again(self, row: TokenSequence) -> None:
+        """Forgets the cache: the next pass is a prefill of the row as it is now."""
+        if self.cache is not None:
+            mask = torch.ones_like(row.ids)
+            self.model_kwargs = fresh_kwargs(self.model, self.model_kwargs, mask)
+            self.entries, self.cached = Entries(find_cache(self.model_kwargs)), []
 
 
 def _shortened(kwargs: Mapping[str, Any], count: int) -> dict[str, torch.Tensor]:

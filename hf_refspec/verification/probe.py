@@ -11,8 +11,7 @@ Another probe crosses such a length once a text is there, see `reach.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -24,27 +23,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from .cache import fresh_kwargs
-from .chain import ChainVerifier
 from .facts import facts_about_state
-from .positions import length_dependent_rope
 from .ranks import Ranks
-from .recurrent import RecurrentVerifier
-from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
-from .static import StaticVerifier
-from .tree import TreeVerifier
+from .restored import modules_restored, random_state, set_random_state
 from .verifier import FixedTokens, Verifier
 
 logger = logging.getLogger("hf_refspec")
 
-VERIFIERS: tuple[type[Verifier], ...] = (
-    StaticVerifier,
-    TreeVerifier,
-    ChainVerifier,
-    RecurrentVerifier,
-)
-_REPRODUCIBLE = (ReproducibleTreeVerifier, ReproducibleVerifier)
-
-_EAGER = GenerationConfig(disable_compile=True)
 _PROMPT, _PATH, _DISTRACTORS = 8, 4, 8  # tokens
 _PADDING = 3  # of the second row, or of the only one where the call's is padded
 _LEAST_VOCABULARY = _PATH + _DISTRACTORS
@@ -54,10 +39,6 @@ _LOWEST_ID = 1000
 # A second text is tried before a verifier is refused; in short types, where rounding hides much,
 # two texts of three decide. Bits must be the same in all of them.
 _TEXTS = 3
-
-
-class RefusedCallError(ValueError):
-    """A call that cannot be lossless with drafts; nothing has been done yet."""
 
 
 @dataclass(frozen=True)
@@ -96,66 +77,13 @@ class Finding:
         return text
 
 
-def select_verifier(
-    model: PreTrainedModel,
-    requested: str,
-    rows: int,
-    generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-    drafts: bool = True,
-) -> tuple[Verifier | None, str]:
-    """The first verifier that suits this call's rows and cache and that the probe finds exact.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        requested (`str`): `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that.
-        rows (`int`): How many.
-        generation_config (`GenerationConfig`): The call's own.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-        drafts (`bool`, *optional*, defaults to `True`): Whether anything will be drafted. If not,
-            a single row without padding takes the steps of plain decoding, and is not probed.
-
-    Returns:
-        [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
-        decode plainly. And what the probes have found.
-
-    Raises:
-        RefusedCallError: If the verifier that was asked for is not exact on this model.
-    """
-    findings = []
-    for kind in _REPRODUCIBLE if requested == ReproducibleVerifier.name else VERIFIERS:
-        # In a static cache, and with several rows, a chain is verified as a tree.
-        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
-        allowed = requested in ("auto", kind.name) or as_tree
-        if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
-            continue
-        plain = not drafts and rows == 1 and kind.widths is None and not _is_padded(model_kwargs)
-        untried = plain and not _drops_cache(model)
-        # The bits may be others where passes are compiled: they are asked of the call's own.
-        config = generation_config if kind in _REPRODUCIBLE else _EAGER
-        probed = (kind, model, rows, model_kwargs)
-        finding = Finding(True) if untried else probe(*probed, config=config)
-        if finding.exact:
-            return kind(model, generation_config, model_kwargs), ""
-        findings.append(f"{kind.name}: {finding}")
-    found = "; ".join(findings) or "no verifier supports its cache"
-    if requested != "auto":
-        several = f" with {rows} rows" if rows > 1 else ""
-        raise RefusedCallError(
-            f"`verification={requested!r}` is not exact on {type(model).__name__}{several} with "
-            f"this cache and attention implementation ({found}). Pass `verification='auto'` to let "
-            "the model decide."
-        )
-    return None, found
-
-
 def probe(
     kind: type[Verifier],
     model: PreTrainedModel,
     rows: int,
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
-    config: GenerationConfig = _EAGER,
+    config: GenerationConfig | None = None,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding; asked once of a model as it is.
 
@@ -168,11 +96,12 @@ def probe(
         config (`GenerationConfig`, *optional*): Says whether passes over a static cache are
             compiled, by default not.
     """
-    if _drops_cache(model):
+    config = config or GenerationConfig(disable_compile=True)
+    if drops_cache(model):
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
-    padded = rows > 1 or _is_padded(model_kwargs)
+    padded = rows > 1 or is_padded(model_kwargs)
     compiled = "" if config.disable_compile else repr(config.compile_config)
-    if kind in _REPRODUCIBLE and _routes_by_token(model):
+    if kind.same_bits and _routes_by_token(model):
         failure = (
             "its experts run over as many tokens as choose them, which drafts change; load it with "
             '`experts_implementation="batched_mm"`'
@@ -186,7 +115,7 @@ def probe(
     if known is None:
         found = []
         needed = 1 if computing_dtype(model, device) == torch.float32 else 2
-        if kind in _REPRODUCIBLE:
+        if kind.same_bits:
             needed = _TEXTS  # and the first that differs decides
         for seed in range(_TEXTS):
             found_in = (min(rows, 2), padded, model_kwargs, boundary, config, seed)
@@ -201,7 +130,7 @@ def probe(
     return known
 
 
-def _is_padded(model_kwargs: dict[str, Any]) -> bool:
+def is_padded(model_kwargs: dict[str, Any]) -> bool:
     mask = model_kwargs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
@@ -215,7 +144,7 @@ def _routes_by_token(model: PreTrainedModel) -> bool:
     return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"
 
 
-def _drops_cache(model: PreTrainedModel) -> bool:
+def drops_cache(model: PreTrainedModel) -> bool:
     """Whether gradient checkpointing is at work: layers then run without the cache."""
     return model.training and any(
         getattr(module, "gradient_checkpointing", False) for module in model.modules()
@@ -233,72 +162,30 @@ def _found(
     seed: int,
 ) -> Finding:
     device = call_device(model, model_kwargs)
-    random_state = _random_state(device)
+    before = random_state(device)
     try:
-        with _modules_kept(model):
-            probe = _Probe(model, rows, padded, model_kwargs, boundary, config, seed)
-            finding = probe.finding(kind)
+        with modules_restored(model):
+            texts = _Texts(model, rows, padded, model_kwargs, boundary, config, seed)
+            finding = texts.finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
         finding = Finding(False, failure=f"it raised {error!r}")
-    if any(module.training for module in model.modules()) and not all(
-        map(torch.equal, random_state, _random_state(device))
-    ):
+    drew = not all(map(torch.equal, before, random_state(device)))
+    if drew and any(module.training for module in model.modules()):
         finding = Finding(False, failure="dropout is at work, no two passes agree")
     if not finding.exact:  # an exact model draws none, and other threads may have done so
-        _set_random_state(device, random_state)
+        set_random_state(device, before)
     return finding
-
-
-@contextmanager
-def _modules_kept(model: PreTrainedModel) -> Iterator[None]:
-    """Around a probe: restores what the model's own modules hold of the last text, with which plain
-    decoding goes on: rotary frequencies of the longest text, a running state (RecurrentGemma)."""
-    length_dependent = length_dependent_rope(text_config(model))
-    held = [
-        (module, dict(vars(module)), dict(module._buffers))
-        for module in model.modules()
-        if model._is_stateful
-        or (length_dependent and any("inv_freq" in name for name in module._buffers))
-    ]
-    tensors = [
-        (each, each.clone())
-        for _, *kinds in held
-        for values in kinds
-        for each in values.values()
-        if isinstance(each, torch.Tensor)
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, buffers in held:
-            vars(module).update(attributes)
-            module._buffers.update(buffers)
-        for tensor, value in tensors:
-            tensor.copy_(value)
-
-
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    """The states of the random numbers that a pass may draw from, the host's first."""
-    on_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state()]
-    return [torch.get_rng_state(), *on_device]
-
-
-def _set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    for of_device in state[1:]:
-        torch.get_device_module(device).set_rng_state(of_device)
 
 
 def call_device(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> torch.device:
     """Where the tokens of a call are. Weights that are offloaded are nowhere between passes, and
     accelerate moves tokens to where they run."""
-    tensors = (each for each in model_kwargs.values() if isinstance(each, torch.Tensor))
-    on_host = torch.device("cpu")
-    return next(
-        (each.device for each in tensors), on_host if model.device.type == "meta" else model.device
-    )
+    for value in model_kwargs.values():
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
@@ -308,7 +195,7 @@ def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype
     return model.dtype
 
 
-class _Probe:
+class _Texts:
     """One text for each row: a prompt and a path of four tokens.
 
     In a tree the path is hidden behind other branches. What these hold must not matter at all,
@@ -361,7 +248,7 @@ class _Probe:
             other = self._verified(kind, np.roll(self.distractors, 1))
             leak = self._difference(other, verified)
         error = self._difference(verified, expected)
-        same_bits = kind not in _REPRODUCIBLE or self._has_same_bits(kind, verified)
+        same_bits = not kind.same_bits or self._has_same_bits(kind, verified)
         exact = same_bits and self._within_rounding(error, rounding, leak)
         return Finding(exact, error, rounding, leak, same_bits)
 

@@ -4,6 +4,12 @@ With tensor parallelism all ranks decode the same text, and a pass that one of t
 for the others for ever. So the first rank decides what depends on a process: drafts and their
 number, by its own tables and clock; the verifier; sampled tokens; stops. It tells the others by a
 sum over all ranks, to which each of them adds whether it has failed.
+
+With `synced_gpus` (ZeRO-3, FSDP) processes decode texts of their own with weights that are split
+over them: each forward pass collects the weights of every layer from all processes, so that none
+may run one pass more than the others. Before each pass (prefill, probe, draft) a process
+announces it; one whose call has ended runs passes with the others and drops the result, until
+all have ended.
 """
 
 from __future__ import annotations
@@ -124,3 +130,35 @@ class Ranks:
         work = distributed.all_reduce(summed, group=self._group, async_op=True)
         work.wait() if timeout is None else work.wait(timeout)
         return summed.numpy(force=True)
+
+
+def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
+    """Whether `generate` keeps processes in step, which transformers decides where `synced_gpus`
+    is `None`."""
+    return bool(
+        model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)["synced_gpus"]
+    )
+
+
+@contextmanager
+def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[None]:
+    """Around a call, in every process at the same time.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        input_ids (`torch.LongTensor` of shape `(R, length)`): Any text, for passes whose result is
+            dropped.
+    """
+
+    def run_one(*_: Any) -> None:
+        model._has_unfinished_sequences(False, True, input_ids.device)
+
+    vars(run_one)["only_reads"] = True  # what is known of the model's logits stays true
+    # Before the hook of FSDP, which begins to collect weights.
+    hook = model.register_forward_pre_hook(run_one, prepend=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+        while model._has_unfinished_sequences(True, True, input_ids.device):
+            model(input_ids=input_ids[:1, -1:], use_cache=False)

@@ -39,17 +39,20 @@ class Reach:
         self._boundaries = boundaries(config)
         self._refused = False  # at the next of them
 
+    def cross(self, length: int) -> None:
+        """Probes the lengths that a text of this one has come to, once each."""
+        while not self._refused and self._boundaries and length >= self._boundaries[0]:
+            if probe(*self._probed, boundary=self._boundaries[0]).exact:
+                self._boundaries = self._boundaries[1:]
+            else:
+                self._refused = True
+
     def depth(self, length: int, last_position: int) -> int:
-        """How deep a draft may go behind so many tokens, the last of them at this position."""
-        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
+        """How deep a draft may go behind so many tokens, the last of them at this position; 0 or
+        less where there is to be none. No draft passes a length that was not probed."""
         deepest = sys.maxsize
+        # Some models count positions, others tokens with their padding (Phi-3 drops its cache so).
         for last in (last_position, length - 1):
             if (furthest := self._positions.furthest(last)) is not None:
                 deepest = min(deepest, furthest - last)
-        while self._boundaries and length >= self._boundaries[0]:
-            # Asked once: to look the answer up reads the mask, and each step would wait for that.
-            if self._refused or not probe(*self._probed, boundary=self._boundaries[0]).exact:
-                self._refused = True
-                return 0
-            self._boundaries = self._boundaries[1:]
         return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .path_attention import PathMask
-from .static import StaticVerifier, rounded_up
+from .static import StaticVerifier
 
 # A pass over so many tokens costs little more than one over a single token, on a GPU hardly
 # anything; wider ones take longer drafts, and every pass without a draft costs as much.
@@ -34,15 +34,9 @@ class ReproducibleVerifier(StaticVerifier):
 
     name = "reproducible"
     takes_trees = False
-    widths: tuple[int, ...] = (WIDTH,)
-
-    def _wanted_length(self) -> int:
-        """That of the call alone: what `generate` has made is as long as an earlier call's."""
-        config = self.generation_config
-        if config.cache_implementation is None:
-            return super()._wanted_length()
-        longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0)
-        return rounded_up(longest + WIDTH)
+    same_bits = True
+    widths = (WIDTH,)
+    same_length = True
 
 
 class ReproducibleTreeVerifier(ReproducibleVerifier):
@@ -58,9 +52,11 @@ class ReproducibleTreeVerifier(ReproducibleVerifier):
     def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
         """Paths are so long as the pass is wide, so that all of its nodes stand on them."""
         n, device = self.widths[-1], places.device
-        index = torch.arange(self._length, device=device) - self._given  # in their rows
+        index = (
+            torch.arange(self.entries.length, device=device) - self.entries.given
+        )  # in their rows
         back = torch.arange(n - 1, -1, -1, device=device)  # from a token to those of its path
-        seen = (index <= places[..., None] - n) & self._prompt_mask[:, None]  # (R, S, length)
+        seen = (index <= places[..., None] - n) & self._is_text[:, None]  # (R, S, length)
         paths = self._paths(places, visible, back)
         masks: dict[str, torch.Tensor] = {}
         for kind, window in self._windows.items():
@@ -76,12 +72,12 @@ class ReproducibleTreeVerifier(ReproducibleVerifier):
     ) -> torch.Tensor:
         """The slots of the last tokens of each path `(R, S, n)`, -1 where there is none."""
         wanted = places[..., None] - back  # (R, S, n): indices in their rows
-        targets = self._slots.targets
+        targets, given = self.entries.slots.targets, self.entries.given
         # Of the tokens of the pass: those that a token sees, at most one for each index.
         in_pass = visible[:, :, None] & (places[:, None, None] == wanted[..., None])  # (R, S, n, S)
         found, node = in_pass.max(dim=-1)
         rows = torch.arange(len(places), device=places.device)[:, None, None]
-        slots = (wanted + self._given).clamp(min=0, max=self._length - 1)
-        is_text = (wanted + self._given >= 0) & (slots < targets[:, :1, None])
-        is_text = is_text & self._prompt_mask[rows, slots]
+        slots = (wanted + given).clamp(min=0, max=self.entries.length - 1)
+        is_text = (wanted + given >= 0) & (slots < targets[:, :1, None])
+        is_text = is_text & self._is_text[rows, slots]
         return torch.where(found, targets[rows, node], slots.masked_fill(~is_text, -1))

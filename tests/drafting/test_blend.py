@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_refspec import Blend, Drafter, DraftTree, ReferenceCopy
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.index.kernels import compile_kernels
 
 compile_kernels()  # here, where it is in no test's time
@@ -36,8 +37,11 @@ class Source(Drafter):
         self.calls.append(("draft", budget))
         return self.tree
 
-    def observe(self, tokens, verified, logits):
-        self.calls.append(("observe", tokens.tolist(), verified.tokens.tolist(), logits.shape[0]))
+    def observe(self, observation):
+        verified = observation.verified.tokens.tolist()
+        self.calls.append(
+            ("observe", observation.tokens.tolist(), verified, observation.logits.shape[0])
+        )
 
     def end(self):
         self.calls.append(("end",))
@@ -189,8 +193,8 @@ def test_all_sources_are_told_all():
     blend = a | b
     with blend.session(PROMPT, VOCAB_SIZE):
         blend.draft(5)
-        verified = DraftTree.chain([4, 9])
-        blend.observe(np.array([4, 5]), verified, torch.zeros(3, VOCAB_SIZE))
+        verified, logits = DraftTree.chain([4, 9]), torch.zeros(3, VOCAB_SIZE)
+        blend.observe(Observation(np.array([4, 5]), verified, logits))
     for source in (a, b):
         assert source.calls == [
             ("begin", [1, 2, 3], VOCAB_SIZE),

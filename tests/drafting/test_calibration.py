@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.calibration import MEMORY, Calibration
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.index.calibration import CLASSES, calibrate, record_outcome
 from hf_refspec.index.kernels import compile_kernels
 
@@ -285,7 +286,7 @@ def test_a_blend_leaves_the_nodes_of_a_wrong_source_out_of_a_small_budget():
         with blend.session(np.array([1]), VOCAB_SIZE):
             for _ in range(40):
                 drafted.append(blend.draft(2).tokens.tolist())
-                blend.observe(np.array([4, 5, 9]), DraftTree.empty(), None)
+                blend.observe(Observation(np.array([4, 5, 9])))
     assert drafted[0] == [7, 8]
     assert drafted[39] == drafted[-1] == [4, 5]
     assert drafted[40] == [4, 5]  # the next call still knows
@@ -297,7 +298,7 @@ def test_a_blend_judges_each_source_by_its_own_tree():
     with blend.session(np.array([1]), VOCAB_SIZE):
         for _ in range(40):
             blend.draft(3)
-            blend.observe(np.array([4]), DraftTree.empty(), None)
+            blend.observe(Observation(np.array([4])))
         tree = blend.draft(3)
     assert tree.tokens.tolist() == [4, 7]
     assert tree.probs[0] > 0.95
@@ -308,6 +309,6 @@ def test_what_a_blend_never_verified_says_nothing_about_a_source():
     blend = Stubborn([4], [0.9]) | Stubborn([7], [0.8])
     with blend.session(np.array([1]), VOCAB_SIZE):
         for _ in range(40):
-            blend.observe(np.array([5]), DraftTree.empty(), None)  # without a draft
+            blend.observe(Observation(np.array([5])))  # without a draft
         tree = blend.draft(4)
     assert tree.probs.tolist() == pytest.approx([0.9, 0.8])

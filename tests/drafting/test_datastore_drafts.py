@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.suffix_array import build_suffix_array
 from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
@@ -61,7 +62,7 @@ def compact(store, tmp_path_factory) -> Datastore:
 def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
     with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
         if output:
-            drafter.observe(np.array(output), DraftTree.empty(), None)
+            drafter.observe(Observation(np.array(output)))
         tree = drafter.draft(budget)
     tree.checked(VOCAB_SIZE)
     assert len(tree) <= budget

@@ -10,6 +10,7 @@ import torch
 
 import hf_refspec as rs
 from hf_refspec.drafting.drafter import Drafter
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 
 
@@ -32,8 +33,8 @@ class Recorder(Drafter):
             probs=np.array([0.5, 0.4, 0.3, 0.2], np.float32),
         )
 
-    def observe(self, tokens, verified, logits):
-        self.calls.append(("observe", tokens.tolist()))
+    def observe(self, observation):
+        self.calls.append(("observe", observation.tokens.tolist()))
 
     def end(self):
         self.calls.append(("end",))
@@ -129,7 +130,7 @@ def test_forks_draft_independently(drafter):
         assert len(set(map(id, rows))) == 3
         drafts = [row.draft(2).tokens.tolist() for row in rows]
         assert drafts == [[2, 3], [6, 7], [3, 4]]
-        rows[1].observe(np.array([40, 41, 40]), DraftTree.empty(), None)
+        rows[1].observe(Observation(np.array([40, 41, 40])))
         assert rows[1].draft(1).tokens.tolist() == [41]
         assert rows[0].draft(2).tokens.tolist() == [2, 3]
         with pytest.raises(RuntimeError, match="in use"), drafter.session(prompts[0], 50):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.tree import DraftTree
 
@@ -24,7 +25,7 @@ class WordLengths:
 def draft(drafter: ReferenceCopy, prompt, output=(), budget=8) -> DraftTree:
     with drafter.session(np.array(prompt, dtype=np.int64), VOCAB_SIZE):
         if output:
-            drafter.observe(np.array(output), DraftTree.empty(), None)
+            drafter.observe(Observation(np.array(output)))
         tree = drafter.draft(budget)
     tree.checked(VOCAB_SIZE)
     return tree

@@ -12,6 +12,7 @@ import torch
 from calls import Call
 
 import hf_refspec as rs
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.top_tokens import top_tokens
@@ -24,19 +25,20 @@ PROMPT = np.array([5, 6, 7])
 VOCAB_SIZE = 40
 
 
-def expecting(*tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `observe_top_k` is told: after the root and each node, one sure token."""
-    rows = np.array([[token, *range(7)] for token in tokens], np.int32)
-    probs = np.array([[0.9, *[0.01] * 7] for _ in tokens], np.float32)
-    return rows, probs
+def observed(tokens, drafted=(), expected=(), of_prompt=False) -> Observation:
+    """A verified chain; after its root and each node the target expected one sure token."""
+    rows = np.array([[token, *range(7)] for token in expected], np.int32)
+    probs = np.array([[0.9, *[0.01] * 7] for _ in expected], np.float32)
+    verified = drafted if isinstance(drafted, DraftTree) else DraftTree.chain(drafted)
+    top = (rows, probs) if len(rows) else ()
+    return Observation(np.array(tokens), verified, None, *top, of_prompt=of_prompt)
 
 
 def taught(**options) -> TokenRecycling:
     """A drafter that knows: 7 -> 8 -> 9 -> 10."""
     drafter = TokenRecycling(**options)
     with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe_top_k(DraftTree.chain([8, 9]), *expecting(8, 9, 10))
-        drafter.observe(np.array([8, 9, 10]), DraftTree.chain([8, 9]), None)
+        drafter.observe(observed([8, 9, 10], [8, 9], [8, 9, 10]))
     return drafter
 
 
@@ -114,9 +116,8 @@ def test_a_call_tells_every_source_how_it_samples(llama):
 def test_a_rejected_node_teaches_what_comes_after_it():
     drafter = TokenRecycling()
     with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe_top_k(DraftTree.chain([20]), *expecting(8, 21))
-        drafter.observe(np.array([8]), DraftTree.chain([20]), None)
-        drafter.observe(np.array([20]), DraftTree.empty(), None)
+        drafter.observe(observed([8], [20], [8, 21]))
+        drafter.observe(observed([20]))
         assert drafter.draft(4).tokens[0] == 21
 
 
@@ -124,10 +125,10 @@ def test_the_prompt_teaches_what_comes_after_its_tokens():
     drafter = TokenRecycling()
     with drafter.session(np.array([5, 6, 7, 30]), VOCAB_SIZE):
         # After 6 and after 7.
-        drafter.observe_prompt(np.array([5, 6, 7, 30]), *expecting(11, 12))
-        drafter.observe(np.array([6]), DraftTree.empty(), None)
+        drafter.observe(observed([5, 6, 7, 30], (), [11, 12], of_prompt=True))
+        drafter.observe(observed([6]))
         assert drafter.draft(1).tokens.tolist() == [11]
-        drafter.observe(np.array([7]), DraftTree.empty(), None)
+        drafter.observe(observed([7]))
         assert drafter.draft(1).tokens.tolist() == [12]
 
 
@@ -135,8 +136,7 @@ def test_a_longer_context_decides_where_a_shorter_one_says_otherwise():
     drafter = TokenRecycling()
     for prompt, after in (([1, 2, 7], 20), ([3, 4, 7], 21)):
         with drafter.session(np.array(prompt), VOCAB_SIZE):
-            drafter.observe_top_k(DraftTree.empty(), *expecting(after))
-            drafter.observe(np.array([after]), DraftTree.empty(), None)
+            drafter.observe(observed([after], (), [after]))
     with drafter.session(np.array([1, 2, 7]), VOCAB_SIZE):
         assert drafter.draft(1).tokens.tolist() == [20]
 
@@ -154,7 +154,7 @@ def test_a_full_table_forgets_and_stays_in_its_bounds():
     drafter = taught(max_contexts=4)
     assert len(drafter) == 4
     with drafter.session(np.array([1, 2]), VOCAB_SIZE):
-        drafter.observe_top_k(DraftTree.chain([3, 4]), *expecting(3, 4, 5))
+        drafter.observe(observed([3], [3, 4], [3, 4, 5]))
     assert len(drafter) == 4
 
 
@@ -167,7 +167,7 @@ def test_forks_share_the_table_and_copies_do_not():
     )
     known = len(drafter)
     with fork.session(np.array([1, 2]), VOCAB_SIZE):
-        fork.observe_top_k(DraftTree.empty(), *expecting(3))
+        fork.observe(observed([3], (), [3]))
     assert len(drafter) == len(fork) == known + 2
     for each in (clone, pickled):
         assert len(each) == known
@@ -185,8 +185,8 @@ def test_threads_may_learn_into_one_table():
             with fork.session(PROMPT, VOCAB_SIZE):
                 for _ in range(200):
                     tree = fork.draft(16).checked(VOCAB_SIZE)
-                    fork.observe_top_k(tree, *expecting(*random.integers(0, 40, len(tree) + 1)))
-                    fork.observe(random.integers(0, 40, 1), tree, None)
+                    expected = random.integers(0, 40, len(tree) + 1)
+                    fork.observe(observed(random.integers(0, 40, 1), tree, expected))
         except Exception as error:
             failed.append(error)
 
@@ -202,17 +202,18 @@ def test_threads_may_learn_into_one_table():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 0.0])
 def test_what_is_no_probability_is_not_learned(bad):
     drafter = TokenRecycling()
-    tokens, probs = expecting(8)
-    probs[:] = bad
+    observation = observed([1], (), [8])
+    observation.top_probs[:] = bad
     with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe_top_k(DraftTree.empty(), tokens, probs)
-        assert len(drafter.draft(8)) == 0
+        drafter.observe(observation)
+        drafter.observe(observed(PROMPT))
+        assert 8 not in drafter.draft(8).checked(VOCAB_SIZE).tokens
 
 
 def test_tokens_of_a_padded_vocabulary_are_not_drafted():
     drafter = TokenRecycling()
     with drafter.session(PROMPT, VOCAB_SIZE):
-        drafter.observe_top_k(DraftTree.empty(), *expecting(VOCAB_SIZE + 3))
+        drafter.observe(observed([7], (), [VOCAB_SIZE + 3]))
         assert drafter.draft(8).checked(VOCAB_SIZE).tokens.max() < VOCAB_SIZE
 
 
@@ -222,7 +223,8 @@ def test_the_best_of_logits_that_are_not_finite(wrong):
     top = top_tokens(logits[None], 3)
     drafter = TokenRecycling(top_k=3)
     with drafter.session(np.array([1]), 4):
-        drafter.observe_top_k(DraftTree.chain([2]), top.tokens[0], top.probs[0])
+        top = top.tokens[0], top.probs[0]
+        drafter.observe(Observation(np.array([1]), DraftTree.chain([2]), None, *top))
         drafter.draft(8).checked(4)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations
+from itertools import chain, combinations, zip_longest
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,19 @@ class Copier(Drafter):
         return DraftTree.empty()
 
 
+def rows_of(drafters, drafts, emitted=()) -> list[SimpleNamespace]:
+    """What a budget sees of rows: a draft each, and the tokens of the pass; `None` stands still."""
+    return [
+        SimpleNamespace(
+            drafter=drafter,
+            draft=draft,
+            path=None if tokens is None else [],
+            emitted=np.array([] if tokens is None else tokens),
+        )
+        for drafter, draft, tokens in zip_longest(drafters, drafts, emitted)
+    ]
+
+
 class OneRow:
     """A budget for one text."""
 
@@ -74,13 +88,13 @@ class OneRow:
         return self.budget.nodes
 
     def trim(self, draft: DraftTree, drafting_seconds: float = 0.0) -> DraftTree:
-        [kept] = self.budget.trim([self.drafter], [draft], drafting_seconds)
+        [kept] = self.budget.trim(rows_of([self.drafter], [draft]), drafting_seconds)
         self.drafted = draft
         return kept
 
     def record(self, kept: DraftTree, tokens, seconds: float) -> None:
-        tokens = [np.array(tokens)]
-        self.budget.record([self.drafter], [self.drafted], tokens, 1 + len(kept), seconds)
+        rows = rows_of([self.drafter], [self.drafted], [tokens])
+        self.budget.record(rows, 1 + len(kept), seconds)
 
 
 def budget_at(formula) -> OneRow:
@@ -263,11 +277,13 @@ def test_all_rows_get_the_number_that_pays_for_all_together():
     costs = MadeUp(lambda tokens: 1 + 0.5 * (tokens > 1))
     budget = AutoBudget(lambda rows: costs)
     drafters = [Copier() for _ in range(4)]
-    assert len(budget.trim(drafters[:1], [tree], 0.0)[0]) == 2
+    assert len(budget.trim(rows_of(drafters[:1], [tree]), 0.0)[0]) == 2
     nothing = DraftTree.empty()
-    assert not any(map(len, budget.trim(drafters, [tree, nothing, nothing, nothing], 0.0)))
+    one_draft = rows_of(drafters, [tree, nothing, nothing, nothing])
+    assert not any(map(len, budget.trim(one_draft, 0.0)))
     long = DraftTree.chain(range(8), [0.9] * 8)
-    assert list(map(len, budget.trim(drafters, [long, tree, nothing, tree], 0.0))) == [8, 2, 0, 2]
+    rows = rows_of(drafters, [long, tree, nothing, tree])
+    assert list(map(len, budget.trim(rows, 0.0))) == [8, 2, 0, 2]
 
 
 def test_each_row_learns_from_its_own_text():
@@ -275,8 +291,9 @@ def test_each_row_learns_from_its_own_text():
     drafters = [Copier() for _ in range(3)]
     tree = DraftTree.chain([4], [0.5])
     for _ in range(20):
-        budget.trim(drafters, [tree] * 3, 0.0)
-        budget.record(drafters, [tree] * 3, [np.array([4]), np.array([9]), None], 1, 1.0)
+        rows = rows_of(drafters, [tree] * 3, [[4], [9], None])
+        budget.trim(rows, 0.0)
+        budget.record(rows, 1, 1.0)
     right, wrong, unknown = (d.calibration.calibrated(tree).probs[0] for d in drafters)
     [never_drafted] = Copier().calibration.calibrated(tree).probs
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
@@ -287,7 +304,7 @@ def test_costs_are_kept_for_each_number_of_rows():
     budget = make_budget("auto", Copier(), model, "tree")
     for rows in (3, 3, 2):
         drafters, drafts = [Copier() for _ in range(rows)], [DraftTree.empty()] * rows
-        budget.record(drafters, drafts, [np.array([4])] * rows, 1, 1.0)
+        budget.record(rows_of(drafters, drafts, [[4]] * rows), 1, 1.0)
     passes = [pass_costs(model, "tree", rows).passes[0] for rows in range(1, 5)]
     assert passes == [0, 1, 2, 0]
 
@@ -303,9 +320,10 @@ def test_a_number_is_kept_to_as_it_is():
             budget = make_budget(nodes, drafter, torch.nn.Linear(1, 1), "tree")
             assert type(budget) is Budget
             assert budget.nodes == nodes
-            [kept] = budget.trim([drafter], [tree], 1.0)
+            rows = rows_of([drafter], [tree], [[1]])
+            [kept] = budget.trim(rows, 1.0)
             assert kept is tree
-            budget.record([drafter], [tree], [np.array([1])], 1 + len(tree), 1.0)
+            budget.record(rows, 1 + len(tree), 1.0)
             assert budget.nodes == nodes
 
 
@@ -316,8 +334,9 @@ def test_auto_decides_by_the_models_costs_and_the_drafters_calibration():
     assert budget.nodes == MOST_NODES
     tree = DraftTree.chain([4], [0.5])
     [before] = drafter.calibration.calibrated(tree).probs
-    budget.trim([drafter], [tree], 0.0)
-    budget.record([drafter], [tree], [np.array([4])], 1, 0.25)
+    rows = rows_of([drafter], [tree], [[4]])
+    budget.trim(rows, 0.0)
+    budget.record(rows, 1, 0.25)
     assert pass_costs(model, "tree").passes[0] == 1
     [after] = drafter.calibration.calibrated(tree).probs
     assert after > before
@@ -328,7 +347,7 @@ def test_auto_leaves_a_candidate_generator_its_own_length():
     budget = make_budget("auto", drafter, torch.nn.Linear(1, 1), "chain")
     tree = DraftTree.chain([4] * 500, [0.0] * 500)
     assert budget.nodes >= 10**6
-    assert budget.trim([drafter], [tree], 0.0)[0] is tree
+    assert budget.trim(rows_of([drafter], [tree]), 0.0)[0] is tree
 
 
 # --- generate

@@ -45,11 +45,12 @@ class Listening(Prophets):
         super().begin(prompt_ids, vocab_size)
         self.text = prompt_ids.tolist()
 
-    def observe(self, tokens, verified, logits):
+    def observe(self, observation):
         # Copied: they are read before the next pass.
-        self.told.append(Told(self.text, tokens.tolist(), verified, logits.clone()))
-        self.text = self.text + tokens.tolist()
-        super().observe(tokens, verified, logits)
+        tokens = observation.tokens.tolist()
+        self.told.append(Told(self.text, tokens, observation.verified, observation.logits.clone()))
+        self.text = self.text + tokens
+        super().observe(observation)
 
     def draft(self, budget):
         tree = super().draft(budget)
@@ -159,8 +160,9 @@ def test_without_verification_there_are_no_logits(models_by_type):
         def begin(self, prompt_ids, vocab_size):
             self.told = []
 
-        def observe(self, tokens, verified, logits):
-            self.told.append((tokens.tolist(), len(verified), logits))
+        def observe(self, observation):
+            tokens, verified = observation.tokens.tolist(), observation.verified
+            self.told.append((tokens, len(verified), observation.logits))
 
     call = Call(models_by_type("mamba"), rows=1)
     drafter = Told()

@@ -130,8 +130,8 @@ class Listener(rs.Drafter):
     def draft(self, budget):
         return rs.DraftTree.empty()
 
-    def observe(self, tokens, verified, logits):
-        self.tokens += tokens.tolist()
+    def observe(self, observation):
+        self.tokens += observation.tokens.tolist()
 
     def fork(self):
         fork = Listener()

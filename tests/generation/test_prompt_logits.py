@@ -11,8 +11,7 @@ from calls import PROMPT, padded_prompts
 from transformers import ElectraConfig, ElectraForCausalLM, LlamaForCausalLM
 
 from hf_refspec import TokenRecycling
-from hf_refspec.generation.prompt_logits import prompt_top_tokens
-from hf_refspec.verification.prompt_states import last_token, records_prompt
+from hf_refspec.verification.prompt_states import last_token, prompt_top_tokens, records_prompt
 
 ALL = float("inf")
 
@@ -152,12 +151,13 @@ class TestInACall:
             def draft(self, budget):
                 return rs.DraftTree.chain([5, 9])
 
-            def observe_prompt(self, prompt_ids, tokens, probs):
-                assert prompt_ids.tolist() == self.prompt.tolist()
-                told.append((prompt_ids, tokens, probs))
-
-            def observe_top_k(self, verified, tokens, probs):
-                nodes.append((verified, tokens, probs))
+            def observe(self, observation):
+                top = observation.top_tokens, observation.top_probs
+                if observation.of_prompt:
+                    assert observation.tokens.tolist() == self.prompt.tolist()
+                    told.append((observation.tokens, *top))
+                else:
+                    nodes.append((observation.verified, *top))
 
         inputs = padded_prompts(rows)
         drafter = rs.Blend([Listening(), rs.ReferenceCopy()])

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import hf_refspec as rs
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.next_tokens import Entries
 from hf_refspec.store.files import FileEntry, read_arrays, write_arrays
@@ -58,7 +59,7 @@ def test_a_table_that_was_opened_goes_on_learning_and_is_saved_again(folder, tok
     before = len(opened)
     with opened.session(np.array([4, 5]), len(tokenizer)):
         row = np.array([[9] * 8], np.int32), np.full((1, 8), 0.1, np.float32)
-        opened.observe_top_k(DraftTree.empty(), *row)
+        opened.observe(Observation(np.array([9]), DraftTree.empty(), None, *row))
     opened.save_pretrained(tmp_path / "again")
     again = rs.TokenRecycling.from_pretrained(tmp_path / "again", tokenizer)
     assert len(again) == len(opened) > before

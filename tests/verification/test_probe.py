@@ -16,9 +16,10 @@ from transformers import (
 )
 
 import hf_refspec as rs
-from hf_refspec.verification import tree as tree_verification
+from hf_refspec.verification import entries
 from hf_refspec.verification.chain import ChainVerifier
-from hf_refspec.verification.probe import probe, select_verifier
+from hf_refspec.verification.choice import select_verifier
+from hf_refspec.verification.probe import probe
 from hf_refspec.verification.tree import TreeVerifier
 
 OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
@@ -117,7 +118,7 @@ def test_what_is_asked_for_and_refused_is_an_error_with_the_numbers(dtype):
 
 def test_moved_entries_at_wrong_places_are_found_out(monkeypatch, caplog):
     model = small_llama()
-    monkeypatch.setattr(tree_verification, "move_entries", lambda *_: None)
+    monkeypatch.setattr(entries, "move_entries", lambda *_: None)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **OPTIONS)

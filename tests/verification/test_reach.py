@@ -35,10 +35,10 @@ class Placed(Prophet):
         self.accepted_at = []  # lengths of the text before an accepted token
         self.passes_at = []
 
-    def observe(self, tokens, verified, logits):
+    def observe(self, observation):
         self.passes_at.append(self.position)
-        self.accepted_at += range(self.position, self.position + len(tokens) - 1)
-        super().observe(tokens, verified, logits)
+        self.accepted_at += range(self.position, self.position + len(observation.tokens) - 1)
+        super().observe(observation)
 
 
 def placed(model, prompt) -> Placed:

@@ -64,9 +64,9 @@ class Watched(Prophet):
         super().begin(prompt_ids, vocab_size)
         self.trees = 0
 
-    def observe(self, tokens, verified, logits):
-        super().observe(tokens, verified, logits)
-        self.trees += not verified.is_chain
+    def observe(self, observation):
+        super().observe(observation)
+        self.trees += not observation.verified.is_chain
 
 
 def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyOutput) -> None:

@@ -12,9 +12,7 @@ from transformers import PreTrainedModel
 from hf_refspec import DraftTree
 from hf_refspec.drafting.tree import ROOT
 from hf_refspec.verification.cache import keeps_every_position
-from hf_refspec.verification.chain import ChainVerifier
-from hf_refspec.verification.plain import PlainVerifier
-from hf_refspec.verification.recurrent import RecurrentVerifier
+from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
 from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from hf_refspec.verification.static import StaticVerifier
 from hf_refspec.verification.tree import TreeVerifier
@@ -145,7 +143,7 @@ def test_what_is_kept_of_a_draft_counts_as_run(bench):
         drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:kept] for path in paths])
-        if not bench.verifier.reruns and bench.verifier.cache is not None:
+        if not bench.verifier.entries.reruns and bench.verifier.cache is not None:
             accepted = len(paths[0][:kept])
             assert bench.verifier.cached == [length + accepted] * bench.rows
         length += kept + 1

@@ -27,9 +27,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.sessions.retrieval_cache import RetrievalCache
-from ...drafting.tree import DraftTree
 from ...generation.warmup import warmup
 from ...store.datastore import Datastore
 from ..shared.default_model import load_tokenizer
@@ -191,7 +191,7 @@ def _step_seconds(case: Case) -> list[float]:
     seconds = []
     for i in range(len(answer_ids)):
         began = perf_counter()
-        case.drafter.observe(answer_ids[i : i + 1], DraftTree.empty(), None)
+        case.drafter.observe(Observation(answer_ids[i : i + 1]))
         case.drafter.draft(case.nodes)
         seconds.append(perf_counter() - began)
     return seconds

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
 from ...drafting.reference_copy import ReferenceCopy
 from ...drafting.tree import DraftTree
 
@@ -34,11 +34,6 @@ class Prediction(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return DraftTree.empty() if self._copy is None else self._copy.draft_chain(budget)
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
+    def observe(self, observation: Observation) -> None:
         if self._copy is not None:
-            self._copy.observe(tokens, verified, logits)
+            self._copy.observe(observation)

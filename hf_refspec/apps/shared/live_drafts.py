@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-import torch
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -15,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
 from ...drafting.stats import SpeculationStats
-from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream
 
 # Of the sources of a blend, in its order.
@@ -42,21 +40,16 @@ class LiveDrafts(Blend):
         super().__init__(drafters)
         self.listener: Listener | None = None
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
+    def observe(self, observation: Observation) -> None:
         before = [source.first for source in self.stats.sources]
-        super().observe(tokens, verified, logits)
-        if self.listener is None:
+        super().observe(observation)
+        if self.listener is None or observation.of_prompt:
             return
         owners: list[int | None] = []
         for index, source in enumerate(self.stats.sources):
             owners += [index] * (source.first - before[index])
-        owners += [None] * (len(tokens) - len(owners))
-        self.listener(tokens.tolist(), owners)
+        owners += [None] * (len(observation.tokens) - len(owners))
+        self.listener(observation.tokens.tolist(), owners)
 
 
 class AnswerStream:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from ...drafting.drafter import Drafter
+from ...drafting.observation import Observation
 from ...drafting.tree import ROOT, DraftTree
 from ..shared.live_drafts import LiveDrafts
 
@@ -68,15 +66,10 @@ class RecordedDrafts(LiveDrafts):
         self.verified = DraftTree.empty()
         self.drafts: list[DraftTree] = []
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        self.verified = DraftTree.empty() if verified is None else verified
+    def observe(self, observation: Observation) -> None:
+        self.verified = observation.verified
         self.drafts = self._trees
-        super().observe(tokens, verified, logits)
+        super().observe(observation)
 
 
 def _followed(tree: DraftTree, tokens: Sequence[int]) -> list[int]:

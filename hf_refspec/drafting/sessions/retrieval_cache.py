@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
@@ -19,6 +18,7 @@ from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..blend import merged
 from ..drafter import Drafter
+from ..observation import Observation
 from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
 from .memory import Memory
@@ -134,14 +134,9 @@ class RetrievalCache(Drafter):
             trees.append(_weighted(of_similar, _TRUST_SIMILAR))
         return merged(trees, budget)
 
-    def observe(
-        self,
-        tokens: np.ndarray,
-        verified: DraftTree | None = None,
-        logits: torch.Tensor | None = None,
-    ) -> None:
-        self._output.append(tokens)
-        self._context = last_tokens(self._context, tokens, LONGEST_MATCH)
+    def observe(self, observation: Observation) -> None:
+        self._output.append(observation.tokens)
+        self._context = last_tokens(self._context, observation.tokens, LONGEST_MATCH)
 
     def end(self) -> None:
         prompt, output = self._prompt, self._output

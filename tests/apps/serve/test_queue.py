@@ -150,7 +150,7 @@ def test_a_request_that_fails_is_told_and_the_next_one_goes_well(speller, tokeni
     class Failing(Slow):
         fails = threading.Event()
 
-        def observe(self, tokens, verified=None, logits=None):
+        def observe(self, observation):
             if self.fails.is_set():
                 raise RuntimeError("out of memory: secret")
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hf_refspec import ReferenceCopy
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts, legend
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.generation.default_drafter import default_sources
 
 # What a model may write: all but the control characters that are replaced.
@@ -105,5 +106,5 @@ def test_without_a_listener_it_drafts_as_a_blend_does():
     drafter = LiveDrafts(default_sources())
     with drafter.session(np.array([1, 2, 3, 1, 2]), 10):
         assert 3 in drafter.draft(4).tokens
-        drafter.observe(np.array([3]))
+        drafter.observe(Observation(np.array([3])))
     assert drafter.stats.sources[0].name == "ReferenceCopy"

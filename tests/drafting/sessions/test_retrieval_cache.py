@@ -12,11 +12,11 @@ import torch
 from full_disk import full_disk
 
 import hf_refspec as rs
+from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.sessions import memory as memory_module
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 
 # What was verified, where that does not matter.
-NOT_DRAFTED = rs.DraftTree.empty()
 
 
 def drafted(cache: RetrievalCache, context, budget: int = 16) -> rs.DraftTree:
@@ -32,7 +32,7 @@ def speak(cache: RetrievalCache, prompt, output) -> None:
     with cache.session(np.array(prompt, dtype=np.int64), 1000):
         for token in output:
             cache.draft(4)
-            cache.observe(np.array([token]), NOT_DRAFTED, None)
+            cache.observe(Observation(np.array([token])))
 
 
 def paths(tree: rs.DraftTree) -> set[tuple[int, ...]]:
@@ -65,7 +65,7 @@ def test_the_present_call_is_not_drafted_from():
     cache = RetrievalCache()
     cache.begin(np.array([1, 2, 3, 1, 2]), 1000)
     assert len(cache.draft(8)) == 0
-    cache.observe(np.array([3, 1, 2]), NOT_DRAFTED, None)
+    cache.observe(Observation(np.array([3, 1, 2])))
     assert len(cache.draft(8)) == 0
 
 
@@ -240,8 +240,8 @@ def test_forks_share_what_is_remembered():
     cache = RetrievalCache()
     fork = cache.fork()
     with cache.session(np.array([1, 2]), 1000), fork.session(np.array([3, 4]), 1000):
-        cache.observe(np.array([5]), NOT_DRAFTED, None)
-        fork.observe(np.array([6]), NOT_DRAFTED, None)
+        cache.observe(Observation(np.array([5])))
+        fork.observe(Observation(np.array([6])))
     assert len(cache) == len(fork) == 2
     assert paths(drafted(cache, [3, 4])) == {(6,)}
     assert paths(drafted(fork, [1, 2])) == {(5,)}
@@ -277,7 +277,7 @@ def test_a_cache_that_is_closed_meanwhile():
     with cache.session(np.array([1, 2]), 1000):
         cache.close()
         assert cache.draft(4).tokens.tolist() == [3]
-        cache.observe(np.array([3]), NOT_DRAFTED, None)
+        cache.observe(Observation(np.array([3])))
     assert len(cache) == 1  # the call ends as it should, and is not remembered
     with pytest.raises(RuntimeError, match="closed"):
         cache.add([1], [2])

@@ -1,0 +1,108 @@
+"""A model's forward passes as `generate` compiles them over a static cache."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from .facts import facts_about
+
+logger = logging.getLogger("hf_refspec")
+
+# Each width and number of rows is compiled by itself, without a graph for any. torch gives up on a
+# function after 8 graphs, which all models share; that limit had another name before torch 2.6.
+_COMPILING = {
+    "automatic_dynamic_shapes": False,
+    "recompile_limit": 256,
+    "cache_size_limit": 256,
+    "accumulated_recompile_limit": 4096,
+}
+# With CUDA graphs torch runs, captures, and only then replays what it has compiled.
+_CAPTURES = 2
+
+
+class CompiledForward:
+    """The forward pass of a model, compiled where `generate` would compile it.
+
+    Args:
+        model (`PreTrainedModel`): The target model.
+        generation_config (`GenerationConfig`): The call's own.
+        model_kwargs (`dict`): Keyword arguments of the prefill.
+
+    Attributes:
+        is_active (`bool`): Whether passes are compiled: not after that has failed once.
+        prepared (`bool`): Whether the last pass was compiled or captured, which takes longer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+    ) -> None:
+        self._model = model
+        self._config = generation_config
+        self._failed = "not compiled", repr(generation_config.compile_config)
+        self._run_before: set[int] = set()  # widths
+        self.is_active = self._failed not in facts_about(model) and bool(
+            model._valid_auto_compile_criteria(model_kwargs, generation_config)
+        )
+        self.prepared = False
+
+    def __call__(
+        self, model_inputs: dict[str, Any], width: int, shape: tuple[Any, ...]
+    ) -> torch.Tensor | None:
+        """The logits of all tokens of a pass, `(R, S, vocab_size)`; `None` if torch cannot compile
+        it, and nothing has run.
+
+        Args:
+            model_inputs (`dict`): Its arguments.
+            width (`int`): S.
+            shape (`tuple`): What the cache is like: graphs of others are others.
+        """
+        from torch._dynamo.exc import TorchDynamoException  # takes long to import
+
+        graphs = _graphs()
+        forward = self._model.get_compiled_call(self._config.compile_config)
+        try:
+            # Only the first pass of each width in a call may compile anything.
+            with nullcontext() if width in self._run_before else _compiling():
+                logits: torch.Tensor = forward(**model_inputs, return_dict=True).logits
+        except TorchDynamoException as error:
+            self.is_active = False
+            facts_about(self._model)[self._failed] = True
+            logger.warning(
+                "%s cannot be compiled, and runs as it is: %s",
+                type(self._model).__name__,
+                str(error).strip().partition("\n")[0],
+            )
+            return None
+        self._run_before.add(width)
+        self.prepared = self._was_prepared(width, shape, _graphs() > graphs)
+        # The next pass of a CUDA graph writes over what this one has returned.
+        return logits.clone() if logits.device.type == "cuda" else logits
+
+    def _was_prepared(self, width: int, shape: tuple[Any, ...], compiled: bool) -> bool:
+        """Whether a pass did more than run: it was compiled, or captured as a CUDA graph."""
+        left = facts_about(self._model).setdefault(("captures left", shape), {})
+        before = left.get(width, 0)
+        left[width] = _CAPTURES if compiled else max(before - 1, 0)
+        return compiled or (before > 0 and self._model.device.type == "cuda")
+
+
+def _graphs() -> int:
+    """How many graphs torch has compiled."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def _compiling() -> AbstractContextManager[None]:
+    """Around a pass that torch may compile."""
+    config: Any = torch._dynamo.config
+    options = {name: value for name, value in _COMPILING.items() if hasattr(config, name)}
+    return config.patch(options)
