@@ -61,7 +61,7 @@ class Estimates:
     ) -> None:
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
         searches = earlier.search_seconds.samples if earlier else []
-        self.search_seconds = SearchSeconds(searches)
+        self.search_seconds: SearchSeconds = SearchSeconds(searches)
         self.sources: list[GuessSource] = []
         for before in earlier.sources if earlier else [None] * sources:
             scheduler = StrideScheduler(
