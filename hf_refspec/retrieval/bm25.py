@@ -17,21 +17,16 @@ from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
 
-# Passages that are scored together: their scores stay in the fastest memory.
+# Passages that are scored together: their scores stay in the first-level cache.
 _PASSAGES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseQuery:
-    """The tokens of a query, each once.
+    """The tokens of a query, each once."""
 
-    Attributes:
-        tokens (`np.ndarray`, int64 of shape `(n,)`): Ascending.
-        counts (`np.ndarray`, float32 of shape `(n,)`): How often each is there.
-    """
-
-    tokens: np.ndarray
-    counts: np.ndarray
+    tokens: np.ndarray  # int64 of shape (n,), ascending
+    counts: np.ndarray  # float32 of shape (n,): how often the query has each
 
 
 @kernel(
@@ -114,10 +109,10 @@ def bm25_scores(weights, passages, bounds, tokens, counts, ids, scores):
 class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75).
 
-    The words are the tokens of the language model: nothing is split, stemmed or left out, a common
-    token weighs little by itself. A query is the last tokens as they are. bm25s builds the index,
-    which is searched here, a batch of queries at once and with ties broken by id. The queries of a
-    verification have most of their tokens in common, so that it takes little longer than one.
+    The words are the language model's tokens, none of them stemmed or left out; a query is the last
+    tokens as they are. bm25s builds the index. It is searched here, with ties broken by id and for
+    a batch of queries at once: those of a verification share most of their tokens, so that a batch
+    takes little longer than one.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched; it needs no embeddings.
@@ -174,7 +169,7 @@ class SparseRetriever:
 
 
 class _Passages:
-    """The passages as bm25s takes them, one after another: all lists at once would be too much."""
+    """The passages as bm25s reads them, one after another, never all in memory."""
 
     def __init__(self, knowledge_base: KnowledgeBase) -> None:
         self._knowledge_base = knowledge_base

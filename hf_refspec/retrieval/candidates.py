@@ -25,13 +25,12 @@ class CandidateIndex(VectorIndex):
     """Ranks the candidates that another index finds.
 
     Args:
-        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched, see [`VectorIndex`].
+        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched.
         lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
         metric (`"inner_product"` or `"l2"`): What a score is.
-        candidates (callable): Finds candidates, given queries (float32 of shape `(q, d)`) and how
-            many for each. It returns, for each query, ids (int64 of shape `(count,)`; more, or
-            fewer, in any order), and how high the score of a vector that is not among them can be,
-            as it computes scores.
+        candidates (callable): Takes queries (float32 of shape `(q, d)`) and a number of candidates.
+            It returns for each query their ids (int64 of shape `(m,)`, in any order), and a bound
+            on the scores of all other vectors, as it computes them.
         exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
         most_candidates (`int`, *optional*): The most that `candidates` finds for a query.
     """

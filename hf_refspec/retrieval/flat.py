@@ -19,11 +19,7 @@ _MOST_CANDIDATES = 2048  # of a query, by FAISS on a GPU
 
 
 class FlatIndex(VectorIndex):
-    """Looks at all vectors, each of torch's threads at a part of them.
-
-    Args:
-        vectors, lengths, metric: See [`CandidateIndex`].
-    """
+    """Looks at all vectors, each of torch's threads at a part of them."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, metric)
@@ -54,14 +50,7 @@ def _best_of(found: Sequence[Retrieved], k: int) -> Retrieved:
 
 
 class FaissFlatIndex(CandidateIndex):
-    """Looks at all vectors by FAISS, on copies that the GPUs hold.
-
-    Args:
-        vectors, lengths, metric: See [`CandidateIndex`].
-
-    Raises:
-        ImportError: If FAISS is not installed (extra `gpu` or `retrieval`).
-    """
+    """Looks at all vectors by FAISS, on copies that the GPUs hold (extra `gpu`)."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         faiss = import_faiss("FaissFlatIndex")
