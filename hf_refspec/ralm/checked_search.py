@@ -62,13 +62,8 @@ class CheckedRetriever:
     """Searches in a thread of its own, repeats a search that fails once, and checks every answer.
 
     A context manager: the thread ends with it. A stalled thread ends when the retriever returns; it
-    does not keep the process alive.
-
-    Args:
-        retriever ([`Retriever`]): What is searched.
-        k (`int`): How many passages a step needs. Fewer are accepted only where there are no more.
-        timeout (`float`, *optional*): The most seconds of a search.
-        clock (callable, *optional*): The time in seconds.
+    does not keep the process alive. An answer may have fewer passages than the `k` that a step
+    needs only where there are no more.
     """
 
     def __init__(

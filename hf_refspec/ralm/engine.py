@@ -68,11 +68,10 @@ def generate_speculatively(
 ) -> RetrievalStats:
     """Generates until the text is finished and every step of it is verified.
 
+    A `RetrievalError` leaves the text where everything is verified. The retriever is searched in
+    another thread, and keeps what was learned of it for the next call.
+
     Args:
-        text ([`RetrievalAugmentedGeneration`]): What is generated. A `RetrievalError` leaves it
-            where everything is verified.
-        retriever ([`Retriever`]): Is searched in another thread, and keeps what was learned of it
-            for the next call.
         speculation ([`Speculation`], *optional*): `None` for the baseline (RaLMSeq): a search
             before every step.
         k (`int`): How many passages a step needs.
@@ -81,11 +80,6 @@ def generate_speculatively(
         candidates (callable, *optional*): Maps a query and `k` to ids (int64 of shape `(n,)`) among
             which the best probably are: a second source of guesses, see `guesses.py`.
         stats ([`RetrievalStats`], *optional*): Is cleared, filled and returned.
-        clock (callable, *optional*): The time in seconds.
-
-    Raises:
-        ValueError: If an approximate index would find other passages with so many prefetched.
-        RetrievalError: If the retriever fails twice, or returns an invalid answer.
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
@@ -96,8 +90,8 @@ def generate_speculatively(
     _check_prefetch(retriever, speculation, k)
     # As published, nothing is known of earlier requests.
     learned = _learned_of(retriever) if speculation.max_gamma is None else {}
-    beside = (neighbours is not None, candidates is not None)
-    setting = (k, speculation.prefetch, speculation.asynchronous, *beside)
+    sources = (neighbours is not None, candidates is not None)
+    setting = (k, speculation.prefetch, speculation.asynchronous, *sources)
     estimates = Estimates(speculation, 1 + (candidates is not None), learned.get(setting))
     with CheckedRetriever(retriever, k, speculation.timeout, clock) as checked:
         _SpeculativeRequest(

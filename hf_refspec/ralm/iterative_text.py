@@ -34,12 +34,7 @@ class Passages:
         self._tokens: dict[int, np.ndarray] = {}
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
-        """The tokens of a passage, int64.
-
-        Raises:
-            RetrievalError: If the retriever does not know it, or it has tokens that the model does
-                not have.
-        """
+        """The tokens of a passage, int64; all of them must be the model's."""
         if passage_id not in self._tokens:
             tokens = np.asarray(call_with_retry(self.retriever, "passage", passage_id))
             self._check(passage_id, tokens)
@@ -120,24 +115,16 @@ class IterativeStep:
 
 @dataclass
 class IterativeText:
-    """The text of one call, see [`RetrievalAugmentedGeneration`].
-
-    Attributes:
-        row ([`Row`]): Prompt and output.
-        prompt (`np.ndarray`, int64): The prompt without padding.
-        stride (`int`): The tokens of a step.
-        query_length (`int`): The tokens of a query.
-        streamer (`BaseStreamer`, *optional*): Receives each token once it is verified.
-    """
+    """The text of one call, see [`RetrievalAugmentedGeneration`]."""
 
     row: Row
     contexts: PassageContexts
     passages: Passages
     loop: PassageLoop
-    prompt: np.ndarray
-    stride: int
+    prompt: np.ndarray  # without padding, int64
+    stride: int  # the tokens of a step
     query_length: int
-    streamer: BaseStreamer | None
+    streamer: BaseStreamer | None  # receives each token once it is verified
     _unverified: list[IterativeStep] = field(default_factory=list)
 
     @property

@@ -126,21 +126,13 @@ class _Step:
 
 @dataclass
 class KnnText:
-    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token.
-
-    Attributes:
-        row ([`Row`]): Prompt and output.
-        verifier ([`Verifier`]): Runs the model, one token a pass.
-        hidden ([`HiddenStates`]): Of the last pass: the queries.
-        mixture ([`Mixture`]): What tokens are chosen from.
-        streamer (`BaseStreamer`, *optional*): Receives each token once it is verified.
-    """
+    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token."""
 
     row: Row
     verifier: Verifier
-    hidden: HiddenStates
+    hidden: HiddenStates  # of the last pass: the query
     mixture: Mixture
-    streamer: BaseStreamer | None
+    streamer: BaseStreamer | None  # receives each token once it is verified
     # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
     _after: tuple[torch.Tensor, np.ndarray] | None = None
 

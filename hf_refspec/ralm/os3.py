@@ -43,16 +43,9 @@ def expected_rates(
 ) -> np.ndarray:
     """The expected number of verified steps per second, for the strides 1 to n.
 
-    With one gamma for all steps it is the objective of the paper: the synchronous one if nothing is
+    A step takes a, a verification of 1 to n steps b, and steps beside it save some of that. With
+    one gamma for all steps it is the objective of the paper: the synchronous one if nothing is
     saved, the asynchronous one if `min(a, b)` is saved where all steps are right.
-
-    Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
-        step_seconds (`float`): a, of one speculated step.
-        search_seconds (`np.ndarray`, float64 of shape `(n,)`): b, of a verification of 1 to n
-            steps.
-        saved_seconds (`np.ndarray` of the same shape or `float`): Expected from steps that run
-            beside the verification.
     """
     speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
     return expected_steps(right) / (speculation_seconds + search_seconds - saved_seconds)
@@ -96,12 +89,8 @@ class SearchSeconds:
 class StrideScheduler:
     """Chooses the next stride.
 
-    Args:
-        gamma ([`Gamma`]): How likely speculated steps are right.
-        search_seconds ([`SearchSeconds`]): The time of searches.
-        steps_ahead (`int`, *optional*): The most steps that run beside a verification: 0 if it is
-            synchronous, 1 as in the paper, `None` for as many as pay.
-        step_samples (iterable of `float`, *optional*): The times of an earlier request's steps.
+    At most `steps_ahead` steps run beside a verification: 0 if it is synchronous, 1 as in the
+    paper, `None` for as many as pay. `step_samples` are the times of an earlier request's steps.
     """
 
     def __init__(
@@ -185,15 +174,11 @@ class StrideScheduler:
         )
 
     def pays_to_go_on(self, verified: Sequence[int], made: Sequence[int], elapsed: float) -> bool:
-        """Whether to speculate one more step while a verification runs.
+        """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
+        of the steps under verification and of those that were speculated since.
 
         If all is right, the step saves waiting time. Where a step under verification is wrong, it
         delays the correction; where an earlier step ahead is wrong, its query is searched in vain.
-
-        Args:
-            verified (sequence of `int`): The lags of the steps under verification.
-            made (sequence of `int`): Those of the steps that were speculated since.
-            elapsed (`float`): Seconds since the verification began.
         """
         lags = np.array([*verified, *made, len(verified) + len(made) + 1])
         right = np.cumprod(self.gamma.of(lags))

@@ -110,23 +110,9 @@ def test_where_searches_take_the_time_the_next_one_begins_at_once():
 
 
 def test_all_that_is_made_is_verified():
+    assert StrideScheduler(GammaByLag(5), SearchSeconds(), steps_ahead=0).stride() == 1
     scheduler, _ = scheduler_that_knows(1.0, 3.0, 0.1, right=20, wrong=0, steps_ahead=None)
     assert 1 < scheduler.stride(0) == scheduler.stride(1) < scheduler.stride(20) == 20
-
-
-def test_the_first_stride_is_1():
-    assert StrideScheduler(GammaByLag(5), SearchSeconds(), steps_ahead=0).stride() == 1
-
-
-def stride_of(*known, **options):
-    scheduler, _ = scheduler_that_knows(*known, **options)
-    return scheduler.stride()
-
-
-def test_slow_searches_and_right_steps_make_strides_long():
-    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0) > 15
-    assert stride_of(1.0, 0.01, 0.0, right=1, wrong=1) == 1
-    assert stride_of(1.0, 100.0, 0.0, right=20, wrong=0, max_gamma=0.6) < 10
 
 
 def test_strides_are_no_longer_than_the_lags_at_which_steps_are_right():
@@ -158,17 +144,6 @@ def test_the_cost_of_a_search_is_fitted_whatever_one_of_them_took(b0, b1, batche
     for batch in [1, 2, 4, 8, *batches, 1, 2, 4, 8]:
         cost.record(batch, b0 + b1 * batch)
     assert cost(8) == pytest.approx(b0 + 8 * b1, rel=0.05)
-
-
-def test_what_searches_took_can_be_handed_on():
-    first = SearchSeconds()
-    for batch in (1, 2, 4, 8):
-        first.record(batch, 3.0 + batch)
-    second = SearchSeconds(first.samples)
-    assert (second.fixed, second.per_query) == pytest.approx((3.0, 1.0))
-    second.record(16, 19.0)
-    assert second(32) == pytest.approx(35.0)
-    assert len(first.samples) == 4
 
 
 def test_going_on_pays_while_there_is_time_left_and_speculation_is_right():
