@@ -275,7 +275,7 @@ class _SpeculativeRequest(_Request):
         most = self._speculation.steps_ahead or LONGEST_STRIDE
         while len(self._pending) < most and not search.done and not self._text.finished:
             # The published single step is taken unconditionally.
-            if self._speculation.steps_ahead is None and not self._source.scheduler.pays_to_go_on(
+            if self._speculation.steps_ahead is None and not self._source.scheduler.one_more_pays(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break

@@ -25,30 +25,24 @@ _STRIDES = np.arange(1, LONGEST_STRIDE + 1)
 _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
 
 
-def expected_steps(right: np.ndarray) -> np.ndarray:
-    """The expected steps that a verification yields, for the strides 1 to n: those before the first
-    wrong one, which is repeated with the truth and counts as well.
-
-    `right` (float64 of shape `(n,)`) is the gamma of each step.
-    """
-    all_right = np.cumprod(right)
-    return 1 + np.cumsum(all_right) - all_right
-
-
 def expected_rates(
     right: np.ndarray,
     step_seconds: float,
     search_seconds: np.ndarray,
     saved_seconds: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """The expected number of verified steps per second, for the strides 1 to n.
+    """The expected number of verified steps per second, for the strides 1 to n, given the gamma of
+    each step, float64 of shape `(n,)`.
 
     A step takes a, a verification of 1 to n steps b, and steps beside it save some of that. With
     one gamma for all steps it is the objective of the paper: the synchronous one if nothing is
     saved, the asynchronous one if `min(a, b)` is saved where all steps are right.
     """
+    all_right = np.cumprod(right)
+    # Those before the first wrong step, and that one, which is repeated with the truth.
+    steps = 1 + np.cumsum(all_right) - all_right
     speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
-    return expected_steps(right) / (speculation_seconds + search_seconds - saved_seconds)
+    return steps / (speculation_seconds + search_seconds - saved_seconds)
 
 
 class SearchSeconds:
@@ -134,8 +128,8 @@ class StrideScheduler:
         """Adds the time of a verification besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
-    def stride(self, made: int = 0) -> int:
-        """How many steps to verify next, `made` of which were speculated beside the last search.
+    def stride(self, speculated: int = 0) -> int:
+        """How many steps to verify next, that many of which were speculated beside the last search.
 
         It is 1 before the first verification. Beside searches that are faster than the steps of a
         stride it is the best in the long run; where searches take longer, the next one begins at
@@ -147,9 +141,9 @@ class StrideScheduler:
         taken = self._verification_seconds()[stride - 1]
         if self._steps_ahead is None and taken > stride * self.step_seconds:
             verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
-            if self.pays_to_go_on(verified, ahead, elapsed=0.0):
+            if self.one_more_pays(verified, ahead, elapsed=0.0):
                 stride = 1
-        return max(stride, made)
+        return max(stride, speculated)
 
     def _rates(self) -> np.ndarray:
         saved = self._saved_seconds(self.search_seconds(_STRIDES))
@@ -173,19 +167,19 @@ class StrideScheduler:
             np.interp(_STRIDES + ahead, _LAGS, right) - right[:LONGEST_STRIDE]
         )
 
-    def pays_to_go_on(self, verified: Sequence[int], made: Sequence[int], elapsed: float) -> bool:
+    def one_more_pays(self, verified: Sequence[int], ahead: Sequence[int], elapsed: float) -> bool:
         """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
         of the steps under verification and of those that were speculated since.
 
         If all is right, the step saves waiting time. Where a step under verification is wrong, it
         delays the correction; where an earlier step ahead is wrong, its query is searched in vain.
         """
-        lags = np.array([*verified, *made, len(verified) + len(made) + 1])
+        lags = np.array([*verified, *ahead, len(verified) + len(ahead) + 1])
         right = np.cumprod(self.gamma.of(lags))
-        batch_right, made_right, all_right = right[len(verified) - 1], right[-2], right[-1]
+        batch_right, ahead_right, all_right = right[len(verified) - 1], right[-2], right[-1]
         # A search that is late already is as likely as not to be late by as much again.
         remaining = abs(self.search_seconds(len(verified)) - elapsed)
         saved = all_right * min(self.step_seconds, remaining)
         delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)
-        in_vain = (batch_right - made_right) * self.search_seconds.per_query
+        in_vain = (batch_right - ahead_right) * self.search_seconds.per_query
         return bool(saved > delay + in_vain)
