@@ -37,16 +37,10 @@ from ..store.printable import printable
 from ..store.schema import Named, Range
 from ..store.stored_folder import FolderConfig, StoredFolder
 from ..text_config import text_config
-from .hidden_states import (
-    Layer,
-    checked_lengths,
-    probe,
-    read_corpus,
-    read_predictions,
-    recorded,
-)
+from .hidden_states import Layer, probe, recorded
 from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
+from .reading import checked_lengths, read_corpus, read_predictions
 
 Index: TypeAlias = Literal["flat", "hnsw"]
 
