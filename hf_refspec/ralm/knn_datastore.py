@@ -203,7 +203,22 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             pass
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
-            _write(folder, model, tokenizer, layer, keys.astype(key_dtype, copy=False), values)
+            entries, dimension = keys.shape
+            with_pq_index = entries >= LEAST_ROWS and axes_of(dimension) > 0 and find_spec("faiss")
+            stored = keys.astype(key_dtype, copy=False)
+            arrays = {"keys": stored, "norms": checked_lengths(stored)}
+            arrays |= {"values": values, "probe": probe(model, layer)}
+            KnnConfig.made_for(
+                tokenizer,
+                model=public_name(model),
+                layer=layer,
+                vocab_size=text_config(model).vocab_size,
+                entries=entries,
+                dimension=dimension,
+                key_dtype=key_dtype,
+                file=write_arrays(folder / "entries.safetensors", arrays),
+                pq_index=PQIndex.build(keys).write(folder) if with_pq_index else None,
+            ).write(folder)
             if held_out is not None:
                 cls(folder).tune(model, tokenizer, held_out)
         return cls(path, index)
@@ -311,12 +326,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """
         if model in self._known:
             return
-        name = type(model).__name__
-        config = text_config(model)
-        if config.vocab_size != self.config.vocab_size:
+        name, vocab_size = type(model).__name__, text_config(model).vocab_size
+        if vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
-                f"{name} has {config.vocab_size}; build one with this model"
+                f"{name} has {vocab_size}; build one with this model"
             )
         found = probe(model, self.config.layer)
         if found.shape != self._probe.shape:
@@ -383,32 +397,3 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)
         sums = np.bincount(places, weights)
         return tokens.astype(np.int64), sums / sums.sum()
-
-
-def _write(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    layer: Layer,
-    keys: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    arrays = {
-        "keys": keys,
-        "norms": checked_lengths(keys),
-        "values": values,
-        "probe": probe(model, layer),
-    }
-    with_index = len(keys) >= LEAST_ROWS and axes_of(keys.shape[1]) > 0 and find_spec("faiss")
-    index = PQIndex.build(keys.astype(np.float32, copy=False)) if with_index else None
-    KnnConfig.made_for(
-        tokenizer,
-        model=public_name(model),
-        layer=layer,
-        vocab_size=text_config(model).vocab_size,
-        entries=len(keys),
-        dimension=keys.shape[1],
-        key_dtype="float16" if keys.dtype == np.float16 else "float32",
-        file=write_arrays(folder / "entries.safetensors", arrays),
-        pq_index=None if index is None else index.write(folder),
-    ).write(folder)
