@@ -24,6 +24,7 @@ TOKENS = Named("a file of tokens", r"tokens-[0-9]{5,}\.safetensors")
 SUFFIXES = Named("a file of suffixes", r"suffixes-[0-9]{5,}\.safetensors")
 NGRAMS = Named("a file of n-grams", r"ngrams-[0-9a-f]{12}\.safetensors")
 TOKENIZER = Named("a tokenizer", r"tokenizer\.json")
+ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
 # Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
@@ -60,7 +61,7 @@ class StoreConfig(FolderConfig):
 
     NOUN = "datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
-    FILES = (TOKENS, SUFFIXES, NGRAMS, TOKENIZER)
+    FILES = (*ARRAY_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
 
     vocab_size: Annotated[int, Range(1, 2**31 - 1)]

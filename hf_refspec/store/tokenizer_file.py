@@ -44,7 +44,7 @@ def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> FileEnt
 def read_tokenizer(
     folder: Path, entry: FileEntry, name: str, vocab_size: int
 ) -> PreTrainedTokenizerBase:
-    """Reads a tokenizer and gives it its name again; raises a DatastoreError if the file is not as
+    """Reads a tokenizer and restores its name; raises a DatastoreError if the file is not as
     it was written, or holds no tokenizer."""
     path, content = folder / entry.name, BytesIO()
     check_file(folder, entry, content)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
 from ...version import __version__
-from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
+from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError, FileEntry
 from ..fingerprint import public_name, vocabulary_size
 from ..folder import delete, new_folder, only_writer, sweep
@@ -113,7 +113,7 @@ def build_store(
         shards = merge_due(folder, config, progress.shards, chosen.num_proc, chosen.progress)
         progress.shards = shards
         progress.write(folder)  # so that it can be resumed without the files that are deleted now
-        sweep(folder, StoreConfig.FILES, progress.files())
+        sweep(folder, ARRAY_FILES, progress.files())
         about = {
             "corpus": opened.name,
             "license": license or opened.license,
@@ -190,7 +190,7 @@ def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bo
 
 def _sweep(folder: Path, kept: Iterable[FileEntry] = ()) -> None:
     """Deletes the files that config.json does not name (any more), except those to be kept."""
-    sweep(folder, StoreConfig.FILES, [*StoreConfig.read(folder).files(), *kept])
+    sweep(folder, ARRAY_FILES, [*StoreConfig.read(folder).files(), *kept])
 
 
 def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _add_shards(
         "tokens before": _tokens(config.shards),
     }
     progress = BuildProgress.begun(folder, noted, options.resume)
-    sweep(folder, StoreConfig.FILES, [*config.files(), *progress.files()])
+    sweep(folder, ARRAY_FILES, [*config.files(), *progress.files()])
     progress.write(folder)
     digests = None
     if options.deduplicate:
