@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,6 @@ from datasets import Dataset
 from hub_server import TOKEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored import flip_last_bit
 from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -24,7 +21,6 @@ from hf_refspec.retrieval.passages import even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
-from hf_refspec.store.folder import build_place
 
 REPO = "owner/passages"
 
@@ -189,21 +185,6 @@ def test_it_goes_to_the_hub_and_comes_back_with_its_card(base, hub, tmp_path, to
     assert f"of {DIMENSION} numbers" in card
 
 
-def test_a_missing_repo_and_one_that_is_no_knowledge_base_are_told_apart(hub, tmp_path, tokenizer):
-    with pytest.raises(OSError, match="neither a folder"):
-        KnowledgeBase.from_pretrained("owner/none", tokenizer, cache_dir=tmp_path / "downloads")
-    hub.create("owner/other")
-    with pytest.raises(DatastoreError, match="is not a knowledge base: it has no config"):
-        KnowledgeBase.from_pretrained("owner/other", tokenizer, cache_dir=tmp_path / "downloads")
-
-
-def test_a_damaged_one_is_not_published(base, hub):
-    flip_last_bit(base.path / "embeddings.safetensors")
-    with pytest.raises(DatastoreError, match="checksum"):
-        base.push_to_hub(REPO, token=TOKEN)
-    assert not hub.asked_for("POST")
-
-
 @pytest.mark.parametrize("documents", [[], ["", ""], iter([])])
 def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
     with pytest.raises(ValueError, match="documents has no token"):
@@ -337,51 +318,6 @@ def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenize
         damaged.passage(0)
     with pytest.raises(DatastoreError, match="checksum"):
         damaged.verify()
-
-
-def test_a_missing_and_a_cut_file_are_named(base, tokenizer):
-    path = base.path / "embeddings.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors is damaged"):
-        KnowledgeBase(base.path, tokenizer)
-    path.unlink()
-    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors cannot be read: .* missing"):
-        KnowledgeBase(base.path, tokenizer)
-
-
-def test_a_folder_is_never_written_through_links(tmp_path, tokenizer):
-    victim, path = tmp_path / "victim", tmp_path / "base"
-    victim.mkdir()
-    for target in (victim, tmp_path / "nowhere"):
-        build_place(path).symlink_to(target)
-        with pytest.raises(DatastoreError, match="is in the way"):
-            build(path, tokenizer)
-        build_place(path).unlink()
-    assert os.listdir(tmp_path) == ["victim"] and not os.listdir(victim)
-
-
-def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
-    begun, go_on, built = threading.Event(), threading.Event(), []
-
-    def slow():
-        yield "one"
-        begun.set()
-        assert go_on.wait(20)
-        yield "two"
-
-    first = threading.Thread(
-        target=lambda: built.append(build(tmp_path / "base", tokenizer, slow()))
-    )
-    first.start()
-    assert begun.wait(20)
-    for _ in range(2):
-        with pytest.raises(DatastoreError, match="is being written by another process"):
-            build(tmp_path / "base", tokenizer, ["three"])
-    go_on.set()
-    first.join()
-    built[0].verify()
-    assert [built[0].text(i) for i in range(2)] == ["one", "two"]
-    assert os.listdir(tmp_path) == ["base"]
 
 
 def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):
