@@ -1,7 +1,14 @@
-"""A datastore's config and a file of arrays, for tests of stored folders."""
+"""A datastore's config, a file of arrays, and processes that fail or are killed."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,3 +47,78 @@ def four_tokens(folder: Path) -> FileEntry:
 
 def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
     return [lambda: read_arrays(folder, entry, UINT16), lambda: check_file(folder, entry)]
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def in_a_child(
+    function: Callable[[], Any], limit: int | None = None, kill_after: float | None = None
+) -> Any:
+    """Runs a function in another process; returns what it returned or raised, `None` if it was
+    killed.
+
+    Args:
+        function (`Callable`): Returns what can be pickled.
+        limit (`int`, *optional*): No file may become larger, as on a full disk.
+        kill_after (`float`, *optional*): Seconds after which it is killed.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            if limit is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            result = function()
+        except BaseException as error:
+            result = type(error)(str(error))
+        sender.send(result)
+        os._exit(0)
+    sender.close()
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+    finally:
+        os.waitpid(child, 0)
+
+
+def killed_at(moment: int, function: Callable[[], object]) -> int | None:
+    """Kills a function when it opens, renames or removes a file for the n-th time.
+
+    Returns:
+        How many such moments there were; `None` if it was killed.
+    """
+
+    def run() -> int:
+        count = 0
+
+        def hook(event: str, _: tuple) -> None:
+            nonlocal count
+            if event in ("open", "os.rename", "os.remove", "os.listdir", "os.scandir", "os.mkdir"):
+                count += 1
+                if count == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        function()
+        return count
+
+    return in_a_child(run)
+
+
+def moments_of(function: Callable[[], object], number: int) -> list[int]:
+    """Moments at which to kill a function, all over its run."""
+    last = killed_at(0, function)
+    return [1, last, *random.Random(last).sample(range(2, last), number)]

@@ -18,8 +18,7 @@ from architectures import ARCHITECTURES, VOCAB_SIZE, build
 from drafters import Noise, Prophet
 from transformers import CompileConfig
 
-from hf_refspec.retrieval.faiss_flat import FaissFlatIndex, finds_gpus
-from hf_refspec.retrieval.flat import FlatIndex
+from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
 from hf_refspec.retrieval.vector_index import squared_lengths
 
 DEVICE = os.environ.get("HF_REFSPEC_DEVICE", "cuda")

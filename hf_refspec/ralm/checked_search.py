@@ -1,4 +1,4 @@
-"""A retriever that is not trusted: searched in another thread, with a time limit, and checked."""
+"""Searches in another thread, with a time limit, and checks every answer of a retriever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRIES = 2
 
 
 class RetrievalError(RuntimeError):
-    """The retriever failed, twice where that can be chance, or returned what cannot be an answer.
+    """The retriever failed twice, or returned an invalid answer.
 
     Attributes:
         text_ids (`list[int]`, *optional*): Prompt and output as far as they are verified.
@@ -29,11 +29,7 @@ class RetrievalError(RuntimeError):
 
 
 def call_with_retry(retriever: Retriever, method: str, *args: Any) -> Any:
-    """Calls a retriever's method, and once more if that raises.
-
-    Raises:
-        RetrievalError: If it raises again.
-    """
+    """Calls a retriever's method, and once more if that raises."""
     for tries_left in reversed(range(_TRIES)):
         try:
             return getattr(retriever, method)(*args)
@@ -50,19 +46,12 @@ def _failed(retriever: Retriever, method: str, error: BaseException) -> Retrieva
 
 @dataclass(slots=True)
 class RunningSearch:
-    """A search that another thread does.
-
-    Attributes:
-        queries (sequence): What is searched for.
-        count (`int`): How many passages for each.
-        began (`float`): When, by the clock.
-        answer (`Future`): What the retriever returns or raises, with the seconds that it took.
-    """
+    """A search in another thread, for the `count` best passages of each query."""
 
     queries: Sequence[Any]
     count: int
     began: float
-    answer: Future[tuple[Any, float]]
+    answer: Future[tuple[Any, float]]  # of the retriever, with the seconds that it took
 
     @property
     def done(self) -> bool:
@@ -72,15 +61,9 @@ class RunningSearch:
 class CheckedRetriever:
     """Searches in a thread of its own, repeats a search that fails once, and checks every answer.
 
-    A context manager: the thread ends with it. One that a retriever holds fast ends when the
-    retriever lets go; it does not keep the process alive.
-
-    Args:
-        retriever ([`Retriever`]): What is searched.
-        k (`int`): How many passages a step needs. Fewer are only an answer where there are no
-            more.
-        timeout (`float`, *optional*): The most seconds that a search may take.
-        clock (callable, *optional*): Returns the time in seconds.
+    A context manager: the thread ends with it. A stalled thread ends when the retriever returns; it
+    does not keep the process alive. An answer may have fewer passages than the `k` that a step
+    needs only where there are no more.
     """
 
     def __init__(
@@ -95,7 +78,7 @@ class CheckedRetriever:
         self._k = k
         self._timeout = timeout
         self._clock = clock
-        self._most_known = 0  # how many passages it certainly has
+        self._most_known = 0  # passages that it certainly has
         self._search: RunningSearch | None = None  # the last one
         self._begin_thread()
 
@@ -108,20 +91,16 @@ class CheckedRetriever:
             self._thread.join()
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
-        """Has another thread search for the `count` best passages of each query."""
         self._search = search = RunningSearch(queries, count, self._clock(), Future())
         self._jobs.put(search)
         return search
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        """Waits for a search, and checks what it has found.
-
-        Returns:
-            The passages of each query, and the seconds that the search took.
+        """Waits for a search; returns the passages of each query, and its seconds.
 
         Raises:
-            RetrievalError: If it failed, or was too slow, for the second time, or if its answer
-                cannot be one.
+            RetrievalError: If it failed or was too slow for the second time, or its answer is
+                invalid.
         """
         for tries_left in reversed(range(_TRIES)):
             wait([search.answer], self._seconds_left(search))
@@ -131,7 +110,7 @@ class CheckedRetriever:
                 answer, seconds = search.answer.result()
                 return self._checked(search, answer), seconds
             if tries_left:
-                if not done:  # it is left alone with its thread
+                if not done:  # a stalled thread is abandoned
                     self._jobs.put(None)
                     self._begin_thread()
                 search = self.begin(search.queries, search.count)
@@ -148,11 +127,7 @@ class CheckedRetriever:
         return max(self._timeout - (self._clock() - search.began), 0.0)
 
     def score(self, query: Any, ids: np.ndarray) -> np.ndarray:
-        """`Retriever.score`, repeated once if it fails.
-
-        Raises:
-            RetrievalError: If it failed, or if its answer cannot be one.
-        """
+        """`Retriever.score`, repeated once if it fails."""
         scores = np.asarray(call_with_retry(self._retriever, "score", query, ids))
         if scores.shape != ids.shape:
             raise RetrievalError(
@@ -233,7 +208,7 @@ def _work(jobs: queue.SimpleQueue, retriever: Retriever, clock: Callable[[], flo
         began = clock()
         try:
             found = retriever.search(search.queries, search.count)
-        except BaseException as error:  # it is raised where the search is waited for
+        except BaseException as error:  # raised by `finish`
             search.answer.set_exception(error)
         else:
             search.answer.set_result((found, clock() - began))

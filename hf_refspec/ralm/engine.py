@@ -1,12 +1,11 @@
-"""Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1), for whatever generates and
-retrieves in turn.
+"""Speculative retrieval (RaLMSpec, arXiv 2401.14021, Algorithm 1).
 
 A step generates with what a query found, until the next query. Without speculation, every step
-waits for the retriever. Here a request cache answers instead, so that several steps are speculated
-before one batched search verifies them. The first step that would have been another with what the
-search found is undone, with all after it, and generated again with that. The text is the same as
-without speculation, provided that the retriever finds the same for a query whatever else is in the
-batch, and that its best k are the first k of any more.
+waits for the retriever. Here a request cache answers instead, and one batched search verifies
+several speculated steps. The first step that would have been different with the search's answer is
+undone, with all later ones, and repeated with that answer. The text is the same as without
+speculation, provided that what a query finds does not depend on the batch, and that its best k are
+the first k of any larger number.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..retrieval.candidates import LEAST_WALKED
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
-from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation
@@ -39,27 +38,22 @@ class RetrievalAugmentedGeneration(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended, with the last step taken, speculated or not."""
+        """Whether the last step, speculated or not, has ended it."""
 
     def query(self) -> Any:
-        """What the next step retrieves with."""
+        """The query of the next step."""
 
     def step(self, found: Retrieved) -> Any:
-        """Generates with what was found until the next retrieval.
-
-        Returns:
-            What `agrees`, `roll_back` and `commit` need to know of this step.
-        """
+        """Generates with `found` until the next retrieval; returns what the methods below need."""
 
     def agrees(self, step: Any, truth: Retrieved) -> bool:
         """Whether the step would have been the same with `truth`."""
 
     def roll_back(self, step: Any) -> None:
-        """Goes back to before a step: it and all later ones have not happened."""
+        """Undoes a step and all later ones."""
 
     def commit(self, steps: Sequence[Any]) -> None:
-        """These steps, the first that were not committed yet, stay. Others may follow them that are
-        still speculated."""
+        """Receives the next verified steps; speculated ones may follow them."""
 
 
 def generate_speculatively(
@@ -74,28 +68,18 @@ def generate_speculatively(
 ) -> RetrievalStats:
     """Generates until the text is finished and every step of it is verified.
 
+    A `RetrievalError` leaves the text where everything is verified. The retriever is searched in
+    another thread, and keeps what was learned of it for the next call.
+
     Args:
-        text ([`RetrievalAugmentedGeneration`]): What is generated. After a `RetrievalError` it is
-            back where everything is verified.
-        retriever ([`Retriever`]): What is searched, in another thread. It keeps what was learned of
-            it, for the next call.
         speculation ([`Speculation`], *optional*): `None` for the baseline (RaLMSeq): a search
             before every step.
         k (`int`): How many passages a step needs.
         neighbours (callable, *optional*): Maps the ids that a search found (int64 of shape `(n,)`)
-            to further ones that the request cache takes as well (spatial locality; section 5.3).
+            to further ones for the request cache (spatial locality; section 5.3).
         candidates (callable, *optional*): Maps a query and `k` to ids (int64 of shape `(n,)`) among
-            which the best probably are: what a step can be speculated with instead of the request
-            cache, see `guesses.py`.
-        stats ([`RetrievalStats`], *optional*): Is cleared and filled.
-        clock (callable, *optional*): Returns the time in seconds, by which all is measured.
-
-    Returns:
-        [`RetrievalStats`]: What was done; `stats`, if it was given.
-
-    Raises:
-        ValueError: If an approximate index would not find the same with so many prefetched.
-        RetrievalError: If the retriever fails twice, or returns what cannot be an answer.
+            which the best probably are: a second source of guesses, see `guesses.py`.
+        stats ([`RetrievalStats`], *optional*): Is cleared, filled and returned.
     """
     stats = RetrievalStats() if stats is None else stats
     stats.clear()
@@ -106,8 +90,8 @@ def generate_speculatively(
     _check_prefetch(retriever, speculation, k)
     # As published, nothing is known of earlier requests.
     learned = _learned_of(retriever) if speculation.max_gamma is None else {}
-    beside = (neighbours is not None, candidates is not None)
-    setting = (k, speculation.prefetch, speculation.asynchronous, *beside)
+    sources = (neighbours is not None, candidates is not None)
+    setting = (k, speculation.prefetch, speculation.asynchronous, *sources)
     estimates = Estimates(speculation, 1 + (candidates is not None), learned.get(setting))
     with CheckedRetriever(retriever, k, speculation.timeout, clock) as checked:
         _SpeculativeRequest(
@@ -118,7 +102,7 @@ def generate_speculatively(
 
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
-    """A graph may find another best passage where more of them are wanted."""
+    """Refuses more passages than a graph walks anyway: with more, it may find another best one."""
     index, most = getattr(retriever, "index", None), max(k, LEAST_WALKED)
     if isinstance(index, str) and index == "hnsw" and speculation.prefetch > most:
         raise ValueError(
@@ -128,7 +112,7 @@ def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
 
 
 def _learned_of(retriever: Any) -> dict[tuple, Estimates]:
-    """What the last requests have left, by the settings that decide about it."""
+    """What earlier requests of this retriever measured, by their settings."""
     try:
         return vars(retriever).setdefault(_LEARNED, {})
     except TypeError:  # it has no `__dict__`
@@ -146,7 +130,6 @@ class _Request:
     _clock: Callable[[], float]
 
     def run(self) -> None:
-        """Generates the text."""
         while not self._text.finished:
             truth, _ = self._retrieve(self._k)
             self._take(truth)
@@ -159,7 +142,6 @@ class _Request:
         return truth, seconds
 
     def _finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        """Waits for a search."""
         began = self._clock()
         truths, seconds = self._retriever.finish(search)
         self._stats.waiting_seconds += self._clock() - began
@@ -171,31 +153,19 @@ class _Request:
     def _take(self, truth: Retrieved) -> None:
         """One step with what the retriever found."""
         began = self._clock()
-        self._text.commit([self._text.step(self._first(truth))])
+        self._text.commit([self._text.step(truth.first(self._k))])
         self._stats.model_seconds += self._clock() - began
         self._stats.best_ids.append(int(truth.ids[0]))
         self._stats.speculation_was_right.append(False)
 
-    def _first(self, truth: Retrieved) -> Retrieved:
-        """What a step needs of what was found."""
-        return Retrieved(truth.ids[: self._k], truth.scores[: self._k])
-
 
 @dataclass(slots=True)
 class _Speculated:
-    """A step that awaits its verification.
-
-    Attributes:
-        query: What it retrieved with.
-        step: What the text made of it.
-        lag (`int`): How many steps lie between it and the last one whose search is in the cache,
-            itself included; see `gamma.py`.
-        source ([`GuessSource`]): What it was speculated with.
-    """
+    """A step that awaits its verification."""
 
     query: Any
     step: Any
-    lag: int
+    lag: int  # steps since the last one whose search is in the cache, itself included
     source: GuessSource
 
 
@@ -209,15 +179,14 @@ class _SpeculativeRequest(_Request):
     _candidates: Callable[[Any, int], np.ndarray] | None
 
     def __post_init__(self) -> None:
-        self._count = max(self._k, int(self._speculation.prefetch))  # passages to search for
+        self._count = max(self._k, self._speculation.prefetch)  # passages to search for
         self._cache = RequestCache(self._retriever)
         self._source = self._estimates.sources[0]
-        # Steps of the text, in order: those that a search is looking into, and those after them.
+        # Steps of the text, in order: those that a search is verifying, and those after them.
         self._in_flight: list[_Speculated] = []
         self._pending: list[_Speculated] = []
 
     def run(self) -> None:
-        """Generates the text."""
         try:
             self._begin()
             while self._pending or not self._text.finished:
@@ -243,7 +212,7 @@ class _SpeculativeRequest(_Request):
         self._take(truth)
 
     def _next_stride(self) -> int:
-        """Chooses how many steps to verify next, and what to speculate them with."""
+        """Chooses the source of the next guesses, and how many steps to verify."""
         self._source = self._estimates.choose()
         stride = self._speculation.stride
         if stride == "os3":
@@ -251,7 +220,6 @@ class _SpeculativeRequest(_Request):
         return int(stride)
 
     def _guess(self, query: Any) -> Retrieved:
-        """What the request cache would find, or the other source of guesses."""
         if self._source is self._estimates.sources[0] or self._candidates is None:
             return self._cache.best(query, self._k)
         return best_of(self._retriever, query, self._candidates(query, self._k), self._k)
@@ -265,7 +233,7 @@ class _SpeculativeRequest(_Request):
         self._stats.cache_seconds += self._clock() - began
 
     def _speculate(self, beside_search: bool = False) -> None:
-        """One step with a guess at what the retriever would find."""
+        """Generates one step with a guess at what the retriever would find."""
         began = self._clock()
         query = self._text.query()
         encoded = self._clock()
@@ -283,10 +251,9 @@ class _SpeculativeRequest(_Request):
         self._stats.model_seconds += stepped - guessed
 
     def _verify(self) -> Retrieved | None:
-        """Searches for what the pending steps guessed at, and keeps those that guessed right.
+        """Searches with the queries of the pending steps, and keeps those that guessed right.
 
-        Returns:
-            With what to do the first wrong one again; `None` if all were right.
+        Returns what to repeat the first wrong step with, or `None` if all were right.
         """
         began = self._clock()
         self._in_flight, self._pending = self._pending, []
@@ -294,30 +261,28 @@ class _SpeculativeRequest(_Request):
         search = self._retriever.begin(queries, self._count)
         self._stats.strides.append(len(queries))
         if self._speculation.asynchronous:
-            self._go_on_beside(search)
+            self._speculate_beside(search)
         went_on = self._clock() - began
         truths, search_seconds = self._finish(search)
         self._estimates.search_seconds.record(len(queries), search_seconds)
         self._fill_cache(truths)
-        corrected = self._settle([self._first(truth) for truth in truths])
+        corrected = self._keep_right([truth.first(self._k) for truth in truths])
         overhead = self._clock() - began - max(went_on, search_seconds)
         self._source.scheduler.record_overhead(max(overhead, 0.0))
         return corrected
 
-    def _go_on_beside(self, search: RunningSearch) -> None:
-        """Speculates while a search runs."""
+    def _speculate_beside(self, search: RunningSearch) -> None:
         most = self._speculation.steps_ahead or LONGEST_STRIDE
         while len(self._pending) < most and not search.done and not self._text.finished:
-            # As published, the one step is taken whatever it may bring.
-            if self._speculation.steps_ahead is None and not self._source.scheduler.pays_to_go_on(
+            # The published single step is taken unconditionally.
+            if self._speculation.steps_ahead is None and not self._source.scheduler.one_more_pays(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began
             ):
                 break
             self._speculate(beside_search=True)
 
-    def _settle(self, truths: list[Retrieved]) -> Retrieved | None:
-        """Keeps the steps up to the first that would have been another with what was found, and
-        goes back to before that. Returns as `_verify`."""
+    def _keep_right(self, truths: list[Retrieved]) -> Retrieved | None:
+        """Commits the steps before the first wrong one, undoes the others; returns as `_verify`."""
         verified, stats = self._in_flight, self._stats
         agreed = (
             self._text.agrees(speculated.step, truth)

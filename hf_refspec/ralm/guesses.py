@@ -1,8 +1,8 @@
-"""What speculated steps retrieve from, and what is known of it.
+"""The sources of guesses, and their measured costs and errors.
 
-The paper has one source of guesses, the request cache. A kNN datastore with a PQ index has another:
-it looks at all entries, which takes longer and is more often right. The index is used while the
-time that it adds to a step is less than what it saves: a search for each mistake that it avoids.
+The paper has one source, the request cache. A kNN datastore with a PQ index has another: it looks
+at all entries, which takes longer and is more often right. The index is used while the time that it
+adds to a step is less than what it saves: a search for each mistake that it avoids.
 """
 
 from __future__ import annotations
@@ -13,17 +13,11 @@ from .gamma import Gamma, GammaByLag, PublishedGamma
 from .options import Speculation
 from .os3 import SearchSeconds, StrideScheduler
 
-# Each source is taken to have been right so many times before: a first mistake decides nothing.
-_PRIOR_RIGHT = 16
+_PRIOR_RIGHT = 16  # pseudo-count of each source's right guesses: a first mistake decides nothing
 
 
 class GuessSource:
-    """A source of guesses.
-
-    Args:
-        scheduler ([`StrideScheduler`]): What its steps take, and how often they are right.
-        earlier ([`GuessSource`], *optional*): The same in an earlier request. It counts half.
-    """
+    """A source of guesses. What it was in an earlier request counts half."""
 
     def __init__(self, scheduler: StrideScheduler, earlier: GuessSource | None = None) -> None:
         self.scheduler = scheduler
@@ -33,12 +27,10 @@ class GuessSource:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it has been used in this request."""
         return bool(self._guess_seconds)
 
     @property
     def guess_seconds(self) -> float:
-        """What one guess takes."""
         return median(self._guess_seconds)
 
     @property
@@ -47,11 +39,10 @@ class GuessSource:
         return self._wrong / (self._right + self._wrong + _PRIOR_RIGHT)
 
     def record_guess(self, seconds: float) -> None:
-        """Adds what a guess took."""
         self._guess_seconds.append(seconds)
 
     def record(self, lags: list[int], right: int) -> None:
-        """Adds those of its steps that a verification got to, see [`PublishedGamma.record`]."""
+        """Adds those of its steps that were verified, see [`PublishedGamma.record`]."""
         if lags:
             self.scheduler.gamma.record(lags, right)
             self._right += right
@@ -59,17 +50,10 @@ class GuessSource:
 
 
 class Estimates:
-    """What is known of a retriever, and of each source of guesses at what it finds.
+    """What a request measures of a retriever and of each source of guesses.
 
-    Args:
-        speculation ([`Speculation`]): The options.
-        sources (`int`): How many sources there are: the request cache, and perhaps an index.
-        earlier ([`Estimates`], *optional*): Of an earlier request of the same retriever with as
-            many sources, to begin with; they stay as they are.
-
-    Attributes:
-        search_seconds ([`SearchSeconds`]): What searches take.
-        sources (`list[GuessSource]`): The request cache comes first.
+    It begins with that of an earlier request, which stays as it is. The request cache is the first
+    of the `sources`.
     """
 
     def __init__(
@@ -89,7 +73,7 @@ class Estimates:
             self.sources.append(GuessSource(scheduler, before))
 
     def choose(self) -> GuessSource:
-        """Which source to speculate with until the next verification. Each is timed once first."""
+        """The source to speculate with until the next verification. Each is timed once first."""
         for source in self.sources:
             if not source.is_timed or len(self.sources) == 1:
                 return source

@@ -1,8 +1,8 @@
 """How much the neighbours of a kNN-LM count, chosen on held-out text.
 
-With one lambda for all contexts, far neighbours count as much as near ones: that helps on texts
-like those of the datastore, and harms on all others. What is chosen here is therefore a lambda for
-each range of distances of the nearest neighbour, falling with it (Drozdov et al. 2022, "You can't
+With one lambda for all contexts, far neighbours count as much as near ones, which helps on texts
+like those of the datastore and harms on all others. Each range of distances of the nearest
+neighbour therefore has its own lambda, falling with the distance (Drozdov et al. 2022, "You can't
 pick your neighbors, or can you? When and how to rely on retrieval in the kNN-LM").
 """
 
@@ -15,14 +15,13 @@ import numpy as np
 
 from ..store.schema import AtMost, Range
 
-# Tokens that a range of distances has at least, and ranges at most.
+# The fewest tokens of a range of distances, and the most ranges.
 LEAST_TOKENS = 64
 _MOST_RANGES = 12
 # Temperatures, in relation to the median distance of all neighbours.
 _TEMPERATURES = 2.0 ** np.arange(-9, 3)
-# For each token of the farthest range, so many more are taken to have no neighbour that is right,
-# and the nearer a range the fewer: it is there that the tokens of other texts are, which the
-# held-out one does not tell about.
+# Tokens without any right neighbour that are added for each token of the farthest range, fewer for
+# nearer ones: other texts, which the held-out one cannot represent, have theirs there.
 _UNLIKE = 0.5
 _BISECTIONS = 40
 
@@ -54,16 +53,12 @@ class Interpolation:
     perplexity: Annotated[float, _PERPLEXITY]
 
     def check(self) -> None:
-        """Checks what no single field tells.
-
-        Raises:
-            ValueError: If the fields do not fit together.
-        """
+        """Refuses fields that do not fit together."""
         if len(self.lambdas) != len(self.distances) + 1 or self.distances != sorted(self.distances):
             raise ValueError(f"its {len(self.lambdas)} lambdas do not fit its distances")
 
     def lambda_at(self, distance: float) -> float:
-        """How much the neighbours count where the nearest is at this squared distance."""
+        """How much neighbours count if the nearest is at this squared distance."""
         return self.lambdas[int(np.searchsorted(self.distances, distance))]
 
     def __str__(self) -> str:
@@ -76,16 +71,13 @@ def choose(scores: np.ndarray, right: np.ndarray, log_lm: np.ndarray) -> Interpo
     """Chooses the lambdas and the temperature with the lowest perplexity.
 
     For one temperature and range of distances, the likelihood is concave in lambda: its maximum is
-    where the derivative is zero. Lambda 0 is the model alone, so that no choice is worse than that.
+    where the derivative is zero. Lambda 0 is the model alone, so that no choice is worse.
 
     Args:
         scores (`np.ndarray`, float32 of shape `(n, k)`): For each held-out token, minus the squared
             distances of its neighbours, the nearest first.
         right (`np.ndarray`, bool of shape `(n, k)`): Which of them were followed by that token.
         log_lm (`np.ndarray`, float64 of shape `(n,)`): The token's log-probability by the model.
-
-    Returns:
-        [`Interpolation`]: The choice, and what it is worth on these tokens.
     """
     count, k = scores.shape
     nearest = np.maximum(-scores[:, 0].astype(np.float64), 0)
@@ -124,9 +116,8 @@ def _edges(nearest: np.ndarray) -> np.ndarray:
 
 
 def _best_lambda(ratios: np.ndarray, unlike: float) -> float:
-    """The lambda with the greatest likelihood, of tokens that the neighbours find so many times as
-    probable as the model does, and for each of them `unlike` tokens that they do not find at all.
-    """
+    """The lambda of greatest likelihood, given how many times as probable the neighbours find each
+    token as the model does, with `unlike` more tokens each that they do not find at all."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

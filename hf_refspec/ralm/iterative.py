@@ -6,8 +6,7 @@ comes from the request cache, see `engine.py`; the text is that of `iterative_te
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,21 +26,20 @@ from ..drafting.observation import Observation
 from ..drafting.sampling import Sampling
 from ..generation.entry_point import entry_point
 from ..generation.row import Row
-from ..generation.validation import FURTHER_OUTPUTS, check_model, check_request
+from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
 from ..verification.cache import find_cache
-from .checked_search import RetrievalError
-from .engine import generate_speculatively
+from .call import check_call, decode
 from .iterative_text import IterativeText, PassageLoop, Passages
 from .options import Speculation
 from .passage_contexts import PassageContexts
-from .stats import RetrievalStats, check_stats
+from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
-# What `generate` prepares, and is made anew for each passage.
+# Arguments that `generate` prepares, and that are prepared again for each passage.
 _PREPARED = (
     "attention_mask",
     "position_ids",
@@ -85,7 +83,7 @@ def iterative_ralm(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's. It says which token is BOS,
             which the generation config says otherwise; `stop_strings` need it.
         generation_stride (`int`, *optional*, defaults to 4): Tokens between two retrievals.
-        query_length (`int`, *optional*, defaults to 32): The last tokens that a query is made of.
+        query_length (`int`, *optional*, defaults to 32): The last tokens that form a query.
         speculation (`str`, `Speculation`, *optional*, defaults to `"psa"`): See
             [`Speculation.parse`]; `None` for the baseline, which waits for every retrieval.
         drafter ([`Drafter`], *optional*): Drafts tokens from the passage, the prompt and the output
@@ -97,102 +95,51 @@ def iterative_ralm(
         What `generate` returns, without any passage: ids `(1, length)`, or a
         `GenerateDecoderOnlyOutput` that has no cache.
 
-    Logits processors and stopping criteria must go by the ids alone: what is rolled back they are
-    asked again.
+    Logits processors and stopping criteria must depend on the ids alone: they are asked again about
+    text that was rolled back.
 
     Raises:
         TypeError: If an option has the wrong type.
-        ValueError: If an argument asks for what cannot be done, or there is no room for a passage.
+        ValueError: If an argument is invalid or not supported, or there is no room for a passage.
         RetrievalError: If the retriever fails, with the text so far.
     """
     speculation = Speculation.parse(speculation)
-    _check_options(retriever, generation_stride, query_length, drafter, retrieval_stats)
-    _check_request(model, input_ids, generation_config, model_kwargs)
+    _check_options(retriever, generation_stride, query_length, drafter)
+    check_call(
+        *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
+    )
+    _check_prepared(model_kwargs)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
+    vocab_size = text_config(model).vocab_size
+    passages = Passages(retriever, _room_for_passages(model, row), vocab_size)
+    prompt = _without_padding(input_ids, model_kwargs.get("attention_mask"))
     bos = generation_config.bos_token_id if tokenizer is None else tokenizer.bos_token_id
-    call = _Call(model, row, generation_config, model_kwargs, retriever, drafter, streamer)
-    text = call.text(bos, generation_stride, query_length)
-    return call.decode(text, speculation, retrieval_stats)
+    begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
+    contexts = PassageContexts(
+        model, generation_config, model_kwargs, row, prompt[:begin], prompt[begin:]
+    )
+    loop = PassageLoop(model, contexts, model_kwargs, drafter)
+    text = IterativeText(
+        row, contexts, passages, loop, prompt, generation_stride, query_length, streamer
+    )
+    sampling = Sampling.of(generation_config)
+    with nullcontext() if drafter is None else drafter.session(prompt, vocab_size, sampling):
+        decode(text, row, retriever, speculation, 1, retrieval_stats, streamer)
+        if drafter is not None:  # a session cache remembers the whole text without passages
+            drafter.begin(prompt, vocab_size)
+            drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
+    if not generation_config.return_dict_in_generate:
+        return row.ids
+    return GenerateDecoderOnlyOutput(sequences=row.ids, scores=row.scores, logits=row.logits)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What `generate` hands over, and how it is decoded."""
-
-    model: PreTrainedModel
-    row: Row
-    generation_config: GenerationConfig
-    model_kwargs: dict[str, Any]
-    retriever: Retriever
-    drafter: Drafter | None
-    streamer: BaseStreamer | None
-
-    @property
-    def vocab_size(self) -> int:
-        return text_config(self.model).vocab_size
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """The prompt without padding, int64 of shape `(n,)`."""
-        length = len(self.row) - len(self.row.output)
-        ids = self.row.ids[0, :length].numpy(force=True).astype(np.int64)
-        mask = self.model_kwargs.get("attention_mask")
-        return ids if mask is None else ids[mask[0].numpy(force=True) != 0]
-
-    def text(self, bos: Any, stride: int, query_length: int) -> IterativeText:
-        """The text before anything is retrieved; a passage will stand behind its BOS token."""
-        prompt, room = self.prompt, _room_for_passages(self.model, self.row)
-        begin = int(len(prompt) > 0 and prompt[0] in np.atleast_1d(np.array(bos)))
-        contexts = PassageContexts(
-            self.model,
-            self.generation_config,
-            self.model_kwargs,
-            self.row,
-            prompt[:begin],
-            prompt[begin:],
-        )
-        passages = Passages(self.retriever, room, self.vocab_size)
-        loop = PassageLoop(self.model, contexts, self.model_kwargs, self.drafter)
-        streamer = self.streamer
-        return IterativeText(
-            self.row, contexts, passages, loop, prompt, stride, query_length, streamer
-        )
-
-    def decode(
-        self,
-        text: IterativeText,
-        speculation: Speculation | None,
-        stats: RetrievalStats | None,
-    ) -> GenerateDecoderOnlyOutput | torch.Tensor:
-        """See [`iterative_ralm`]."""
-        row, drafter, prompt = self.row, self.drafter, self.prompt
-        sampling = Sampling.of(self.generation_config)
-        with ExitStack() as call:
-            if drafter is not None:
-                call.enter_context(drafter.session(prompt, self.vocab_size, sampling))
-            if self.streamer is not None:
-                self.streamer.put(row.ids.cpu())
-            try:
-                generate_speculatively(text, self.retriever, speculation, k=1, stats=stats)
-            except RetrievalError as error:
-                error.text_ids = row.ids[0].tolist()
-                raise
-            if drafter is not None:  # is told what the call has come to before it ends
-                drafter.begin(prompt, self.vocab_size)
-                drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
-        if self.streamer is not None:
-            self.streamer.end()
-        if not self.generation_config.return_dict_in_generate:
-            return row.ids
-        return GenerateDecoderOnlyOutput(sequences=row.ids, scores=row.scores, logits=row.logits)
+def _without_padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
+    ids = input_ids[0].numpy(force=True).astype(np.int64)
+    return ids if mask is None else ids[mask[0].numpy(force=True) != 0]
 
 
 def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
-    """The most tokens that a passage may have, `None` where the model sets no limit.
-
-    Raises:
-        ValueError: If there is no room for one.
-    """
+    """The most tokens that a passage may have, `None` where the model sets no limit."""
     longest = context_length(model)
     if longest is None or row.max_length is None:
         return None
@@ -207,13 +154,7 @@ def _room_for_passages(model: PreTrainedModel, row: Row) -> int | None:
     return room
 
 
-def _check_options(
-    retriever: Any,
-    generation_stride: Any,
-    query_length: Any,
-    drafter: Any,
-    retrieval_stats: Any,
-) -> None:
+def _check_options(retriever: Any, generation_stride: Any, query_length: Any, drafter: Any) -> None:
     if not isinstance(retriever, Retriever) or isinstance(retriever, type):
         raise TypeError(
             "`retriever` must have the methods of `hf_refspec.Retriever` (encode, search, score, "
@@ -226,22 +167,9 @@ def _check_options(
             "`drafter` must be a drafter of hf_refspec, `hf_refspec.ReferenceCopy()` for example, "
             f"or None, but is {drafter!r}."
         )
-    check_stats(retrieval_stats)
 
 
-def _check_request(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    generation_config: GenerationConfig,
-    model_kwargs: dict[str, Any],
-) -> None:
-    check_model(model, "iterative_ralm")
-    check_request(input_ids, generation_config, model_kwargs, "iterative_ralm")
-    if len(input_ids) != 1:
-        raise ValueError(
-            f"`iterative_ralm` takes one prompt at a time, but `input_ids` has {len(input_ids)} "
-            "rows: each would have passages of its own. Call `generate` for each."
-        )
+def _check_prepared(model_kwargs: dict[str, Any]) -> None:
     if getattr(find_cache(model_kwargs), "_is_user_defined", False):
         raise ValueError(
             "`past_key_values` cannot be combined with `iterative_ralm`: passages stand before "

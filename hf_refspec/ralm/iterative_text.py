@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Passages:
-    """The passages of one call, cut to the room that there is (no limit if it is `None`)."""
+    """The passages of one call, cut to `room` tokens (no limit if it is `None`)."""
 
     def __init__(self, retriever: Retriever, room: int | None, vocab_size: int) -> None:
         self.retriever = retriever
@@ -34,12 +34,7 @@ class Passages:
         self._tokens: dict[int, np.ndarray] = {}
 
     def __getitem__(self, passage_id: int) -> np.ndarray:
-        """The tokens of a passage, int64.
-
-        Raises:
-            RetrievalError: If the retriever does not know it, or if these are no tokens of the
-                model.
-        """
+        """The tokens of a passage, int64; all of them must be the model's."""
         if passage_id not in self._tokens:
             tokens = np.asarray(call_with_retry(self.retriever, "passage", passage_id))
             self._check(passage_id, tokens)
@@ -64,14 +59,7 @@ class Passages:
 class PassageLoop:
     """Decodes a row behind a passage, with drafts from the passage, the prompt and the output.
 
-    Where the text goes on behind another passage, or after something else than what the drafter was
-    told, the drafter begins anew.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        contexts ([`PassageContexts`]): They say how drafts are verified.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-        drafter ([`Drafter`], *optional*): What drafts, in a session of this call.
+    The drafter begins anew where the text goes on behind another passage, or was rolled back.
     """
 
     def __init__(
@@ -89,15 +77,15 @@ class PassageLoop:
             self._budget = make_budget("auto", drafter, model, kind.name)
         self._reach = Reach(kind, model, 1, model_kwargs)
         self._chains = not kind.takes_trees
-        # Where the drafter has been told of everything, and how long that was.
-        self._told: tuple[Context, int] | None = None
+        # The context that the drafter has observed, and the text's length by then.
+        self._observed: tuple[Context, int] | None = None
 
     def run(self, row: Row, context: Context, end: int) -> None:
         """Decodes until the row is `end` tokens long, or has ended."""
         row.seen = context
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
         context.prefill()
-        if self._told != (context, len(row)):
+        if self._observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             self._drafter.begin(ids, self._vocab_size)
         loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
@@ -108,11 +96,11 @@ class PassageLoop:
                 loop.step([row])
             else:
                 loop.prefill([row])
-        self._told = (context, len(row))
+        self._observed = (context, len(row))
 
-    def roll_back(self) -> None:
-        """Is told that the text has gone back."""
-        self._told = None
+    def forget(self) -> None:
+        """Has the drafter begin anew: the text was rolled back."""
+        self._observed = None
 
 
 @dataclass(slots=True, eq=False)
@@ -127,27 +115,16 @@ class IterativeStep:
 
 @dataclass
 class IterativeText:
-    """The text of one call, see [`RetrievalAugmentedGeneration`].
-
-    Attributes:
-        row ([`Row`]): Prompt and output.
-        contexts ([`PassageContexts`]): What the model sees of it.
-        passages ([`Passages`]): What is retrieved.
-        loop ([`PassageLoop`]): Decodes.
-        prompt (`np.ndarray`, int64): The prompt without padding.
-        stride (`int`): The tokens of a step.
-        query_length (`int`): The tokens of a query.
-        streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
-    """
+    """The text of one call, see [`RetrievalAugmentedGeneration`]."""
 
     row: Row
     contexts: PassageContexts
     passages: Passages
     loop: PassageLoop
-    prompt: np.ndarray
-    stride: int
+    prompt: np.ndarray  # without padding, int64
+    stride: int  # the tokens of a step
     query_length: int
-    streamer: BaseStreamer | None
+    streamer: BaseStreamer | None  # receives each token once it is verified
     _unverified: list[IterativeStep] = field(default_factory=list)
 
     @property
@@ -178,7 +155,7 @@ class IterativeText:
             last = self._unverified.pop()
             self.contexts.undo(last.change)
             self.row.roll_back(last.before)
-        self.loop.roll_back()
+        self.loop.forget()
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
         if not steps:

@@ -1,13 +1,13 @@
-"""The datastore of a kNN-LM: for every token of a corpus, the hidden state that came before it.
+"""The datastore of a kNN-LM: for every token of a corpus, the hidden state before it.
 
-Entries are in the order of the corpus: those that follow an entry are of the tokens after it.
+Entries are in the order of the corpus.
 Khandelwal et al. 2020, "Generalization through Memorization" (arXiv 1911.00172).
 
     entries.safetensors     keys    float32 or float16, the hidden state after a context
                             norms   float32, the squared length of each key
-                            values  int32, the token that followed
-                            probe   float32, the model's hidden state after a text that is known
-    pq_index.safetensors    of larger datastores, see [`store.pq_index`]
+                            values  int32, the next token
+                            probe   float32, the model's hidden state after a fixed text
+    pq_index.safetensors    of larger datastores, see [`ralm.pq_index`]
 """
 
 from __future__ import annotations
@@ -31,31 +31,25 @@ from ..retrieval.retrieved import Retrieved
 from ..retrieval.vector_index import squared_lengths
 from ..store.card import readable_size
 from ..store.files import DatastoreError, FileEntry, read_arrays, write_arrays
-from ..store.fingerprint import public_name, tokenizer_fingerprint
-from ..store.folder import FolderConfig, check_writable, new_folder, only_writer
+from ..store.fingerprint import public_name
+from ..store.folder import check_writable, new_folder, only_writer
 from ..store.printable import printable
 from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
+from ..store.stored_folder import FolderConfig, StoredFolder
 from ..text_config import text_config
-from .hidden_states import (
-    Layer,
-    checked_lengths,
-    probe,
-    read_corpus,
-    read_predictions,
-    recorded,
-)
+from .hidden_states import Layer, probe, recorded
 from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
+from .reading import checked_lengths, read_corpus, read_predictions
 
 Index: TypeAlias = Literal["flat", "hnsw"]
 
-# The entries after one that was retrieved which the request cache takes as well (RaLMSpec, 5.3).
+# Entries after a retrieved one that the request cache takes as well (RaLMSpec, section 5.3).
 NEIGHBOURS = 10
 DEFAULT_K = 1024
-# Held-out tokens that are read to choose on: each is a search of all entries.
+# Held-out tokens that `tune` reads: each needs a search of all entries.
 _HELD_OUT_TOKENS = 8192
-# How far, in relation, the probe may be off: other number formats are, by a percent or two.
+# The largest relative difference of the probe: number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
 PQ_INDEX = Named("a file of a PQ index", r"pq_index\.safetensors")
@@ -65,18 +59,8 @@ KeyDtype = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class KnnConfig(FolderConfig):
-    """What the config.json of a kNN datastore says.
-
-    Attributes:
-        model (`str`): The model's name, for people.
-        layer (`str`): Which hidden state a key is.
-        vocab_size (`int`): All values are below it.
-        entries, dimension (`int`): The shape of the keys.
-        key_dtype (`str`): `"float32"` or `"float16"`.
-        file (`FileEntry`): Where the entries are.
-        pq_index (`FileEntry`, *optional*): Where their PQ index is, if there is one.
-        interpolation ([`Interpolation`], *optional*): How much neighbours count, if it was chosen.
-    """
+    """The config.json of a kNN datastore: `layer` is the hidden state that a key is, `entries` and
+    `dimension` are the shape of the keys, and `interpolation` is the weight of the neighbours."""
 
     NOUN = "kNN datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
@@ -100,34 +84,33 @@ class KnnConfig(FolderConfig):
                 raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
 
     def card_texts(self) -> dict[str, str]:
-        chosen = self.interpolation
-        return {
-            "pq_size": readable_size(self.pq_index.size) if self.pq_index else "none",
-            "interpolation": "not chosen"
-            if chosen is None
-            else f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
-            f"{chosen.perplexity_alone:.2f} on the {chosen.tokens:,} held-out tokens that this was "
-            "chosen on",
-        }
+        pq_size = readable_size(self.pq_index.size) if self.pq_index else "none"
+        chosen, interpolation = self.interpolation, "not chosen"
+        if chosen is not None:
+            interpolation = (
+                f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
+                f"{chosen.perplexity_alone:.2f} on {chosen.tokens:,} held-out tokens"
+            )
+        return {"pq_size": pq_size, "interpolation": interpolation}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
-    It stays on disk, mapped into memory (float16 keys are turned to float32 in memory). To open it
-    reads the values alone; an HNSW graph is built anew.
+    It is memory-mapped (float16 keys are converted to float32 in memory). Opening it reads only the
+    values, but builds an HNSW graph anew.
 
     Args:
         path (`str` or `Path`): The folder.
-        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): How the nearest keys are
-            found: exactly, or approximately by a graph (FAISS, extra `retrieval`), which takes
-            minutes to build for a million entries, and memory for a copy of the keys.
+        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, or approximate
+            search in a graph (FAISS, extra `retrieval`), which takes minutes to build for a million
+            entries, and memory for a copy of the keys.
 
     Attributes:
         path (`Path`): The folder.
-        config ([`KnnConfig`]): What its config.json says.
+        config ([`KnnConfig`]): Its config.json.
         keys (`np.ndarray`, float32 of shape `(entries, dimension)`): Hidden states.
-        values (`np.ndarray`, int32 of shape `(entries,)`): The tokens that followed them.
+        values (`np.ndarray`, int32 of shape `(entries,)`): The next tokens.
 
     Raises:
         DatastoreError: If there is no datastore, or it is damaged, as far as sizes, headers and
@@ -141,35 +124,26 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         if index not in get_args(Index):
             raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
         self.index: Index = index
-        super().__init__(path)
+        super().__init__(path, index)
 
     def _open(self, config: KnnConfig) -> None:
-        self.config = config
         entries, dimension = config.entries, config.dimension
-        arrays = read_arrays(
-            self.path,
-            config.file,
-            {
-                "keys": (np.dtype(config.key_dtype), entries * dimension),
-                "norms": (np.dtype(np.float32), entries),
-                "values": (np.dtype(np.int32), entries),
-                "probe": (np.dtype(np.float32), dimension),
-            },
-        )
-        self.keys = arrays["keys"].reshape(entries, dimension).astype(np.float32, copy=False)
-        self.values = arrays["values"]
-        self._probe = arrays["probe"]
+        shapes = {
+            "keys": (config.key_dtype, (entries, dimension)),
+            "norms": (np.float32, entries),
+            "values": (np.int32, entries),
+            "probe": (np.float32, dimension),
+        }
+        arrays = read_arrays(self.path, config.file, shapes)
+        self.keys = arrays["keys"].astype(np.float32, copy=False)
+        self.values, self._probe, norms = arrays["values"], arrays["probe"], arrays["norms"]
         self._known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-        norms = arrays["norms"]
         if self.values.min() < 0 or self.values.max() >= config.vocab_size:
-            raise self._damaged(f"a value is not below {config.vocab_size}")
+            raise self._damaged(config.file, f"a value is not below {config.vocab_size}")
         if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
-            raise self._damaged("a squared length is no number from 0 on")
+            raise self._damaged(config.file, "a squared length is not a number from 0 on")
         vector_index = FlatIndex if self.index == "flat" else HnswIndex
         self._index = vector_index(self.keys, norms, "l2")
-
-    def _damaged(self, reason: str) -> DatastoreError:
-        return DatastoreError(f"{self.path / self.config.file.name} is damaged: {reason}")
 
     def __repr__(self) -> str:
         held = f"entries={len(self):,}, dimension={self.config.dimension}"
@@ -178,9 +152,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
     def __len__(self) -> int:
         return self.config.entries
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path.absolute(), self.index)  # a copy maps the same file
 
     @classmethod
     def build(
@@ -199,29 +170,29 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
 
-        All keys are held in memory until they are written. Where FAISS is installed, a large
-        datastore gets a PQ index as well, see [`~KnnDatastore.add_pq_index`].
+        All keys are held in memory until they are written. If FAISS is installed, a large datastore
+        gets a PQ index as well, see [`~KnnDatastore.add_pq_index`].
 
         Args:
-            model (`PreTrainedModel`): The model that will look things up here.
+            model (`PreTrainedModel`): The model that will use the datastore.
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
-            corpus (`str` or iterable of them): Texts. A long one is read in windows that overlap.
+            corpus (`str` or iterable of them): Texts. A long one is read in overlapping windows.
             path (`str` or `Path`): The new folder.
             index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): See [`KnnDatastore`].
-            layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): Which
-                hidden state is the key, see [`recorded`].
-            key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): How keys
-                are written; float16 takes half of the disk.
-            max_entries (`int`, *optional*): Stops where there are that many.
-            held_out (`str` or iterable of them, *optional*): Texts like those of the corpus, but
-                none of them, on which it is chosen how much the neighbours count, see
-                [`~KnnDatastore.tune`].
+            layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
+                hidden state that is the key: the input of the last layer's MLP, or the input of
+                the output embeddings.
+            key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
+                of the stored keys; float16 takes half of the disk.
+            max_entries (`int`, *optional*): The most entries.
+            held_out (`str` or iterable of them, *optional*): Other texts like those of the corpus,
+                to choose the neighbours' weight on, see [`~KnnDatastore.tune`].
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is none that it can be, the model's
-                hidden states are not finite, or `held_out` has fewer than 64 tokens.
+            ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
+                are not finite, or `held_out` has fewer than 64 tokens.
             FileExistsError: If there is something at `path`.
         """
         if key_dtype not in get_args(KeyDtype):
@@ -232,7 +203,22 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             pass
         with new_folder(Path(path)) as folder:
             keys, values = read_corpus(model, tokenizer, corpus, layer, max_entries, progress)
-            _write(folder, model, tokenizer, layer, keys.astype(key_dtype, copy=False), values)
+            entries, dimension = keys.shape
+            with_pq_index = entries >= LEAST_ROWS and axes_of(dimension) > 0 and find_spec("faiss")
+            stored = keys.astype(key_dtype, copy=False)
+            arrays = {"keys": stored, "norms": checked_lengths(stored)}
+            arrays |= {"values": values, "probe": probe(model, layer)}
+            KnnConfig.made_for(
+                tokenizer,
+                model=public_name(model),
+                layer=layer,
+                vocab_size=text_config(model).vocab_size,
+                entries=entries,
+                dimension=dimension,
+                key_dtype=key_dtype,
+                file=write_arrays(folder / "entries.safetensors", arrays),
+                pq_index=PQIndex.build(keys).write(folder) if with_pq_index else None,
+            ).write(folder)
             if held_out is not None:
                 cls(folder).tune(model, tokenizer, held_out)
         return cls(path, index)
@@ -243,12 +229,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         tokenizer: PreTrainedTokenizerBase,
         held_out: str | Iterable[str],
     ) -> Interpolation:
-        """Chooses how much the neighbours count, on texts that the datastore was not built from,
-        and writes it into the folder: [`knn_lm`] and [`perplexity`] take it from there.
+        """Chooses the weight of the neighbours on texts that the datastore was not built from, and
+        writes it into the folder for [`knn_lm`] and [`perplexity`].
 
-        Lambda falls with the distance of the nearest neighbour, so that texts that are unlike those
-        of the datastore are left to the model; lambda 0 is among the choices, so that on the
-        held-out text the kNN-LM is never worse than the model. 8,192 tokens are read at most.
+        Lambda falls with the distance of the nearest neighbour, so that the model alone decides on
+        texts unlike those of the datastore; lambda 0 is among the choices, so that on the held-out
+        text the kNN-LM is never worse than the model. At most 8,192 tokens are read.
 
         Args:
             model (`PreTrainedModel`): The one that it was built with.
@@ -256,7 +242,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             held_out (`str` or iterable of them): Texts.
 
         Returns:
-            [`Interpolation`]: What was chosen.
+            [`Interpolation`]: The choice.
 
         Raises:
             TypeError: If a text is not a string.
@@ -289,10 +275,10 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return chosen
 
     def add_pq_index(self) -> None:
-        """Writes a PQ index of the keys into the folder: 32 bytes an entry, for better guesses.
+        """Writes a PQ index of the keys into the folder: 32 bytes an entry, for better speculation.
 
-        The request cache often lacks the nearest entries, above all where few are looked up. With
-        a PQ index, speculation looks at all of them in every step. A million takes ten seconds.
+        The request cache often lacks the nearest entries, above all for small `k`. With a PQ index,
+        speculation searches all entries in every step. A million takes ten seconds.
 
         Raises:
             ImportError: If FAISS is not installed (extra `retrieval`).
@@ -301,14 +287,14 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """
         check_writable(self.path)
         if not np.isfinite(squared_lengths(self.keys)).all():
-            raise self._damaged("keys are not finite; build it again")
+            raise self._damaged(self.config.file, "keys are not finite; build it again")
         built = PQIndex.build(self.keys)
         with only_writer(self.path):
             self._replace_config(pq_index=built.write(self.path))
-        self.__dict__.pop("pq_index", None)  # it is read when it is needed
+        self.__dict__.pop("pq_index", None)  # an older one
 
     def _replace_config(self, **changes: Any) -> None:
-        """Changes config.json, as it is by now: others may have changed other entries of it."""
+        """Changes entries of config.json, of which others may have changed other entries."""
         now = KnnConfig.read(self.path)
         if now.file != self.config.file:
             raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
@@ -317,11 +303,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
 
     @cached_property
     def pq_index(self) -> PQIndex | None:
-        """The PQ index, if there is one, FAISS is installed to search it, and it is of use: to walk
-        a graph takes no longer.
+        """The PQ index if there is one, FAISS is installed, and the index is flat (a graph is as
+        fast).
 
-        It is read when it is first needed, but its numbers are not checked: wrong ones give wrong
-        guesses, and so the same text more slowly. [`~KnnDatastore.verify`] tells.
+        It is read on first use. Its codes are not checked: wrong ones give wrong guesses, and so
+        the same text more slowly. [`~KnnDatastore.verify`] checks them.
 
         Raises:
             DatastoreError: If its file is damaged, as far as sizes and headers tell.
@@ -333,19 +319,18 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             return PQIndex.read(self.path, self.config.pq_index, shape)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuses a model that the keys are not from: distances to them would mean nothing.
+        """Refuses a model other than the one that computed the keys.
 
         Raises:
-            ValueError: If its hidden state after a known text is not the one that was written.
+            ValueError: If its hidden state after a fixed text is not the stored one.
         """
         if model in self._known:
             return
-        name = type(model).__name__
-        config = text_config(model)
-        if config.vocab_size != self.config.vocab_size:
+        name, vocab_size = type(model).__name__, text_config(model).vocab_size
+        if vocab_size != self.config.vocab_size:
             raise ValueError(
                 f"knn_datastore was made with a vocabulary of {self.config.vocab_size}, but this "
-                f"{name} has {config.vocab_size}; build one with this model"
+                f"{name} has {vocab_size}; build one with this model"
             )
         found = probe(model, self.config.layer)
         if found.shape != self._probe.shape:
@@ -369,11 +354,11 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             k (`int`): How many entries.
 
         Returns:
-            A list of [`Retrieved`]: the scores are minus the squared distances.
+            A list of [`Retrieved`]; the scores are negative squared distances.
 
         Raises:
             ValueError: If a query is not finite or of another size.
-            DatastoreError: If keys are not finite, so that nothing can be near to them.
+            DatastoreError: If keys are not finite.
         """
         batch = np.ascontiguousarray(queries, dtype=np.float32).reshape(len(queries), -1)
         if batch.shape[1] != self.config.dimension or not np.isfinite(batch).all():
@@ -385,61 +370,30 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         least = min(k, len(self)) if self.index == "flat" else 1  # a graph may miss some
         for each in found:
             if len(each) < least or not np.isfinite(each.scores).all():
-                raise self._damaged("keys are not finite; build it again")
+                raise self._damaged(self.config.file, "keys are not finite; build it again")
         return found
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The scores (float32) that `search` returns for the entries `ids`."""
+        """The scores (float32) of the entries `ids`, as `search` returns them."""
         return self._index.score(query, ids)
 
     def neighbours(self, ids: np.ndarray) -> np.ndarray:
-        """The 10 entries after each of some, as far as there are so many (spatial locality)."""
+        """The next 10 entries after each of `ids`, as far as there are so many."""
         following = np.unique(ids[:, None] + np.arange(1, NEIGHBOURS + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """What followed the entries that were found (Khandelwal et al. 2020, equation 2).
+        """The next tokens of retrieved entries (Khandelwal et al. 2020, equation 2).
 
         Args:
             found ([`Retrieved`]): Neighbours of a hidden state.
-            temperature (`float`): Squared distances are divided by it.
+            temperature (`float`): Divides the squared distances.
 
         Returns:
-            Tokens (int64, ascending) and their probabilities (float64), which sum up to 1.
+            Tokens (int64, ascending) and their probabilities (float64), which sum to 1.
         """
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)
         sums = np.bincount(places, weights)
         return tokens.astype(np.int64), sums / sums.sum()
-
-
-def _write(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    layer: Layer,
-    keys: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    """Writes all of a datastore into a folder."""
-    arrays = {
-        "keys": keys.reshape(-1),
-        "norms": checked_lengths(keys),
-        "values": values,
-        "probe": probe(model, layer),
-    }
-    with_index = len(keys) >= LEAST_ROWS and axes_of(keys.shape[1]) > 0 and find_spec("faiss")
-    index = PQIndex.build(keys.astype(np.float32, copy=False)) if with_index else None
-    KnnConfig(
-        fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=public_name(tokenizer),
-        model=public_name(model),
-        layer=layer,
-        vocab_size=text_config(model).vocab_size,
-        entries=len(keys),
-        dimension=keys.shape[1],
-        key_dtype="float16" if keys.dtype == np.float16 else "float32",
-        file=write_arrays(folder / "entries.safetensors", arrays),
-        pq_index=None if index is None else index.write(folder),
-    ).write(folder)

@@ -1,8 +1,8 @@
 """kNN-LM: a language model that looks up, at every token, what followed similar contexts.
 
 Khandelwal et al. 2020, with the look-ups speculated (RaLMSpec, section 5.3 and appendix): the next
-query needs the next token, and the entries after those that were found before nearly always give
-it. Verification therefore compares tokens, not neighbours.
+query needs only the next token, which the entries after those found before nearly always predict.
+Verification therefore compares tokens, not neighbours.
 """
 
 from __future__ import annotations
@@ -27,25 +27,24 @@ from ..drafting.tree import DraftTree
 from ..generation.acceptance import accept
 from ..generation.entry_point import entry_point
 from ..generation.row import Row, RowMark
-from ..generation.validation import check_model, check_request, check_steps
+from ..generation.validation import check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..verification.cache import find_cache
 from ..verification.chain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
-from .checked_search import RetrievalError
-from .engine import generate_speculatively
+from .call import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .mixture import Mixture
 from .options import Speculation
-from .stats import RetrievalStats, check_stats
+from .stats import RetrievalStats
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
-# With more than that, the request cache gets enough: the entries after each would bring hardly
-# anything, and make it dearer to ask than to be wrong.
+# With more neighbours than that, the entries after each add hardly anything to the request cache,
+# and make it slower than a wrong guess.
 _MOST_WITH_NEIGHBOURS = 128
 
 
@@ -100,18 +99,16 @@ def knn_lm(
     """
     speculation = Speculation.parse(speculation)
     mixture = Mixture(knn_datastore, k, lambda_, temperature)
-    check_stats(retrieval_stats)
-    _check_request(model, input_ids, logits_processor, generation_config, model_kwargs, speculation)
+    check_call(model, input_ids, generation_config, model_kwargs, retrieval_stats, "knn_lm")
+    _check_request(model, logits_processor, generation_config, model_kwargs, speculation)
     mixture.datastore.check_model(model)
     row = Row(input_ids, logits_processor, stopping_criteria, generation_config)
     verifier = PlainVerifier(model, generation_config, model_kwargs)
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
+    retriever = cast(Retriever, mixture.datastore)  # the engine only searches and scores
+    sources = _guess_sources(mixture, speculation)
     with recorded(model, mixture.datastore.config.layer) as hidden:
         text = KnnText(row, verifier, hidden, mixture, streamer)
-        text.generate(speculation, retrieval_stats)
-    if streamer is not None:
-        streamer.end()
+        decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
     if not generation_config.return_dict_in_generate:
         return row.ids
     return GenerateDecoderOnlyOutput(sequences=row.ids, past_key_values=verifier.cache)
@@ -119,8 +116,6 @@ def knn_lm(
 
 @dataclass(frozen=True)
 class _Step:
-    """A token, what it was chosen by, and where."""
-
     token: int
     found: Retrieved
     logits: torch.Tensor
@@ -131,51 +126,24 @@ class _Step:
 
 @dataclass
 class KnnText:
-    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token.
-
-    Attributes:
-        row ([`Row`]): Prompt and output.
-        verifier ([`Verifier`]): Runs the model, one token a pass.
-        hidden ([`HiddenStates`]): Of the last pass: the queries.
-        mixture ([`Mixture`]): What tokens are chosen from.
-        streamer (`BaseStreamer`, *optional*): Gets each token once it is verified.
-    """
+    """The text of one call, as [`RetrievalAugmentedGeneration`]: a step is a token."""
 
     row: Row
     verifier: Verifier
-    hidden: HiddenStates
+    hidden: HiddenStates  # of the last pass: the query
     mixture: Mixture
-    streamer: BaseStreamer | None
-    # After the text: the logits `(vocab_size,)` and the hidden state, once the model was run.
+    streamer: BaseStreamer | None  # receives each token once it is verified
+    # The logits `(vocab_size,)` and the hidden state after the text, once the model was run.
     _after: tuple[torch.Tensor, np.ndarray] | None = None
-
-    def generate(self, speculation: Speculation | None, stats: RetrievalStats | None) -> None:
-        """Generates the text.
-
-        Raises:
-            RetrievalError: With the text so far, if the datastore fails.
-        """
-        # The engine only searches and scores: nothing is put before the text.
-        retriever = cast(Retriever, self.mixture.datastore)
-        guesses = _guesses(self.mixture, speculation)
-        try:
-            generate_speculatively(
-                self, retriever, speculation, self.mixture.k, **guesses, stats=stats
-            )
-        except RetrievalError as error:
-            error.text_ids = self.row.ids[0].tolist()
-            raise
 
     @property
     def finished(self) -> bool:
         return self.row.finished
 
     def query(self) -> np.ndarray:
-        """The hidden state after the text."""
         return self._run()[1]
 
     def step(self, found: Retrieved) -> _Step:
-        """Chooses a token."""
         logits, query = self._run()
         before, cache = self.row.mark(), self.verifier.mark()
         log_probs = self.mixture.log_probs(logits, found)
@@ -191,13 +159,11 @@ class KnnText:
         return self.row.choose_at(step.before, log_probs) == step.token
 
     def roll_back(self, step: _Step) -> None:
-        """To before the token was chosen."""
         self.row.roll_back(step.before)
         self.verifier.roll_back(step.cache)
         self._after = (step.logits, step.query)
 
     def commit(self, steps: Sequence[_Step]) -> None:
-        """Streams the tokens."""
         if self.streamer is not None:
             for step in steps:
                 self.streamer.put(torch.tensor([step.token]))
@@ -212,25 +178,16 @@ class KnnText:
 
 def _check_request(
     model: PreTrainedModel,
-    input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     speculation: Speculation | None,
 ) -> None:
-    """Refuses what this cannot do, from the arguments as `generate` has prepared them."""
-    check_model(model, "knn_lm")
-    check_request(input_ids, generation_config, model_kwargs, "knn_lm")
     check_steps(model, model_kwargs, "knn_lm")
     if find_cache(model_kwargs) is None:
         raise ValueError(
             f"`knn_lm` needs a model that keeps its past in a `Cache`, but {type(model).__name__} "
             "does not"
-        )
-    if len(input_ids) > 1:
-        raise ValueError(
-            f"`knn_lm` continues one text, but `input_ids` has {len(input_ids)} rows. Pass one "
-            "prompt at a time."
         )
     if generation_config.return_dict_in_generate:
         for name in ("output_scores", "output_logits"):
@@ -241,19 +198,19 @@ def _check_request(
         if speculation is not None and isinstance(processor, stateful):
             raise ValueError(
                 f"`speculation` cannot be combined with a {type(processor).__name__}: it remembers "
-                "tokens that are taken back. Pass `speculation=None`, or leave it out."
+                "tokens that are rolled back. Pass `speculation=None`, or leave it out."
             )
 
 
-def _guesses(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
-    """What guesses come from beside what was retrieved: the entries after it (RaLMSpec, section
+def _guess_sources(mixture: Mixture, speculation: Speculation | None) -> dict[str, Any]:
+    """The sources of guesses beside what was retrieved: the entries after it (RaLMSpec, section
     5.3), and the PQ index."""
     if speculation is None:
         return {}
     store = mixture.datastore
-    guesses: dict[str, Any] = {}
-    if mixture.k <= _MOST_WITH_NEIGHBOURS:
-        guesses["neighbours"] = store.neighbours
-    if speculation.pq_index and store.pq_index is not None:
-        guesses["candidates"] = store.pq_index.candidates
-    return guesses
+    with_neighbours = mixture.k <= _MOST_WITH_NEIGHBOURS
+    pq_index = store.pq_index if speculation.pq_index else None
+    return {
+        "neighbours": store.neighbours if with_neighbours else None,
+        "candidates": None if pq_index is None else pq_index.candidates,
+    }

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ..retrieval.retrieved import Retrieved
-from .hidden_states import Predictions
 from .knn_datastore import DEFAULT_K, KnnDatastore
+from .reading import Predictions
 
 DEFAULT_LAMBDA = 0.25
 DEFAULT_TEMPERATURE = 1.0
@@ -22,17 +22,8 @@ DEFAULT_TEMPERATURE = 1.0
 class Mixture:
     """The distribution of the next token: the model's and the neighbours'.
 
-    Args:
-        datastore ([`KnnDatastore`]): Where neighbours are looked up.
-        k (`int`, *optional*): How many.
-        lambda_ (`float`, *optional*): How much they count.
-        temperature (`float`, *optional*): Squared distances are divided by it. What is not given is
-            what was chosen on held-out text (see [`KnnDatastore.tune`]), or else 1024 (or all where
-            there are fewer), 0.25 and 1.0.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If it has a value that it cannot have.
+    Arguments are those of [`knn_lm`]; `None` stands for what was chosen on held-out text (see
+    [`KnnDatastore.tune`]), or else for k 1024 (at most all), lambda 0.25 and temperature 1.
     """
 
     def __init__(
@@ -73,7 +64,7 @@ class Mixture:
         return f"lambda {self._lambda:.2f}, temperature {self.temperature:.3g}, k {self.k:,}"
 
     def _log_weights(self, found: Retrieved) -> tuple[float, float]:
-        """The logarithms of what neighbours and model count."""
+        """The logarithms of the weights of neighbours and model."""
         lambda_ = self._lambda
         if self._by_distance is not None:
             lambda_ = self._by_distance.lambda_at(-float(found.scores[0]))
@@ -83,29 +74,21 @@ class Mixture:
         )
 
     def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
-        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`.
-
-        Args:
-            logits (`torch.Tensor` of shape `(vocab_size,)`): The model's.
-            found ([`Retrieved`]): The neighbours of its hidden state.
-        """
+        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`, given the model's
+        logits and the neighbours of its hidden state."""
         of_knn, of_lm = self._log_weights(found)
         log_probs = torch.log_softmax(logits.float(), dim=-1) + of_lm
         tokens, probs = self.datastore.next_tokens(found, self.temperature)
-        with np.errstate(divide="ignore"):  # of a far neighbour nothing may be left
+        with np.errstate(divide="ignore"):  # a far neighbour may have probability 0
             log_knn = (np.log(probs) + of_knn).astype(np.float32)
-        # Each token once: on a GPU a sum over neighbours would depend on their order.
+        # Each token once: a GPU's sum over neighbours would depend on their order.
         places = torch.from_numpy(tokens).to(logits.device)
         mixed = torch.logaddexp(log_probs[places], torch.from_numpy(log_knn).to(logits.device))
         return log_probs.index_copy_(0, places, mixed)
 
     def log_probs_of(self, read: Predictions, neighbours: Sequence[Retrieved]) -> np.ndarray:
-        """Log-probabilities of given tokens, float64 of shape `(n,)`.
-
-        Args:
-            read ([`Predictions`]): The tokens, and what the model says of them.
-            neighbours (sequence of [`Retrieved`]): Of the hidden state before each.
-        """
+        """Log-probabilities of the tokens, float64 of shape `(n,)`, given the neighbours of the
+        hidden state before each."""
         mixed = np.empty(len(read.targets))
         for i, (target, found) in enumerate(zip(read.targets, neighbours, strict=True)):
             of_knn, of_lm = self._log_weights(found)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..check_count import check_count
 
-# What the paper takes, and what it takes where the scheduler or prefetching is off.
+# The paper's settings, with prefetching or the scheduler on and off.
 _PREFETCH, _NO_PREFETCH = 20, 1
 _FIXED_STRIDE = 3
 _PUBLISHED_MAX_GAMMA = 0.6
@@ -26,29 +26,28 @@ class Speculation:
             S: how many steps are speculated before they are verified. `"os3"` chooses what
             maximises the expected verified steps per second.
         asynchronous (`bool`, *optional*, defaults to `True`):
-            A: whether speculation goes on while a verification runs.
+            A: whether speculation continues while a verification runs.
         max_gamma (`float`, *optional*):
-            The most that OS3 takes the chance of a right step to be, which it then estimates as the
-            paper does (0.6 there). By default it is estimated otherwise, and may come close to 1:
-            see [`~ralm.gamma.GammaByLag`].
+            The cap of the probability of a right step, which OS3 then estimates as the paper does
+            (0.6 there). By default it is estimated by lag, and may come close to 1: see
+            [`~ralm.gamma.GammaByLag`].
         steps_ahead (`int`, *optional*):
             The most steps that are speculated beside an asynchronous verification; 1 in the paper.
             By default as many as pay.
         pq_index (`bool`, *optional*, defaults to `True`):
-            Whether speculation may use a kNN datastore's PQ index, where it has one (see
-            [`KnnDatastore.add_pq_index`]), instead of the request cache. It is used while
-            the time that it adds to a step is less than the searches that it saves, as measured;
-            not in the paper.
+            Whether speculation may use a kNN datastore's PQ index (see
+            [`KnnDatastore.add_pq_index`]) instead of the request cache, while it measurably saves
+            more time than it takes; not in the paper.
         window (`int`, *optional*, defaults to 5):
-            The verifications from which OS3 estimates the chance of a right step; without
-            `max_gamma` those before them count as well, less and less.
+            The verifications from which OS3 estimates the probability of a right step; without
+            `max_gamma` earlier ones count as well, less and less.
         timeout (`float`, *optional*, defaults to 60):
             The most seconds for one search. A search that takes longer, or fails, is repeated
             once. `None` for no limit.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument has a value that it cannot have.
+        ValueError: If an argument is out of range.
     """
 
     prefetch: int = _PREFETCH

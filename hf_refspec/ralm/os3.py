@@ -1,8 +1,8 @@
 """The stride scheduler: how many steps to speculate before they are verified.
 
-Optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2): the stride that maximises
-the expected number of verified steps per second, from what a step and a verification are measured
-to take and from how often speculation is right (`gamma.py`).
+The optimal speculation stride (OS3; RaLMSpec, arXiv 2401.14021, section 4.2) maximises the expected
+number of verified steps per second, given the measured cost of a step and of a verification and how
+often speculation is right (`gamma.py`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,13 @@ import numpy as np
 
 from .gamma import Gamma
 
-# No stride is longer: text that is rolled back has been generated in vain.
 LONGEST_STRIDE = 32
 _STEP_SAMPLES = 16
-# How many steps with and without a search beside them say how much they contend, and for how many
-# times the time at most: they do not more than halve each other.
+# Steps with and without a concurrent search that contention is estimated from, and its limit.
 _ENOUGH_STEPS, _MOST_CONTENTION = 3, 2.0
 _SEARCH_SAMPLES = 24
-# Of the steps of a stride, and of those beside their verification.
 _STRIDES = np.arange(1, LONGEST_STRIDE + 1)
 _LAGS = np.arange(1, 2 * LONGEST_STRIDE + 1)
-
-
-def expected_steps(right: np.ndarray) -> np.ndarray:
-    """The expected number of steps that a verification yields, for every stride up to the longest:
-    those before the first wrong one, which is made again with the truth and counts as well.
-
-    Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
-
-    Returns:
-        `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
-    """
-    all_right = np.cumprod(right)
-    return 1 + np.cumsum(all_right) - all_right
 
 
 def expected_rates(
@@ -48,35 +31,25 @@ def expected_rates(
     search_seconds: np.ndarray,
     saved_seconds: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """The expected number of verified steps per second, for every stride up to the longest.
+    """The expected number of verified steps per second, for the strides 1 to n, given the gamma of
+    each step, float64 of shape `(n,)`.
 
-    Where all steps are equally likely to be right it is the objective of the paper: with nothing
-    saved the synchronous one, with `min(a, b)` saved where all are right the asynchronous one.
-
-    Args:
-        right (`np.ndarray`, float64 of shape `(n,)`): Gamma of each step.
-        step_seconds (`float`): a, of one speculated step.
-        search_seconds (`np.ndarray`, float64 of shape `(n,)`): b, of a verification of 1 to n
-            steps.
-        saved_seconds (`np.ndarray` of the same shape or `float`): What those that run beside the
-            verification are expected to save.
-
-    Returns:
-        `np.ndarray`, float64 of shape `(n,)`: Of the strides 1 to n.
+    A step takes a, a verification of 1 to n steps b, and steps beside it save some of that. With
+    one gamma for all steps it is the objective of the paper: the synchronous one if nothing is
+    saved, the asynchronous one if `min(a, b)` is saved where all steps are right.
     """
+    all_right = np.cumprod(right)
+    # Those before the first wrong step, and that one, which is repeated with the truth.
+    steps = 1 + np.cumsum(all_right) - all_right
     speculation_seconds = step_seconds * np.arange(1, len(right) + 1)
-    return expected_steps(right) / (speculation_seconds + search_seconds - saved_seconds)
+    return steps / (speculation_seconds + search_seconds - saved_seconds)
 
 
 class SearchSeconds:
-    """What a search takes, `b0 + b1 * batch`, fitted to the last ones.
+    """The time of a search, `b0 + b1 * batch`, fitted to the last ones.
 
     The slope is the median of those between any two searches with batches of different sizes
-    (Theil-Sen): a search that was disturbed, as the first one often is, does not count.
-
-    Args:
-        samples (iterable of pairs of `int` and `float`, *optional*): Earlier searches, see the
-            property.
+    (Theil-Sen), so that a disturbed search, as the first one often is, does not count.
     """
 
     def __init__(self, samples: Iterable[tuple[int, float]] = ()) -> None:
@@ -87,16 +60,15 @@ class SearchSeconds:
 
     @property
     def samples(self) -> list[tuple[int, float]]:
-        """The last searches: how many queries, and the seconds."""
+        """The queries and seconds of each of the last searches."""
         return list(self._samples)
 
     def record(self, batch: int, seconds: float) -> None:
-        """Adds a search for that many queries."""
         self._samples.append((batch, seconds))
         self._fit()
 
     def __call__(self, batch: Any) -> Any:
-        """The expected seconds of a search for that many queries (`int` or int array)."""
+        """The expected seconds of a search for `batch` queries (`int` or int array)."""
         return self.fixed + self.per_query * batch
 
     def _fit(self) -> None:
@@ -109,14 +81,10 @@ class SearchSeconds:
 
 
 class StrideScheduler:
-    """Chooses the next stride from what it is told about the last ones.
+    """Chooses the next stride.
 
-    Args:
-        gamma ([`Gamma`]): How likely speculated steps are right.
-        search_seconds ([`SearchSeconds`]): What searches take.
-        steps_ahead (`int`, *optional*): The most steps that run beside a verification: 0 where it
-            is waited for, 1 as in the paper, `None` for as many as pay.
-        step_samples (iterable of `float`, *optional*): What steps of an earlier request took.
+    At most `steps_ahead` steps run beside a verification: 0 if it is synchronous, 1 as in the
+    paper, `None` for as many as pay. `step_samples` are the times of an earlier request's steps.
     """
 
     def __init__(
@@ -130,49 +98,42 @@ class StrideScheduler:
         self.search_seconds = search_seconds
         self._steps_ahead = steps_ahead
         self._step_seconds: deque[float] = deque(step_samples, maxlen=_STEP_SAMPLES)
-        # The same, parted by whether a search ran beside them.
+        # The same without and with a search beside them.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
 
     @property
     def step_samples(self) -> list[float]:
-        """What the last speculated steps took."""
         return list(self._step_seconds)
 
     @property
     def step_seconds(self) -> float:
-        """What a speculated step takes; 0 before there is any."""
         return sum(self._step_seconds) / max(len(self._step_seconds), 1)
 
     @property
     def contention(self) -> float:
-        """How many times as long a step takes while a search runs: the two contend for memory and
-        the interpreter. Medians: a step that begins with another passage takes far longer."""
+        """How many times as long a step takes while a search runs. A ratio of medians, since a step
+        that begins with another passage takes far longer."""
         if min(len(self._alone), len(self._beside)) < _ENOUGH_STEPS:
             return 1.0
         slower = median(self._beside) / median(self._alone)
         return min(max(slower, 1.0), _MOST_CONTENTION)
 
     def record_step(self, seconds: float, beside_search: bool = False) -> None:
-        """Adds a speculated step, during which a search ran or not."""
         self._step_seconds.append(seconds)
         (self._beside if beside_search else self._alone).append(seconds)
 
     def record_overhead(self, seconds: float) -> None:
-        """Adds what a verification took besides its search and the steps beside it."""
+        """Adds the time of a verification besides its search and the steps beside it."""
         self._overheads.append(seconds)
 
-    def stride(self, made: int = 0) -> int:
-        """How many steps to verify next.
+    def stride(self, speculated: int = 0) -> int:
+        """How many steps to verify next, that many of which were speculated beside the last search.
 
-        Before the first verification it is 1. Beside searches that are faster than the steps of a
+        It is 1 before the first verification. Beside searches that are faster than the steps of a
         stride it is the best in the long run; where searches take longer, the next one begins at
         once, provided that as many steps are speculated beside it.
-
-        Args:
-            made (`int`, *optional*, defaults to 0): How many steps have been speculated already,
-                beside the last verification.
         """
         if not self._overheads or not self._step_seconds:
             return 1
@@ -180,18 +141,16 @@ class StrideScheduler:
         taken = self._verification_seconds()[stride - 1]
         if self._steps_ahead is None and taken > stride * self.step_seconds:
             verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
-            if self.pays_to_go_on(verified, ahead, elapsed=0.0):
+            if self.one_more_pays(verified, ahead, elapsed=0.0):
                 stride = 1
-        return max(stride, made)
+        return max(stride, speculated)
 
     def _rates(self) -> np.ndarray:
-        """The expected verified steps per second with each stride."""
         saved = self._saved_seconds(self.search_seconds(_STRIDES))
         taken = self._verification_seconds()
         return expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
 
     def _verification_seconds(self) -> np.ndarray:
-        """What a verification of each stride takes, its search and all else."""
         return self.search_seconds(_STRIDES) + median(self._overheads or [0.0])
 
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
@@ -200,33 +159,27 @@ class StrideScheduler:
         if self._steps_ahead is not None:
             saved = np.minimum(self._steps_ahead * self.step_seconds, search_seconds)
             return all_right[:LONGEST_STRIDE] * saved
-        # As many as there is time for; in the long run, no more than are verified at once. Each
-        # saves what it would have taken without the search, if it and all before it are right: the
-        # more they contend, the fewer searches are best.
+        # As many run as there is time for, in the long run no more than are verified at once. Each
+        # saves the time of a step without a search, if it and all before it are right.
         ahead = np.minimum(search_seconds / (self.step_seconds * self.contention), _STRIDES)
         right = np.cumsum(all_right)
         return self.step_seconds * (
             np.interp(_STRIDES + ahead, _LAGS, right) - right[:LONGEST_STRIDE]
         )
 
-    def pays_to_go_on(self, verified: Sequence[int], made: Sequence[int], elapsed: float) -> bool:
-        """Whether to speculate one more step while a verification runs.
+    def one_more_pays(self, verified: Sequence[int], ahead: Sequence[int], elapsed: float) -> bool:
+        """Whether to speculate one more step, `elapsed` seconds into a verification, given the lags
+        of the steps under verification and of those that were speculated since.
 
-        If all is right, the step saves what would have been waited. Where a step under
-        verification is wrong, it delays the news of that; where an earlier step ahead is wrong,
-        this one's query will be searched for in vain.
-
-        Args:
-            verified (sequence of `int`): The lags of the steps that are being verified.
-            made (sequence of `int`): Those of the steps that were speculated since.
-            elapsed (`float`): For how long the verification has been running.
+        If all is right, the step saves waiting time. Where a step under verification is wrong, it
+        delays the correction; where an earlier step ahead is wrong, its query is searched in vain.
         """
-        lags = np.array([*verified, *made, len(verified) + len(made) + 1])
+        lags = np.array([*verified, *ahead, len(verified) + len(ahead) + 1])
         right = np.cumprod(self.gamma.of(lags))
-        batch_right, made_right, all_right = right[len(verified) - 1], right[-2], right[-1]
-        # One that is late already is as likely as not to be late by as much again.
+        batch_right, ahead_right, all_right = right[len(verified) - 1], right[-2], right[-1]
+        # A search that is late already is as likely as not to be late by as much again.
         remaining = abs(self.search_seconds(len(verified)) - elapsed)
         saved = all_right * min(self.step_seconds, remaining)
         delay = (1 - batch_right) * max(self.step_seconds - remaining, 0.0)
-        in_vain = (batch_right - made_right) * self.search_seconds.per_query
+        in_vain = (batch_right - ahead_right) * self.search_seconds.per_query
         return bool(saved > delay + in_vain)

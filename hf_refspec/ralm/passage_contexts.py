@@ -1,9 +1,9 @@
 """What the model sees: a passage, the prompt and the output, with a cache for each passage.
 
-The last few passages keep their caches, so that a passage that comes back costs no prefill. With
-speculation and without, the model computes the same: a passage and the prompt are always one pass,
-the output follows in passes that only depend on the passages that the text has had, and a step that
-is taken back leaves every cache as it was before.
+The last few passages keep their caches, so that a passage that comes back costs no prefill. The
+model computes the same with speculation and without: a passage and the prompt are always one pass,
+the output follows in passes that depend only on the earlier passages, and undoing a step restores
+every cache.
 """
 
 from __future__ import annotations
@@ -25,19 +25,13 @@ from ..verification.choice import select_verifier
 from ..verification.positions import length_dependent_rope
 from ..verification.verifier import CacheMark, FixedTokens, Verifier
 
-# The passages whose caches are kept: more of them save prefills, and take memory.
+# Passages whose caches are kept: more of them save prefills, and take memory.
 _PASSAGES = 4
 
 
 class Context:
-    """A passage and the prompt, `(1, p)`, with the row's output behind them.
-
-    It is what the model sees in place of the row, see [`Row.seen`].
-
-    Attributes:
-        prefix (`torch.LongTensor`): The passage and the prompt.
-        verifier ([`Verifier`]): Runs the model over it.
-    """
+    """A passage and the prompt, `(1, p)`, then the row's output: what the model sees instead of the
+    row, see [`Row.seen`]."""
 
     def __init__(self, prefix: torch.Tensor, row: Row, verifier: Verifier) -> None:
         self.prefix = prefix
@@ -58,7 +52,7 @@ class Context:
         return self.prefix.shape[1] + len(self._row.output)
 
     def prefill(self) -> None:
-        """Runs passage and prompt alone where output follows them already."""
+        """Runs passage and prompt in a pass of their own if output follows them already."""
         if self.verifier.cached or not self._row.output:
             return
         if isinstance(self.verifier, PlainVerifier):  # runs all at once
@@ -69,8 +63,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ContextChange:
-    """What a step has changed: the contexts that were kept before it, and the state of the one that
-    it went on with, if that was there."""
+    """What a step has changed: the contexts kept before it, and a snapshot of the one it entered if
+    that was among them."""
 
     kept: OrderedDict[bytes, Context]
     entered: bytes
@@ -78,19 +72,10 @@ class ContextChange:
 
 
 class PassageContexts:
-    """The contexts of the last few passages.
+    """The contexts of the last few passages of a row's text.
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        generation_config (`GenerationConfig`): The call's own.
-        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them; of
-            these the kind of cache counts, and whether the model takes positions.
-        row ([`Row`]): The text.
-        begin, prompt (`np.ndarray`, int64): What stands before the passage (a BOS token or
-            nothing), and what stands behind it.
-
-    Attributes:
-        kind (`type`): The verifier of every context.
+    `begin` and `prompt` (int64) stand before and behind the passage: a BOS token or nothing, and
+    the rest of the prompt. All contexts have a verifier of one `kind`.
     """
 
     def __init__(
@@ -110,15 +95,11 @@ class PassageContexts:
         self._prompt = prompt
         self.kind = self._verifier_kind()
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
-        # Those that only steps which were taken back had: none of their output is left.
+        # Contexts of undone steps only: without any output.
         self._prefixes: OrderedDict[bytes, Context] = OrderedDict()
 
     def enter(self, passage: np.ndarray) -> tuple[Context, ContextChange]:
-        """The context of a passage (int64 ids), for a step to go on with.
-
-        Returns:
-            It, and what `undo` needs.
-        """
+        """Returns the context of a passage (int64 ids) for the next step, and what `undo` needs."""
         key = passage.tobytes()
         kept = self._kept.copy()
         context = self._kept.pop(key, None)
@@ -129,7 +110,7 @@ class PassageContexts:
         return self._kept[key], ContextChange(kept, key, mark)
 
     def undo(self, change: ContextChange) -> None:
-        """Takes back the last step that was not taken back yet."""
+        """Undoes the last step."""
         context = self._kept[change.entered]
         self._kept = change.kept.copy()
         if change.mark is not None:

@@ -9,31 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .hidden_states import Layer, read_predictions
+from .hidden_states import Layer
 from .knn_datastore import KnnDatastore
 from .mixture import Mixture
+from .reading import read_predictions
 
-# Below this fraction of the query's squared length, a squared distance is taken for zero: a text
-# that is read again has the same hidden states but for rounding.
+# Below this fraction of the query's squared length, a squared distance counts as zero: hidden
+# states of the same text differ by rounding alone.
 _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How well a text was predicted.
+    """How well a text was predicted."""
 
-    Attributes:
-        tokens (`int`): Of the text that were predicted.
-        alone (`float`): The perplexity of the model alone.
-        mixed (`float`, *optional*): That of the kNN-LM, if there is a datastore.
-        known (`int`): The tokens with an entry in the datastore at distance zero: it was built from
-            a text with the same beginning.
-    """
-
-    tokens: int
-    alone: float
-    mixed: float | None
-    known: int
+    tokens: int  # that were predicted
+    alone: float  # the perplexity of the model alone
+    mixed: float | None  # that of the kNN-LM, if there is a datastore
+    known: int  # tokens with an entry at distance zero: of a corpus text with the same beginning
 
 
 def read(
@@ -42,12 +35,7 @@ def read(
     text: str | Iterable[str],
     mixture: Mixture | None,
 ) -> Reading:
-    """Reads texts with a model, and with a kNN-LM beside.
-
-    Raises:
-        TypeError: If a text is not a string.
-        ValueError: If there are fewer than two tokens, or the datastore is of another model.
-    """
+    """Reads texts with a model and, given a mixture, with a kNN-LM; raises as [`perplexity`]."""
     layer: Layer = "last_hidden"
     if mixture is not None:
         mixture.datastore.check_tokenizer(tokenizer)
@@ -79,8 +67,7 @@ def perplexity(
 ) -> float:
     """The perplexity of a text, or of several together: of the model, or of the kNN-LM.
 
-    A long text is read in windows that overlap, each token once (but for the first of each text,
-    which nothing comes before).
+    A long text is read in overlapping windows that predict every token but the first once.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -91,7 +78,8 @@ def perplexity(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the text has fewer than two tokens, or an argument is none that it can be.
+        ValueError: If the text has fewer than two tokens, the datastore is of another model, or an
+            argument is out of range.
     """
     if knn_datastore is None:
         return read(model, tokenizer, text, None).alone

@@ -1,16 +1,15 @@
-"""A product-quantised index: a few bits of each row, so that every step can look at all rows.
+"""A product-quantised index: a few bits of each row, so that every step can search all rows.
 
-The request cache only knows what searches have brought before, and a kNN-LM often needs an entry
-that none has. A search of the PQ index takes about a thirtieth of the time of an exact search, and
-finds candidates among which the nearest nearly always are. Only guesses come from it, and every
-guess is verified.
+The request cache only holds results of earlier searches, and a kNN-LM often needs other entries. A
+search of the PQ index takes about a thirtieth of the time of an exact search, and its candidates
+nearly always include the nearest rows. It only speculates: every guess is verified.
 
 A row is approximated by its first principal components, each in four bits (FAISS's
 `IndexPQFastScan`):
 
     mean    float32, of the rows
-    axes    float32, the principal axes, one after the other
-    levels  float32, the 16 values that the bits of each component stand for
+    axes    float32, the principal axes
+    levels  float32, the 16 values of each component's bits
     codes   uint8, two components in each
 """
 
@@ -25,14 +24,14 @@ from ..retrieval.hnsw import import_faiss
 from ..store.files import DatastoreError, FileEntry, read_arrays, write_arrays
 
 FILE = "pq_index.safetensors"
-# A search through fewer rows is so fast that there is nothing to gain.
+# An exact search of fewer rows is fast enough.
 LEAST_ROWS = 1 << 16
 MOST_AXES = 64
 _BITS = 4
-# Candidates for each row that is wanted, and in all at least: so few take no time to be scored.
+# Candidates for each requested row, and the least in all: scoring so few takes no time.
 _FOR_EACH, _LEAST_CANDIDATES = 4, 1024
 _SAMPLE = 50_000
-# From this dimension on there must be as many rows: their covariances take its square.
+# From this dimension on there must be as many rows: the covariance matrix has its square.
 _WIDE = 4096
 _ROWS_AT_ONCE = 1 << 16
 
@@ -41,10 +40,8 @@ class PQIndex:
     """The PQ index of some rows.
 
     Args:
-        mean (`np.ndarray`, float32 of shape `(d,)`): See above, as all of these.
-        axes (`np.ndarray`, float32 of shape `(a, d)`): Of an even number.
-        levels (`np.ndarray`, float32 of shape `(a, 16)`).
-        codes (`np.ndarray`, uint8 of shape `(n, a / 2)`).
+        mean, axes, levels, codes (`np.ndarray`): See above; of shapes `(d,)`, `(a, d)`, `(a, 16)`
+            and `(n, a / 2)`, where a is even.
 
     Raises:
         ImportError: If FAISS is not installed (extra `retrieval`).
@@ -88,7 +85,7 @@ class PQIndex:
         return cls(mean, axes, levels, codes)
 
     def candidates(self, query: np.ndarray, k: int) -> np.ndarray:
-        """The ids (int64, in any order) of rows that may be the `k` nearest to a query, `(d,)`."""
+        """The ids (int64, in any order) of rows that include the likely `k` nearest to a query."""
         count = max(_FOR_EACH * k, _LEAST_CANDIDATES)
         components = _components(query[None], self.mean, self.axes)
         _, found = self._index.search(components, min(count, len(self)))
@@ -97,43 +94,34 @@ class PQIndex:
     def write(self, folder: Path) -> FileEntry:
         """Writes its file into a folder."""
         names = ("mean", "axes", "levels", "codes")
-        return write_arrays(folder / FILE, {name: getattr(self, name).ravel() for name in names})
+        return write_arrays(folder / FILE, {name: getattr(self, name) for name in names})
 
     @classmethod
     def read(cls, folder: Path, entry: FileEntry, shape: tuple[int, int]) -> PQIndex:
-        """Reads the file of the index of rows of `shape`; raises as [`read_arrays`], and a
-        DatastoreError if a number is not finite."""
+        """Reads the index of rows of `shape`; raises as [`read_arrays`], and a DatastoreError if a
+        number is not finite."""
         rows, dimension = shape
         axes = axes_of(dimension)
-        number, bits = np.dtype(np.float32), np.dtype(np.uint8)
-        arrays = read_arrays(
-            folder,
-            entry,
-            {
-                "mean": (number, dimension),
-                "axes": (number, axes * dimension),
-                "levels": (number, axes << _BITS),
-                "codes": (bits, rows * axes // 2),
-            },
-        )
+        shapes = {
+            "mean": (np.float32, dimension),
+            "axes": (np.float32, (axes, dimension)),
+            "levels": (np.float32, (axes, 1 << _BITS)),
+            "codes": (np.uint8, (rows, axes // 2)),
+        }
+        arrays = read_arrays(folder, entry, shapes)
         for name in ("mean", "axes", "levels"):
             if not np.isfinite(arrays[name]).all():
                 raise DatastoreError(f"{folder / entry.name} is damaged: {name} is not finite")
-        return cls(
-            arrays["mean"],
-            arrays["axes"].reshape(axes, dimension),
-            arrays["levels"].reshape(axes, -1),
-            arrays["codes"].reshape(rows, -1),
-        )
+        return cls(**arrays)
 
 
 def axes_of(dimension: int) -> int:
-    """How many principal axes the index of such rows has; 0 where there can be none."""
+    """How many principal axes the index of rows of this dimension has; 0 if there can be none."""
     return min(MOST_AXES, dimension) // 2 * 2
 
 
 def _principal_axes(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean, and the axes along which rows differ most, `(a, d)`."""
+    """The mean, and the axes of the largest variance, `(a, d)`."""
     mean = sample.mean(axis=0, dtype=np.float64)
     _, vectors = np.linalg.eigh(np.cov(sample, rowvar=False))  # by ascending variance
     axes = vectors[:, ::-1][:, : axes_of(sample.shape[1])].T
@@ -141,5 +129,5 @@ def _principal_axes(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _components(rows: np.ndarray, mean: np.ndarray, axes: np.ndarray) -> Any:
-    """Of rows, along the axes: float32 of shape `(n, a)`."""
+    """The components of rows along the axes, float32 of shape `(n, a)`."""
     return np.ascontiguousarray((rows - mean) @ axes.T)

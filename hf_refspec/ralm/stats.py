@@ -89,16 +89,3 @@ class RetrievalStats:
         parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
         line += ": " + ", ".join(parts) if parts else ""
         return f"{line}; {self.verification_seconds:.1f} s in searches"
-
-
-def check_stats(retrieval_stats: Any) -> None:
-    """Refuses what cannot be filled.
-
-    Raises:
-        TypeError: If it is neither [`RetrievalStats`] nor `None`.
-    """
-    if retrieval_stats is not None and not isinstance(retrieval_stats, RetrievalStats):
-        raise TypeError(
-            "`retrieval_stats` must be a `hf_refspec.RetrievalStats()` to be filled, or None, but "
-            f"is {retrieval_stats!r}."
-        )

@@ -16,32 +16,25 @@ from numba import njit
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
-from .simd import add_scaled_row, side_by_side
 
-# Passages that are scored together: their scores stay in the fastest memory.
+# Passages that are scored together: their scores stay in the first-level cache.
 _PASSAGES_AT_ONCE = 512
-_TOGETHER = 8  # queries whose scores lie side by side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseQuery:
-    """The tokens of a query, each once.
+    """The tokens of a query, each once."""
 
-    Attributes:
-        tokens (`np.ndarray`, int64 of shape `(n,)`): Ascending.
-        counts (`np.ndarray`, float32 of shape `(n,)`): How often each is there.
-    """
-
-    tokens: np.ndarray
-    counts: np.ndarray
+    tokens: np.ndarray  # int64 of shape (n,), ascending
+    counts: np.ndarray  # float32 of shape (n,): how often the query has each
 
 
 @kernel(
-    "void(float32[::1], int32[::1], int64[::1], int64[::1], float32[:, ::1], int64, int64, "
+    "void(float32[::1], int32[::1], int64[::1], int64[::1], float32[:, ::1], int64, "
     "float32[:, ::1], int64[:, ::1])",
     drafts=False,
 )
-def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores, ids):
+def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     """Finds the best passages of each query; of two with the same score the lower id.
 
     Every list is walked once for all queries. A passage's score is summed in the order of the
@@ -52,57 +45,38 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, block, scores
         passages (int32 of shape `(postings,)`): To which passage, ascending for each token.
         bounds (int64 of shape `(vocabulary + 1,)`): Where the list of each token begins.
         tokens (int64 of shape `(t,)`): Of all queries, ascending.
-        counts (float32 of shape `(q, t)`): How often each query has each of them.
+        counts (float32 of shape `(t, q)`): How often each query has each of them.
         number (int): Of all passages.
-        block (int): How many of them to score at a time.
-        scores (float32 of shape `(q, k)`): Gets the scores, the best first.
-        ids (int64 of shape `(q, k)`): Gets the passages.
+        scores (float32 of shape `(q, k)`): Receives the scores, the best first.
+        ids (int64 of shape `(q, k)`): Receives the passages.
     """
     scores[:] = -1  # no score is below 0
-    at = np.empty(len(tokens), np.int64)
-    for t in range(len(tokens)):
-        at[t] = bounds[tokens[t]]
-    grouped = side_by_side(counts, _TOGETHER)
-    sums = np.empty((len(grouped), block, _TOGETHER), np.float32)
-    for begin in range(0, number, block):
-        end = min(begin + block, number)
+    at = bounds[tokens]
+    sums = np.empty((_PASSAGES_AT_ONCE, len(scores)), np.float32)
+    for begin in range(0, number, _PASSAGES_AT_ONCE):
+        end = min(begin + _PASSAGES_AT_ONCE, number)
         sums[:] = 0
         for t in range(len(tokens)):
             last = bounds[tokens[t] + 1]
-            j = at[t]
-            while j < last and passages[j] < end:
-                for group in range(len(grouped)):
-                    add_scaled_row(sums[group], passages[j] - begin, weights[j], grouped[group], t)
-                j += 1
-            at[t] = j
-        for group in range(len(grouped)):
-            largest = _largest_of_each(sums[group, : end - begin])
-            for q in range(group * _TOGETHER, min((group + 1) * _TOGETHER, len(counts))):
-                if largest[q % _TOGETHER] > scores[q, -1]:
-                    _keep_best(sums[group, : end - begin, q % _TOGETHER], begin, scores[q], ids[q])
+            while at[t] < last and passages[at[t]] < end:
+                row, weight = passages[at[t]] - begin, weights[at[t]]
+                for q in range(len(scores)):
+                    sums[row, q] += counts[t, q] * weight
+                at[t] += 1
+        for row in range(end - begin):
+            for q in range(len(scores)):
+                if sums[row, q] > scores[q, -1]:
+                    _insert(sums[row, q], begin + row, scores[q], ids[q])
 
 
 @njit(nogil=True)
-def _largest_of_each(sums):
-    """The largest sum of each query, `(8,)`."""
-    largest = sums[0].copy()
-    for row in range(1, len(sums)):
-        for q in range(_TOGETHER):
-            largest[q] = max(largest[q], sums[row, q])
-    return largest
-
-
-@njit(nogil=True)
-def _keep_best(new_scores, begin, scores, ids):
-    """Sorts new scores, those of the passages from `begin` on, in among the best so far."""
-    for row in range(len(new_scores)):
-        place = len(scores)
-        while place > 0 and new_scores[row] > scores[place - 1]:
-            place -= 1
-        if place < len(scores):
-            scores[place + 1 :] = scores[place:-1].copy()
-            ids[place + 1 :] = ids[place:-1].copy()
-            scores[place], ids[place] = new_scores[row], begin + row
+def _insert(score, passage, scores, ids):
+    """Sorts a passage in among the best so far, behind those with the same score."""
+    place = len(scores) - 1
+    while place > 0 and score > scores[place - 1]:
+        scores[place], ids[place] = scores[place - 1], ids[place - 1]
+        place -= 1
+    scores[place], ids[place] = score, passage
 
 
 @kernel(
@@ -135,10 +109,10 @@ def bm25_scores(weights, passages, bounds, tokens, counts, ids, scores):
 class SparseRetriever:
     """Finds passages by BM25 (Lucene's form, k1 = 1.5, b = 0.75).
 
-    The words are the tokens of the language model: nothing is split, stemmed or left out, a common
-    token weighs little by itself. A query is the last tokens as they are. bm25s builds the index,
-    which is searched here, a batch of queries at once and with ties broken by id. The queries of a
-    verification have most of their tokens in common, so that it takes little longer than one.
+    The words are the language model's tokens, none of them stemmed or left out; a query is the last
+    tokens as they are. bm25s builds the index. It is searched here, with ties broken by id and for
+    a batch of queries at once: those of a verification share most of their tokens, so that a batch
+    takes little longer than one.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched; it needs no embeddings.
@@ -173,25 +147,20 @@ class SparseRetriever:
         if len(queries) == 0:
             return []
         tokens = np.unique(np.concatenate([query.tokens for query in queries]))
-        counts = np.zeros((len(queries), len(tokens)), np.float32)
-        for row, query in zip(counts, queries, strict=True):
-            row[np.searchsorted(tokens, query.tokens)] = query.counts
+        counts = np.zeros((len(tokens), len(queries)), np.float32)
+        for column, query in zip(counts.T, queries, strict=True):
+            column[np.searchsorted(tokens, query.tokens)] = query.counts
         shape = len(queries), min(k, len(self.knowledge_base))
         scores, ids = np.empty(shape, np.float32), np.empty(shape, np.int64)
-        bm25_search(
-            *(self._weights, self._passages, self._bounds),
-            *(tokens, counts, len(self.knowledge_base), _PASSAGES_AT_ONCE),
-            *(scores, ids),
-        )
+        postings = self._weights, self._passages, self._bounds
+        bm25_search(*postings, tokens, counts, len(self.knowledge_base), scores, ids)
         return [Retrieved(*each) for each in zip(ids, scores, strict=True)]
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
         """The scores of some passages, float32 of shape `(n,)`; 0 where there is none such."""
         scores = np.empty(len(ids), np.float32)
-        bm25_scores(
-            *(self._weights, self._passages, self._bounds),
-            *(query.tokens, query.counts, ids, scores),
-        )
+        postings = self._weights, self._passages, self._bounds
+        bm25_scores(*postings, query.tokens, query.counts, ids, scores)
         return scores
 
     def passage(self, passage_id: int) -> np.ndarray:
@@ -200,7 +169,7 @@ class SparseRetriever:
 
 
 class _Passages:
-    """The passages as bm25s takes them, one after another: all lists at once would be too much."""
+    """The passages as bm25s reads them, one after another, never all in memory."""
 
     def __init__(self, knowledge_base: KnowledgeBase) -> None:
         self._knowledge_base = knowledge_base

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from ..store.folder import DatastoreError
-from .faiss_flat import FaissFlatIndex, finds_gpus
-from .flat import FlatIndex
+from .flat import FaissFlatIndex, FlatIndex, finds_gpus
 from .hnsw import HnswIndex
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
@@ -20,20 +19,9 @@ Index: TypeAlias = Literal["flat", "hnsw"]
 
 
 class EmbeddingRetriever:
-    """What retrievers by embeddings have in common, whatever index holds these.
+    """What [`DenseRetriever`] and [`MilvusRetriever`] have in common: all but `_vectors`."""
 
-    Args:
-        knowledge_base ([`KnowledgeBase`]): What is searched.
-        encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
-            with, see [`TextEncoder`].
-        index (`"flat"` or `"hnsw"`): Exact or approximate.
-
-    Raises:
-        ValueError: If the index is neither, or the knowledge base has no embeddings.
-        DatastoreError: If an embedding is not finite.
-    """
-
-    _vectors: VectorIndex  # a subclass sets it
+    _vectors: VectorIndex
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index) -> None:
         if index not in get_args(Index):
@@ -60,7 +48,7 @@ class EmbeddingRetriever:
 
         Raises:
             RuntimeError: If the encoder fails.
-            ValueError: If it returns something else than a finite vector of the right dimension.
+            ValueError: If it returns anything but a finite vector of the right dimension.
         """
         text = self.knowledge_base.tokenizer.decode(
             np.asarray(token_ids).tolist(),
@@ -97,10 +85,9 @@ class EmbeddingRetriever:
 class DenseRetriever(EmbeddingRetriever):
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
-    The query is the text of the last tokens. `"flat"` looks at all passages: on the GPUs where
-    faiss-gpu finds some, else where they are, mapped into memory and not copied, see
-    [`~index.flat.FlatIndex`]. `"hnsw"` walks FAISS's graph, which is built here and holds a copy of
-    the embeddings; it misses some passages, and is much faster.
+    The query is the text of the last tokens. `"flat"` looks at all passages: on GPUs if faiss-gpu
+    finds some, else in the memory-mapped file. `"hnsw"` walks FAISS's graph, which is built here
+    and holds a copy of the embeddings; it misses some passages, and is much faster.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.

@@ -6,21 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from .vector_index import Metric, VectorIndex
+from .candidates import CandidateIndex
+from .vector_index import Metric
 
 _LINKS = 32  # of a vector in the graph
 
 
-class HnswIndex(VectorIndex):
+class HnswIndex(CandidateIndex):
     """Walks the graph: approximate, and much less work than looking at all vectors.
 
-    The graph is built here, and holds a copy of the vectors.
-
-    Args:
-        vectors, lengths, metric: See [`VectorIndex`].
-
-    Raises:
-        ImportError: If FAISS is not installed (extra `retrieval`).
+    The graph is built here, and holds a copy of the vectors. It needs FAISS (extra `retrieval`).
     """
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
@@ -33,19 +28,12 @@ class HnswIndex(VectorIndex):
     def _walk(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         parameters = self._faiss.SearchParametersHNSW(efSearch=count)
         _, ids = self._graph.search(queries, count, params=parameters)
-        # A graph that falls apart gives fewer, and -1 for the others. Others may be better.
+        # A disconnected graph returns fewer, and -1 for the others.
         return [(some[some >= 0], np.inf) for some in ids]
 
 
 def import_faiss(what: str) -> Any:
-    """FAISS.
-
-    Args:
-        what (`str`): What needs it.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """Imports FAISS, which `what` needs."""
     try:
         import faiss
     except ImportError:

@@ -1,10 +1,10 @@
 """A knowledge base: passages as tokens, with their embeddings, in a folder or on the Hub.
 
 passages.safetensors    tokens      uint16 or uint32, of all passages in a row
-                        bounds      int64, where each begins, and the end
-sources.safetensors     documents   int64, which document each passage is from
-                        names       uint8, the names of the documents in UTF-8, each ended by a
-                                    zero; empty where they are not files
+                        bounds      int64, the begin of each passage, and the end
+sources.safetensors     documents   int64, the document of each passage
+                        names       uint8, the names of all documents in UTF-8
+                        name_ends   int64, the end of each name; empty where they are not files
 embeddings.safetensors  embeddings  float32, a row for each passage (where there is an encoder)
 """
 
@@ -14,29 +14,25 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..store.build.source import Source, batches, open_source
-from ..store.build.tokenizing import encode
+from ..store.build.source import Source, open_source
 from ..store.card import cell
-from ..store.files import Blocks, DatastoreError, FileEntry, read_arrays, write_arrays
-from ..store.fingerprint import public_name, tokenizer_fingerprint, vocabulary_size
-from ..store.folder import FolderConfig, new_folder, token_dtype
+from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
+from ..store.fingerprint import vocabulary_size
+from ..store.folder import new_folder
 from ..store.schema import Named, Range
-from ..store.stored_folder import StoredFolder
-from ..store.tokenizer_file import load_backend
+from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
 from ..version import __version__
+from .passages import cut_passages, decode, embedded
 from .text_encoder import TextEncoder
 
-# Texts that the encoder gets at once: enough for it to sort them by length.
-_TEXTS_AT_ONCE = 512
-# Numbers that are looked at at once, and bytes of the longest path that a system has.
+# Numbers that are read at once, and bytes of the longest path that a system allows.
 _BLOCK, _LONGEST_NAME = 1 << 20, 1 << 16
 
 PASSAGES = Named("a file of passages", r"passages\.safetensors")
@@ -47,19 +43,8 @@ _LARGEST = 2**62
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig(FolderConfig):
-    """What the config.json of a knowledge base says.
-
-    Attributes:
-        vocab_size (`int`): All token ids are below it.
-        chunk_length (`int`): The most tokens of a passage.
-        passages (`int`): How many.
-        tokens (`int`): Of all passages together.
-        dimension (`int`): Of the embeddings; 0 where there are none.
-        passages_file (`FileEntry`): Where the tokens are.
-        sources_file (`FileEntry`): Where it says which documents they are from.
-        embeddings_file (`FileEntry`, *optional*): Where the embeddings are.
-        source (`dict`): How it was built, for people and for the card.
-    """
+    """The config.json of a knowledge base: passages of up to `chunk_length` tokens, `tokens` of all
+    passages together, and embeddings of `dimension` numbers (0 where there are none)."""
 
     NOUN = "knowledge base"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
@@ -100,10 +85,9 @@ class KnowledgeBaseConfig(FolderConfig):
 
 
 class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
-    """Passages that a language model can be given, see [`DenseRetriever`] and its like.
+    """Passages to retrieve for a language model, see [`DenseRetriever`] and [`SparseRetriever`].
 
-    It stays on disk, mapped into memory: to open one takes milliseconds, and several processes
-    share what they read of it.
+    It is memory-mapped: it opens in milliseconds, and several processes share what they read of it.
 
     Args:
         path (`str` or `Path`): The folder. See [`~KnowledgeBase.from_pretrained`] for one on the
@@ -112,8 +96,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     Attributes:
         path (`Path`): The folder.
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
-        config ([`KnowledgeBaseConfig`]): What its config.json says.
+        config ([`KnowledgeBaseConfig`]): Its config.json.
         embeddings (`np.ndarray`, float32 of shape `(passages, d)`, *optional*): A row for each
             passage; `None` where it was built without an encoder.
 
@@ -127,28 +110,43 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        super().__init__(path)
+        super().__init__(path, tokenizer)
 
     def _open(self, config: KnowledgeBaseConfig) -> None:
-        self.config = config
         self.check_tokenizer(self.tokenizer)
-        arrays = read_arrays(
-            self.path,
-            config.passages_file,
-            {
-                "tokens": (config.token_dtype, config.tokens),
-                "bounds": (np.dtype(np.int64), config.passages + 1),
-            },
-        )
+        shapes = {
+            "tokens": (config.token_dtype, config.tokens),
+            "bounds": (np.int64, config.passages + 1),
+        }
+        arrays = read_arrays(self.path, config.passages_file, shapes)
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
-        self._check_bounds()
-        self._documents, self._names = _read_sources(self.path, config)
+        sources: dict[str, tuple[Any, int | None]] = {
+            "documents": (np.int64, config.passages),
+            "names": (np.uint8, None),
+            "name_ends": (np.int64, None),
+        }
+        self._sources = read_arrays(self.path, config.sources_file, sources)
+        self._check()
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
-            shape = (config.passages, config.dimension)
-            expected = {"embeddings": (np.dtype(np.float32), shape[0] * shape[1])}
-            rows = read_arrays(self.path, config.embeddings_file, expected)["embeddings"]
-            self.embeddings = rows.reshape(shape)
+            rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
+            self.embeddings = read_arrays(self.path, config.embeddings_file, rows)["embeddings"]
+
+    def _check(self) -> None:
+        bounds, config, documents = self._bounds, self.config, self._sources["documents"]
+        whole = bounds[0] == 0 and bounds[-1] == config.tokens
+        most = config.chunk_length
+        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
+            raise self._damaged(
+                config.passages_file,
+                f"its bounds are not those of passages of 1 to {most} tokens",
+            )
+        in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
+        if not in_order or 0 < len(self._sources["name_ends"]) <= documents[-1]:
+            raise self._damaged(
+                config.sources_file,
+                "its documents are not those that the passages were cut from, in their order",
+            )
 
     def __len__(self) -> int:
         return self.config.passages
@@ -158,9 +156,6 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         tokenizer = f"tokenizer={self.config.tokenizer!r}"
         held = f"passages={len(self):,}, dimension={dimension}"
         return f"KnowledgeBase({str(self.path)!r}, {held}, {tokenizer})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path.absolute(), self.tokenizer)  # a copy maps the same files
 
     @classmethod
     def build(
@@ -177,9 +172,9 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         corpus: str | None = None,
         progress: bool = True,
     ) -> KnowledgeBase:
-        """Builds a knowledge base in a new folder, all of it or nothing, and opens it.
+        """Builds a knowledge base in a new folder, whole or not at all, and opens it.
 
-        A document that is too long is cut into passages of about the same length.
+        A long document is cut into passages of about the same length.
 
         Args:
             documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
@@ -193,14 +188,14 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
                 strings.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
-            license (`str`, *optional*): Of the documents. By default what the dataset says.
-            corpus (`str`, *optional*): What they are called. By default the dataset or the folder.
+            license (`str`, *optional*): Of the documents. By default the dataset's.
+            corpus (`str`, *optional*): Their name. By default the dataset's or the folder's.
             progress (`bool`, *optional*, defaults to `True`): Show progress bars.
 
         Raises:
             FileExistsError: If there is something at `path`.
             ValueError: If there is no token in all documents, one of them is no document, or the
-                encoder returns something other than a finite vector for each text, or is none.
+                encoder is invalid or returns anything but a finite vector for each text.
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
@@ -229,9 +224,10 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         begin, end = self._bounds[passage_id : passage_id + 2]
         tokens = self._tokens[begin:end].astype(np.int64)
         if tokens.max() >= self.config.vocab_size:
-            raise DatastoreError(
-                f"{self.path} is damaged: passage {passage_id} has the token {tokens.max()}, but "
-                f"the ids are below {self.config.vocab_size}"
+            raise self._damaged(
+                self.config.passages_file,
+                f"passage {passage_id} has the token {tokens.max()}, but the ids are below "
+                f"{self.config.vocab_size}",
             )
         return tokens
 
@@ -241,81 +237,48 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
-        return _decode(self.tokenizer, self.passage(passage_id))
+        return decode(self.tokenizer, self.passage(passage_id))
 
     def source(self, passage_id: int) -> str:
-        """Where a passage is from: `"docs/guide.md, line 120"` for a file, which is named as it was
-        when the knowledge base was built, or from the folder on that was named by an absolute path;
-        `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
+        """Where a passage is from: `"docs/guide.md, line 120"` for a file, with the path that the
+        knowledge base was built from (of an absolute one, only the last folder and what is below
+        it); `"document 7, line 1"` for the eighth row of a dataset, or the eighth text.
 
-        The line is left out where the tokenizer does not keep the ends of lines; to find it, the
-        document is decoded up to the passage.
+        The document is decoded up to the passage to find the line, which is left out if the
+        tokenizer does not keep the ends of lines.
 
         Raises:
             IndexError, DatastoreError: As [`~KnowledgeBase.passage`].
         """
-        passage = self.text(passage_id)
-        document = int(self._documents[passage_id])
-        name = _name(self._names, document) or f"document {document}"
+        passage, documents = self.text(passage_id), self._sources["documents"]
+        document = int(documents[passage_id])
+        name = self._name(document)
         if not self._keeps_lines:
             return name
-        first = int(np.searchsorted(self._documents, document))
+        first = int(np.searchsorted(documents, document))
         before = "".join(self.text(i) for i in range(first, passage_id))
         blank = passage[: len(passage) - len(passage.lstrip())]
         return f"{name}, line {1 + before.count(chr(10)) + blank.count(chr(10))}"
 
+    def _name(self, document: int) -> str:
+        ends = self._sources["name_ends"]
+        if len(ends) == 0:
+            return f"document {document}"
+        name = self._sources["names"][ends[document - 1] if document else 0 : ends[document]]
+        return name[:_LONGEST_NAME].tobytes().decode("utf-8", errors="replace")
+
     @cached_property
     def _keeps_lines(self) -> bool:
         ids = self.tokenizer("a\nb", add_special_tokens=False)["input_ids"]
-        return _decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
-
-    def _check_bounds(self) -> None:
-        bounds, most = self._bounds, self.config.chunk_length
-        whole = bounds[0] == 0 and bounds[-1] == self.config.tokens
-        if not whole or not all(low >= 1 and high <= most for low, high in _steps(bounds)):
-            raise DatastoreError(
-                f"{self.path / self.config.passages_file.name} is damaged: its bounds are not "
-                f"those of passages of 1 to {most} tokens"
-            )
+        return decode(self.tokenizer, np.array(ids, np.int64)) == "a\nb"
 
 
 def _steps(numbers: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The smallest and the largest difference between a number and the one before it, of some of
-    them at a time: there can be more than fit into memory."""
+    """The smallest and the largest difference between successive numbers, block by block: they may
+    not fit into memory."""
     for begin in range(0, len(numbers) - 1, _BLOCK):
         steps = np.diff(numbers[begin : begin + _BLOCK + 1])
         yield int(steps.min()), int(steps.max())
-
-
-def _read_sources(folder: Path, config: KnowledgeBaseConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Which document each passage is from, ascending, and the names of all documents, if they have
-    any, as they stand in the file."""
-    expected: dict[str, tuple[np.dtype, int | None]] = {
-        "documents": (np.dtype(np.int64), config.passages),
-        "names": (np.dtype(np.uint8), None),
-    }
-    arrays = read_arrays(folder, config.sources_file, expected)
-    documents, names = arrays["documents"], arrays["names"]
-    in_order = documents[0] >= 0 and all(low >= 0 for low, _ in _steps(documents))
-    if not in_order or (len(names) and _name(names, int(documents[-1])) is None):
-        raise DatastoreError(
-            f"{folder / config.sources_file.name} is damaged: its documents are not those that the "
-            "passages were cut from, in their order"
-        )
-    return documents, names
-
-
-def _name(names: np.ndarray, document: int) -> str | None:
-    """The name of a document; there can be millions, of which only this one becomes a `str`."""
-    for begin in range(0, len(names), _BLOCK):
-        ends = names[begin : begin + _BLOCK] == 0
-        count = int(np.count_nonzero(ends))
-        if document < count:
-            end = begin + int(np.flatnonzero(ends)[document])
-            before = names[max(end - _LONGEST_NAME, 0) : end].tobytes()
-            return before[before.rfind(b"\0") + 1 :].decode("utf-8", errors="replace")
-        document -= count
-    return None
 
 
 def _write(
@@ -326,32 +289,32 @@ def _write(
     chunk_length: int,
     progress: bool,
 ) -> None:
-    """Writes all of a knowledge base into a folder."""
-    tokens, bounds, documents = _passages(source, tokenizer, chunk_length, progress)
+    tokens, bounds, documents = cut_passages(source, tokenizer, chunk_length, progress)
+    names = [str(file).encode("utf-8", errors="replace") for file in source.files or ()]
     arrays = {"tokens": tokens, "bounds": bounds}
-    passages_file = write_arrays(folder / "passages.safetensors", arrays)
-    names = "".join(f"{file}\0" for file in source.files or ())
-    as_bytes = np.frombuffer(names.encode("utf-8", errors="replace"), np.uint8)
-    sources = {"documents": documents, "names": as_bytes}
-    sources_file = write_arrays(folder / "sources.safetensors", sources)
-    dimension, embeddings_file = 0, None
+    sources = {
+        "documents": documents,
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+    }
+    count, dimension, embeddings_file = len(bounds) - 1, 0, None
     if encoder is not None:
-        rows = _embedded(encoder, tokenizer, tokens, bounds, progress)
+        rows = embedded(encoder, tokenizer, tokens, bounds, progress)
         first = next(rows)
-        dimension, path = first.shape[1], folder / "embeddings.safetensors"
-        count = (len(bounds) - 1) * dimension
-        embeddings = Blocks(np.dtype(np.float32), count, chain([first], rows))
-        embeddings_file = write_arrays(path, {"embeddings": embeddings})
-    KnowledgeBaseConfig(
-        fingerprint=tokenizer_fingerprint(tokenizer),
-        tokenizer=public_name(tokenizer),
+        dimension = first.shape[1]
+        embeddings = Blocks(np.dtype(np.float32), count * dimension, chain([first], rows))
+        embeddings_file = write_arrays(
+            folder / "embeddings.safetensors", {"embeddings": embeddings}
+        )
+    KnowledgeBaseConfig.made_for(
+        tokenizer,
         vocab_size=vocabulary_size(tokenizer),
         chunk_length=chunk_length,
-        passages=len(bounds) - 1,
+        passages=count,
         tokens=len(tokens),
         dimension=dimension,
-        passages_file=passages_file,
-        sources_file=sources_file,
+        passages_file=write_arrays(folder / "passages.safetensors", arrays),
+        sources_file=write_arrays(folder / "sources.safetensors", sources),
         embeddings_file=embeddings_file,
         source={
             "corpus": source.name,
@@ -360,67 +323,3 @@ def _write(
             "hf_refspec": __version__,
         },
     ).write(folder)
-
-
-def _passages(
-    source: Source, tokenizer: PreTrainedTokenizerBase, chunk_length: int, progress: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokenises documents and cuts them: all tokens in a row, where each passage begins, and which
-    document it is from."""
-    dtype = token_dtype(vocabulary_size(tokenizer), separator=False)
-    backend = load_backend(tokenizer.backend_tokenizer.to_str())
-    tokens: list[np.ndarray] = []
-    lengths: list[int] = []
-    passages_of: list[int] = []  # each document
-    with tqdm(
-        desc="reading", unit=" documents", total=source.total, disable=not progress or None
-    ) as bar:
-        for batch in batches(source.documents):
-            separated, in_a_row = encode(backend, batch, dtype, separator=0)
-            # Each document that is not empty has a separator after it, which is not wanted here.
-            ends = np.cumsum(separated[separated > 0])
-            tokens.append(np.delete(in_a_row, ends - 1))
-            for length in separated.tolist():
-                parts = _even_parts(length - 1, chunk_length) if length else []
-                lengths += parts
-                passages_of.append(len(parts))
-            bar.update(len(batch))
-    if not lengths:
-        raise ValueError("documents has no token in it: there is nothing to retrieve")
-    documents = np.repeat(np.arange(len(passages_of), dtype=np.int64), passages_of)
-    return np.concatenate(tokens), np.cumsum([0, *lengths], dtype=np.int64), documents
-
-
-def _even_parts(length: int, most: int) -> list[int]:
-    """As few parts of at most `most` as make up `length`, all of about the same length."""
-    count = -(-length // most)
-    return [length // count + (part < length % count) for part in range(count)]
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray) -> str:
-    text = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False)
-    return str(text)
-
-
-def _embedded(
-    encoder: TextEncoder,
-    tokenizer: PreTrainedTokenizerBase,
-    tokens: np.ndarray,
-    bounds: np.ndarray,
-    progress: bool,
-) -> Iterator[np.ndarray]:
-    """The embeddings of the passages, some at a time."""
-    count, dimension = len(bounds) - 1, None
-    with tqdm(desc="embedding", unit=" passages", total=count, disable=not progress or None) as bar:
-        for first in range(0, count, _TEXTS_AT_ONCE):
-            edges = bounds[first : first + _TEXTS_AT_ONCE + 1].tolist()
-            texts = [_decode(tokenizer, tokens[begin:end]) for begin, end in pairwise(edges)]
-            vectors = encoder.passages(texts)
-            dimension = dimension or vectors.shape[1]
-            if vectors.shape[1] != dimension:
-                raise ValueError(
-                    f"encoder returned vectors of dimension {dimension}, and then of "
-                    f"{vectors.shape[1]}; all must have the same"
-                )
-            yield vectors
-            bar.update(len(texts))

@@ -1,4 +1,4 @@
-"""Retrievers of LangChain, made ones that can be speculated with."""
+"""Adapts retrievers of LangChain."""
 
 from __future__ import annotations
 
@@ -19,47 +19,28 @@ from .retrieved import Retrieved
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextQuery:
-    """The last tokens of a text.
-
-    Attributes:
-        text (`str`): What the retriever gets.
-        tokens (`frozenset[int]`): Each once.
-    """
+    """The last tokens of a text: the string that LangChain receives, and each token once."""
 
     text: str
     tokens: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Passage:
-    """A passage that a search has found.
-
-    Attributes:
-        tokens (`np.ndarray`, int64 of shape `(n,)`): Of the language model.
-        words (`frozenset[int]`): Each token once.
-    """
-
-    tokens: np.ndarray
-    words: frozenset[int]
-
-
 class LangChainRetriever:
-    """A LangChain retriever as one that can be speculated with; made by [`from_langchain`].
+    """A LangChain retriever with ids and scores; see [`from_langchain`].
 
-    LangChain returns no ids and no scores. A passage's id comes from its text: the same one in
-    every process, whatever was found before. `search` scores by rank, the best with 1, then 1/2,
-    1/3, ... How the retriever would rank passages that are in the request cache cannot be known;
-    `score` ranks them by the tokens that they have in common with the query. It is only a guess at
-    what the next search finds: a bad one costs a correction, the output is the same.
+    LangChain returns neither. A passage's id is a hash of its text. `search` scores by rank: 1,
+    1/2, 1/3, ... The retriever's own ranking of passages in the request cache is unknown; `score`
+    ranks them by the tokens that they share with the query. That only guesses at what the next
+    search finds: a wrong guess costs a correction, the output is the same.
 
-    What was found is kept for as long as this object lives.
+    Passages that were found are kept as long as this object lives.
     """
 
     def __init__(self, retriever: Any, tokenizer: PreTrainedTokenizerBase) -> None:
         self._retriever = retriever
         self._tokenizer = tokenizer
         self._backend = load_backend(tokenizer.backend_tokenizer.to_str())
-        self._passages: dict[int, _Passage] = {}
+        self._passages: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # tokens; each once
         self._lock = threading.Lock()
 
     def encode(self, token_ids: np.ndarray) -> TextQuery:
@@ -71,26 +52,22 @@ class LangChainRetriever:
         return TextQuery(str(text), frozenset(ids))
 
     def search(self, queries: Sequence[TextQuery], k: int) -> list[Retrieved]:
-        """The `k` best passages for each query; all are given to the retriever's `batch` at once.
-
-        A LangChain retriever has its own limit, which may be lower.
-        """
+        """The `k` best passages for each query, from one call of the retriever's `batch`; fewer if
+        its own limit is lower."""
         if len(queries) == 0:
             return []
         answers = self._retriever.batch([query.text for query in queries])
         return [self._retrieved(documents, k) for documents in answers]
 
     def score(self, query: TextQuery, ids: np.ndarray) -> np.ndarray:
-        """How much each passage that was found before resembles a query, float32 of shape `(n,)`.
-
-        It is the fraction of the passage's tokens that the query has as well, rare ones counting
-        more (not what `search` scores by, see above).
+        """How much each passage resembles a query, float32 of shape `(n,)`: the fraction of its
+        tokens that the query shares, rare ones counting more (`search` scores otherwise).
 
         Raises:
             KeyError: If no search has found one of them.
         """
         return np.array(
-            [self._overlap(query, self._passages[passage_id]) for passage_id in ids.tolist()],
+            [_overlap(query.tokens, self._passages[passage_id][1]) for passage_id in ids.tolist()],
             dtype=np.float32,
         )
 
@@ -100,15 +77,10 @@ class LangChainRetriever:
         Raises:
             KeyError: If no search has found it.
         """
-        return self._passages[int(passage_id)].tokens
-
-    def _overlap(self, query: TextQuery, passage: _Passage) -> float:
-        # In a vocabulary that is learnt by merging, the commoner a token the lower its id.
-        shared = sum(math.log2(2 + token) for token in query.tokens & passage.words)
-        return shared / math.sqrt(len(passage.words))
+        return self._passages[int(passage_id)][0]
 
     def _retrieved(self, documents: Sequence[Any], k: int) -> Retrieved:
-        ids: dict[int, None] = {}  # a passage that is found twice stands where it stood first
+        ids: dict[int, None] = {}  # each passage once, where it was found first
         for document in documents:
             passage_id = self._remember(document.page_content)
             if passage_id is not None:
@@ -125,15 +97,21 @@ class LangChainRetriever:
                 tokens = self._backend.encode(text, add_special_tokens=False).ids
                 if not tokens:
                     return None
-                self._passages[passage_id] = _Passage(np.array(tokens, np.int64), frozenset(tokens))
+                self._passages[passage_id] = np.array(tokens, np.int64), frozenset(tokens)
         return passage_id
 
 
+def _overlap(query: frozenset[int], passage: frozenset[int]) -> float:
+    # Merging gives common tokens low ids.
+    shared = sum(math.log2(2 + token) for token in query & passage)
+    return shared / math.sqrt(len(passage))
+
+
 def from_langchain(retriever: Any, tokenizer: PreTrainedTokenizerBase) -> LangChainRetriever:
-    """Makes a retriever of one of LangChain's.
+    """Adapts a retriever of LangChain.
 
     Args:
-        retriever (`langchain_core.retrievers.BaseRetriever`): It must give at least as many
+        retriever (`langchain_core.retrievers.BaseRetriever`): It must return at least as many
             documents as a step needs; for speculation to pay, about 20 (`search_kwargs={"k": 20}`).
         tokenizer (`PreTrainedTokenizerBase`): The language model's, a fast one.
 

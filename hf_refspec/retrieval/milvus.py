@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from .candidates import CandidateIndex
 from .dense import EmbeddingRetriever, Index
 from .knowledge_base import KnowledgeBase
-from .vector_index import VectorIndex
 
-# What a server takes at once, and what it returns.
+# The most rows of a request, and the most results of a query.
 _ROWS_AT_ONCE = 2000
 _MOST_RESULTS = 16_384
 _FIELD = "embedding"
@@ -27,9 +26,8 @@ class MilvusRetriever(EmbeddingRetriever):
     """Finds passages in Milvus, for knowledge bases that outgrow the memory of one machine.
 
     The same code runs on an embedded file (milvus-lite) and on a cluster. Milvus holds ids and
-    vectors, and gets one request for all queries of a verification; texts stay in the knowledge
-    base. The collection is made and filled where it is not there; if that is interrupted, the next
-    time goes on with it.
+    vectors, and receives one request for all queries of a verification; texts stay in the knowledge
+    base. A missing collection is created and filled; interrupted filling is resumed the next time.
 
     Args:
         knowledge_base ([`KnowledgeBase`]): What is searched.
@@ -39,9 +37,9 @@ class MilvusRetriever(EmbeddingRetriever):
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
         collection (`str`, *optional*): Its name; by default one for just these embeddings and this
             index.
-        token (`str`, *optional*): `"user:password"` or an API key, where the server wants it.
-        timeout (`float`, *optional*, defaults to 60): The most seconds of a request to the
-            server. A search waits so long for one that cannot be reached, as when it restarts.
+        token (`str`, *optional*): `"user:password"` or an API key, if the server requires one.
+        timeout (`float`, *optional*, defaults to 60): The most seconds of a request to the server,
+            and of a search's wait for a server that restarts.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar while filling.
 
     Raises:
@@ -66,7 +64,7 @@ class MilvusRetriever(EmbeddingRetriever):
         super().__init__(knowledge_base, encoder, index)
         self.collection = collection or self._collection_name()
         self._timeout = timeout
-        self._vectors = VectorIndex(
+        self._vectors = CandidateIndex(
             *(self._embeddings, self._lengths, "inner_product", self._candidates),
             exact=index == "flat",
             most_candidates=_MOST_RESULTS,
@@ -91,12 +89,14 @@ class MilvusRetriever(EmbeddingRetriever):
         return f"hf_refspec_{file.sha256[:16]}_{self.index}"
 
     def _fill(self, progress: bool) -> None:
-        """Makes the collection where it is not there, and fills it where it is not full."""
         name, total = self.collection, len(self._embeddings)
         if not self._client.has_collection(name, timeout=self._timeout):
             self._create()
         self._load()
-        present = self._count()
+        (row,) = self._client.query(
+            name, filter="", output_fields=["count(*)"], timeout=self._timeout
+        )
+        present = int(row["count(*)"])
         self._check(present)
         with tqdm(
             desc="filling Milvus",
@@ -108,7 +108,7 @@ class MilvusRetriever(EmbeddingRetriever):
             for begin in range(present, total, _ROWS_AT_ONCE):
                 some = self._embeddings[begin : begin + _ROWS_AT_ONCE]
                 rows = [{"id": begin + i, _FIELD: row} for i, row in enumerate(some)]
-                # What a request that was cut off has left is written again, not twice.
+                # upsert: an interrupted request may have written some of them.
                 self._client.upsert(name, rows, timeout=self._timeout)
                 bar.update(len(rows))
 
@@ -133,14 +133,7 @@ class MilvusRetriever(EmbeddingRetriever):
         )
 
     def _load(self) -> None:
-        """Has the server take the collection into its memory, if it is not there."""
         self._client.load_collection(self.collection, timeout=self._timeout)
-
-    def _count(self) -> int:
-        (row,) = self._client.query(
-            self.collection, filter="", output_fields=["count(*)"], timeout=self._timeout
-        )
-        return int(row["count(*)"])
 
     def _check(self, present: int) -> None:
         """Compares what the collection holds with the knowledge base: its size, and samples."""
@@ -159,31 +152,27 @@ class MilvusRetriever(EmbeddingRetriever):
             )
 
     def _candidates(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        """Searches; an unreachable server is asked again for as long as a request may take: one
+        that restarts is back within seconds, with nothing loaded, but its client refuses at once.
+        """
         parameters = {"ef": count} if self.index == "hnsw" else {}
-        answers = self._once_reachable(
-            lambda: self._client.search(
-                self.collection,
-                data=list(queries),
-                anns_field=_FIELD,
-                limit=count,
-                output_fields=["id"],  # else milvus-lite sends the vectors as well
-                search_params={"metric_type": "IP", "params": parameters},
-                consistency_level="Strong",
-                timeout=self._timeout,
-            )
-        )
-        return [(np.array(each.ids, dtype=np.int64), each.distances[-1]) for each in answers]
-
-    def _once_reachable(self, ask: Callable[[], Any]) -> Any:
-        """Asks a server again that cannot be reached, for as long as a request may take: one that
-        restarts is back within seconds, with nothing loaded, but its client refuses at once."""
         exception = _import_pymilvus().MilvusException
-        given_up = monotonic() + self._timeout
+        deadline = monotonic() + self._timeout
         while True:
             try:
-                return ask()
+                answers = self._client.search(
+                    self.collection,
+                    data=list(queries),
+                    anns_field=_FIELD,
+                    limit=count,
+                    output_fields=["id"],  # else milvus-lite sends the vectors as well
+                    search_params={"metric_type": "IP", "params": parameters},
+                    consistency_level="Strong",
+                    timeout=self._timeout,
+                )
+                return [(np.array(each.ids, np.int64), each.distances[-1]) for each in answers]
             except exception as error:
-                if error.code not in (_NOT_REACHED, _NOT_LOADED) or monotonic() > given_up:
+                if error.code not in (_NOT_REACHED, _NOT_LOADED) or monotonic() > deadline:
                     raise
                 sleep(_PAUSE)
                 if error.code == _NOT_LOADED:

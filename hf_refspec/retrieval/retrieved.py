@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# From this many times k on, the k best are parted from the rest before they are sorted.
+_WORTH_PARTING = 4
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retrieved:
@@ -22,8 +25,16 @@ class Retrieved:
     @classmethod
     def best(cls, ids: np.ndarray, scores: np.ndarray, k: int) -> Retrieved:
         """The `k` best of some, in order: by score, and by id where scores are equal."""
+        if len(scores) > _WORTH_PARTING * k:
+            # All that score as the k-th does stay: ids decide which of them are taken.
+            among_best = scores >= np.partition(scores, -k)[-k]
+            ids, scores = ids[among_best], scores[among_best]
         order = np.lexsort((ids, -scores))[:k]
         return cls(ids[order], scores[order])
+
+    def first(self, k: int) -> Retrieved:
+        """The `k` best of these."""
+        return Retrieved(self.ids[:k], self.scores[:k])
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -15,8 +15,8 @@ from ..store.names import is_here, is_only_cached
 class TextEncoder:
     """An encoder of texts: a callable, or a model of the library sentence-transformers.
 
-    Passages and queries may be encoded differently: of a model that tells them apart, the methods
-    `encode_document` and `encode_query` are used.
+    A model that encodes passages and queries differently is called by its methods
+    `encode_document` and `encode_query`.
 
     Args:
         encoder (`str`, `Path`, `SentenceTransformer` or callable): The folder or the Hub id of a
@@ -36,7 +36,7 @@ class TextEncoder:
     def __init__(self, encoder: Any) -> None:
         name = None
         if isinstance(encoder, str | os.PathLike):
-            # Where it lies on this machine is of no use to others.
+            # Not its path, which means nothing to others.
             name = Path(encoder).resolve().name if os.path.isdir(encoder) else str(encoder)
             encoder = load_encoder(encoder)
         if hasattr(encoder, "encode"):
@@ -58,7 +58,7 @@ class TextEncoder:
 
         Raises:
             RuntimeError: If the encoder fails.
-            ValueError: If what it returns is something else, or not finite.
+            ValueError: If it returns anything else, or numbers that are not finite.
         """
         return self._checked(self._encode_passages, list(texts))
 
@@ -103,7 +103,7 @@ def load_encoder(name: str | os.PathLike) -> Any:
 
     Raises:
         ImportError: If sentence-transformers is not installed.
-        OSError: If there is no such model, or the Hub that has it does not answer.
+        OSError: If there is no such model, or the Hub does not answer.
         ValueError: If it cannot be loaded.
     """
     try:

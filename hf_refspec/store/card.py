@@ -1,7 +1,4 @@
-"""The card of a stored folder: what people read about it on the Hub.
-
-Its text is a template in `model_cards/`, filled with what config.json says.
-"""
+"""The card of a stored folder on the Hub: a template of `model_cards/`, filled from config.json."""
 
 from __future__ import annotations
 
@@ -11,16 +8,18 @@ from collections import defaultdict
 from dataclasses import fields
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import DatasetCardData
 
-from .folder import FolderConfig
 from .printable import printable
 
+if TYPE_CHECKING:
+    from .stored_folder import FolderConfig
+
 TAGS = ["hf-refspec", "speculative-decoding"]
-# The Hub refuses a card with a licence that it does not know. These are the commonest that it
-# does; of a corpus with another one the card says "other" and the name.
+# The commonest licences that the Hub knows; it refuses a card with any other, for which the card
+# says "other" and the name.
 _HUB_LICENCE = re.compile(
     r"apache-2\.0|mit|isc|bsd(-[23]-clause)?|mpl-2\.0|unlicense|a?gpl-3\.0|gpl-2\.0|lgpl-(2\.1|3\.0)"
     r"|cc0-1\.0|cc-by(-sa)?-3\.0|cc-by(-nc)?(-sa|-nd)?-4\.0|odc-by|odbl|other"
@@ -28,15 +27,7 @@ _HUB_LICENCE = re.compile(
 
 
 def card(config: FolderConfig, repo_id: str) -> str:
-    """Writes the card of a stored folder.
-
-    Args:
-        config (`FolderConfig`): What the folder's config.json says.
-        repo_id (`str`): Where it will be found on the Hub.
-
-    Returns:
-        `str`: Markdown, with a block of metadata at the top.
-    """
+    """The card of a stored folder in the repo `repo_id`: Markdown below a block of metadata."""
     source = getattr(config, "source", {})
     licence = source.get("license")
     about = {each.name: getattr(config, each.name) for each in fields(config)}
@@ -57,13 +48,13 @@ def card(config: FolderConfig, repo_id: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """The text of a value in a table, which cannot break out of its cell."""
+    """A value as text that cannot break out of the cell of a table."""
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return printable(" ".join(text.split())).replace("|", "\\|")
 
 
 def readable_size(size: float) -> str:
-    """A number of bytes, for people."""
+    """A number of bytes with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             break
@@ -72,7 +63,6 @@ def readable_size(size: float) -> str:
 
 
 def _metadata(licence: str | None) -> str:
-    """The block of metadata at the top of a card."""
     metadata: dict[str, Any] = {}
     if licence:
         identifier = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
@@ -80,6 +70,6 @@ def _metadata(licence: str | None) -> str:
             metadata["license"] = identifier
         else:
             metadata.update(license="other", license_name=identifier)
-    # The Hub's viewer would take config.json for rows of data.
+    # The Hub's viewer would show config.json as rows of data.
     metadata["library_name"] = "hf_refspec"
     return DatasetCardData(**metadata, tags=TAGS, viewer=False).to_yaml()

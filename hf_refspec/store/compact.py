@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,7 +16,7 @@ from ..index.draft_tree import TreeArrays
 from ..index.mixed_trie import mixed_tree
 from ..index.ngram_counts import common_ngrams as ngrams_of_text
 from ..index.suffix_array import IndexedText
-from .datastore_config import NgramsEntry, StoreConfig
+from .datastore_config import NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, check_no_folder, read_arrays, write_arrays
 from .folder import sweep
 
@@ -27,7 +26,6 @@ CONTINUATIONS = 1000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
-_OURS = re.compile(r"\.?ngrams(-[0-9a-f]{12})?\.safetensors(\.new)?")
 ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
 
 
@@ -52,8 +50,8 @@ def compact_form(
     trees: list[list[TreeArrays]] = [[] for _ in orders]
     entries = nodes = 0
     limits = (NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
-    # The commonest first. Where the room is short, each order gets half of what the one before it
-    # has: on other text than the corpus the short ones are of more use.
+    # The commonest first. Where `max_bytes` is short, each order gets half as many as the previous
+    # one: short n-grams are of more use on text that is not in the corpus.
     ranked = [
         (rank << order, order, rank)
         for order in range(max_ngram)
@@ -74,13 +72,11 @@ def compact_form(
 
 
 def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
-    """Finds the commonest n-grams of each order.
+    """Finds the commonest n-grams of each order from 1 on, int32 of shape `(count, n)`, the
+    commonest first.
 
-    One text after another is read, in memory that does not grow with it. What is not among the
-    commonest of any text is left out, though in all together it might be.
-
-    Returns:
-        Of each order from 1 on, the n-grams (int32 of shape `(count, n)`), the commonest first.
+    The texts are read one after another, in memory that does not grow with them. An n-gram that is
+    not among the commonest of any single text is left out.
     """
     candidates: list[list[np.ndarray]] = [[] for _ in range(max_ngram)]
     for text in texts:
@@ -102,34 +98,32 @@ def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) 
 def write_ngrams(
     folder: Path, config: StoreConfig, table: NgramTable, counts: list[int], corpus_tokens: int
 ) -> None:
-    """Writes the compact form into a datastore's folder, in place of an older one."""
+    """Writes the compact form into a datastore's folder and replaces an older one."""
     arrays = {name: getattr(table, name) for name in ARRAYS}
-    written = write_arrays(folder / "ngrams.safetensors", arrays)
-    # Named after its content, so that an older one stays whole until config.json names this one.
+    written = write_arrays(folder / "ngrams-000000000000.safetensors", arrays)
+    # Named after its content, so that the older one stays until config.json names this one.
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
     check_no_folder(folder / file.name)
     os.replace(folder / written.name, folder / file.name)
     nodes = len(table.node_tokens)
     config = replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file))
     config.write(folder)
-    # The older one, and those that processes were killed over.
-    sweep(folder, _OURS, (file.name for file in config.files()))
+    sweep(folder, [NGRAMS], config.files())
 
 
 def open_ngrams(folder: Path, config: StoreConfig, entry: NgramsEntry) -> NgramTable:
-    """Maps the compact form into memory; raises as [`read_arrays`]."""
+    """Memory-maps the compact form; raises as [`read_arrays`]."""
     entries, dtype, max_ngram = sum(entry.ngrams), config.token_dtype, len(entry.ngrams)
-    uint8, uint32 = np.dtype(np.uint8), np.dtype(np.uint32)
     arrays = read_arrays(
         folder,
         entry.file,
         {
             "keys": (dtype, entries * max_ngram),
-            "slots": (uint32, None),
-            "starts": (uint32, entries + 1),
+            "slots": (np.uint32, None),
+            "starts": (np.uint32, entries + 1),
             "node_tokens": (dtype, entry.nodes),
-            "node_parents": (uint8, entry.nodes),
-            "node_probs": (uint8, entry.nodes),
+            "node_parents": (np.uint8, entry.nodes),
+            "node_probs": (np.uint8, entry.nodes),
         },
     )
     if len(arrays["slots"]).bit_count() != 1:

@@ -20,34 +20,35 @@ from .compact import compact_form, open_ngrams, write_ngrams
 from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
+from .hub import Part
 from .names import load_tokenizer
 from .printable import one_line
 from .shards import map_shard, split_documents
-from .stored_folder import Part, StoredFolder
+from .stored_folder import StoredFolder
 from .tokenizer_file import is_of_tokenizer, read_tokenizer
 
 
 class Datastore(StoredFolder[StoreConfig]):
-    """A corpus that drafts are looked up in, see [`DatastoreDrafts`].
+    """A corpus for [`DatastoreDrafts`] to look drafts up in.
 
     It has one or both of two forms. The full form is the corpus's tokens with suffix arrays, 6
-    bytes a token (with a vocabulary of less than 65,536). The compact form is a table of n-grams,
-    as large as it is made. Both stay on disk, mapped into memory: to open a datastore takes
-    milliseconds, whatever its size, and several processes share what they read of it.
+    bytes a token (with a vocabulary of less than 65,536). The compact form is a table of n-grams of
+    any size that you choose. Both are memory-mapped: a datastore of any size opens in milliseconds,
+    and several processes share what they read of it.
 
     Args:
         path (`str` or `Path`): The folder. See [`~Datastore.from_pretrained`] for one on the Hub.
         form (`"full"` or `"compact"`, *optional*): Which form to open; by default the full one, if
-            it is there.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target model's, to make sure that
-            the datastore was made for it.
+            there is one.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target model's, to check that the
+            datastore was made for it.
 
     Attributes:
         path (`Path`): The folder.
-        config ([`StoreConfig`]): What its config.json says.
+        config ([`StoreConfig`]): Its config.json.
         form (`str`): The form that is open.
-        ngrams ([`NgramTable`], *optional*): The compact form; `None` if the other one is open.
-        shards (`list[IndexedText]`): The full form, mapped; empty if the other one is open.
+        ngrams ([`NgramTable`], *optional*): The compact form; `None` if the full one is open.
+        shards (`list[IndexedText]`): The full form; empty if the compact one is open.
 
     Raises:
         DatastoreError: If there is no datastore, it does not have the form, its files are damaged
@@ -66,12 +67,11 @@ class Datastore(StoredFolder[StoreConfig]):
     ) -> None:
         check_form(form)
         self._form = form
-        super().__init__(path)
+        super().__init__(path, form)
         if tokenizer is not None:
             self.check_tokenizer(tokenizer)
 
     def _open(self, config: StoreConfig) -> None:
-        self.config = config
         self.form: Form = self._form or ("full" if config.shards else "compact")
         try:
             part = config.in_form(self.form)
@@ -81,7 +81,7 @@ class Datastore(StoredFolder[StoreConfig]):
         if self.form == "compact":
             assert part.ngrams is not None
             self.ngrams = open_ngrams(self.path, config, part.ngrams)
-        # Mapped at once, for a writer may merge them at any time: what is mapped stays.
+        # Mapped now, since another process may merge and delete them at any time.
         self.shards: list[IndexedText] = [
             map_shard(self.path, config, shard) for shard in part.shards
         ]
@@ -95,9 +95,6 @@ class Datastore(StoredFolder[StoreConfig]):
         tokenizer = f"tokenizer={self.config.tokenizer!r}"
         return f"Datastore({str(self.path)!r}, form={self.form!r}, {held}, {tokenizer})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path.absolute(), self.form)  # a copy maps the same files
-
     @classmethod
     def build(
         cls,
@@ -106,31 +103,44 @@ class Datastore(StoredFolder[StoreConfig]):
         path: str | os.PathLike,
         **options: Any,
     ) -> Datastore:
-        """Builds a datastore in a new folder and opens it; arguments as of [`build_store`]."""
+        """Builds a datastore in a new folder and opens it; see [`build_store`] for the arguments
+        and errors."""
         return cls(build_store(source, tokenizer, path, **options))
 
     def extend(
         self, more: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
     ) -> Datastore:
-        """Adds documents, and merges shards of about one size; arguments as of [`extend_store`].
+        """Adds documents, and merges shards of about the same size.
 
-        This object, and whoever else has the datastore open, goes on with what it has. Without a
-        `tokenizer` it is the one that [`~Datastore.load_tokenizer`] loads.
+        Open datastores, this object among them, keep what they opened. If the extension fails or
+        is killed, the datastore is unchanged.
+
+        Args:
+            more: The documents to add, as `source` in [`build_store`].
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): The one that it was built with; by
+                default the one that [`~Datastore.load_tokenizer`] loads.
+            options: As of [`BuildOptions`].
 
         Returns:
             [`Datastore`]: All of it, opened.
+
+        Raises:
+            ValueError: If there is nothing to add, or an entry is no document.
+            DatastoreError: If the datastore cannot be read, is for another tokenizer, has only the
+                compact form, or another process is writing it.
+            OSError: If the shards cannot be written.
         """
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
         return Datastore(extend_store(self.path, more, tokenizer, **options))
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
-        """Merges all shards into as few as can be, one for up to 2**31 - 2 tokens.
+        """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
 
-        A build and an extension merge by themselves what is due: a datastore has a shard for each
-        order of magnitude, about. One shard is searched the fastest, but writes all of it again. It
-        takes little memory beside what is mapped, and the space on the disk that the merged shards
-        take. This object, and whoever else has the datastore open, goes on with what it has.
+        Builds and extensions already merge so that there is about one shard for each order of
+        magnitude. A single shard is searched the fastest, but all tokens are written again. Merging
+        takes little memory beside what is mapped, and the space on the disk of the merged shards.
+        Open datastores, this object among them, keep what they opened.
 
         Args:
             num_proc (`int`, *optional*): Threads that merge. By default one for each usable core.
@@ -142,7 +152,7 @@ class Datastore(StoredFolder[StoreConfig]):
         Raises:
             ValueError: If `num_proc` is less than 1.
             DatastoreError: If it is damaged, or another process is writing it.
-            OSError: If the merged shards cannot be written; the datastore is as it was.
+            OSError: If the merged shards cannot be written; the datastore is unchanged.
         """
         if num_proc is not None:
             check_count("num_proc", num_proc, " or None")
@@ -184,7 +194,6 @@ class Datastore(StoredFolder[StoreConfig]):
         return Datastore.build(texts, tokenizer, path, **about | options)
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-        """The texts of the documents."""
         for ids in self.iter_documents():
             with self.naming_damage():
                 text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -200,7 +209,7 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the full form, separators between documents included."""
+        """Tokens of the full form, with the separators between documents."""
         return sum(shard.tokens for shard in self.config.shards)
 
     @property
@@ -209,7 +218,7 @@ class Datastore(StoredFolder[StoreConfig]):
         return sum(shard.documents for shard in self.config.shards)
 
     def iter_documents(self) -> Iterator[np.ndarray]:
-        """Reads the documents of the full form in order, each an array of token ids."""
+        """Yields the documents of the full form in order, each an array of token ids."""
         texts = (shard.tokens for shard in self.shards)
         unfinished = yield from split_documents(texts, self.config.separator)
         if len(unfinished):
@@ -227,13 +236,13 @@ class Datastore(StoredFolder[StoreConfig]):
         """Builds the compact form: the commonest n-grams, each with its draft tree (CREST).
 
         Args:
-            path (`str` or `Path`, *optional*): A new folder, for a datastore that has only the
-                compact form; by default it is added to this one, in place of an older one.
+            path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
+                form; by default it is added to this one and replaces an older one.
             max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
             ngrams_per_order (`int`, *optional*): The most n-grams of each order; 20,000 if
                 `max_bytes` is not given either.
-            max_bytes (`int`, *optional*): The most bytes of the file; those nodes of the trees are
-                kept that are accepted most often.
+            max_bytes (`int`, *optional*): The most bytes of the file; the commonest n-grams are
+                kept.
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Returns:
@@ -243,7 +252,7 @@ class Datastore(StoredFolder[StoreConfig]):
             ValueError: If this is not the full form, or a number is too small.
             DatastoreError: If its files do not belong together.
             FileExistsError: If there is something at `path`.
-            OSError: If the compact form cannot be written; the datastore is as it was.
+            OSError: If the compact form cannot be written; the datastore is unchanged.
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
@@ -269,7 +278,7 @@ class Datastore(StoredFolder[StoreConfig]):
         with self.naming_damage():
             counts, table = compact_form(self.shards, self.config, *options)
         with only_writer(self.path):
-            # As it is by now: it may have been compacted or extended since this one was opened.
+            # It may have been compacted or extended since this object was opened.
             config = StoreConfig.read(self.path)
             tokens = sum(shard.tokens for shard in config.shards)
             if config.fingerprint != self.config.fingerprint or tokens < self.tokens:
@@ -279,9 +288,8 @@ class Datastore(StoredFolder[StoreConfig]):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Around a look-up: it reads files that nobody has checked, and what does not fit together
-        in them, a ValueError of the index, is raised as a DatastoreError that names the path; so is
-        what its tokenizer fails with."""
+        """Around a look-up, which reads unchecked files: raises a ValueError of the index, or an
+        error of the tokenizer, as a DatastoreError that names the path."""
         try:
             yield
         except DatastoreError:
@@ -297,22 +305,22 @@ class Datastore(StoredFolder[StoreConfig]):
     def load_tokenizer(self, name: str | None = None) -> PreTrainedTokenizerBase:
         """Loads the tokenizer that the datastore was made with.
 
-        The one that it carries with it has neither a chat template nor special tokens by name.
+        The datastore's own copy has neither a chat template nor names of special tokens.
 
         Args:
-            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own.
+            name (`str`, *optional*): A folder or a Hub id; by default the datastore's own copy.
 
         Raises:
             OSError: If it cannot be found or read.
-            ValueError: If what was found is no tokenizer.
-            DatastoreError: If it is another one, missing or damaged.
+            ValueError: If it is not a tokenizer.
+            DatastoreError: If it is another tokenizer, or missing or damaged.
         """
         stored = self.config.tokenizer_file
         if name is not None:
             tokenizer = load_tokenizer(name)
         elif stored is not None:
-            about = self.config.tokenizer, self.config.vocab_size
-            tokenizer = read_tokenizer(self.path, stored, *about)
+            config = self.config
+            tokenizer = read_tokenizer(self.path, stored, config.tokenizer, config.vocab_size)
         else:
             raise DatastoreError(f"{self.path} names no file of its tokenizer; give the tokenizer")
         self.check_tokenizer(tokenizer)

@@ -1,4 +1,4 @@
-"""What the config.json of a datastore says.
+"""The config.json of a datastore, whose files are:
 
 tokens-00001.safetensors        tokens    uint16 or uint32, a separator after each document
 suffixes-00001.safetensors      suffixes  int32, the suffix array of those tokens
@@ -15,8 +15,8 @@ import numpy as np
 
 from .card import cell, readable_size
 from .files import DatastoreError, FileEntry
-from .folder import FolderConfig, token_dtype
 from .schema import AtMost, Named, Range
+from .stored_folder import FolderConfig, token_dtype
 
 Form: TypeAlias = Literal["full", "compact"]
 
@@ -24,7 +24,8 @@ TOKENS = Named("a file of tokens", r"tokens-[0-9]{5,}\.safetensors")
 SUFFIXES = Named("a file of suffixes", r"suffixes-[0-9]{5,}\.safetensors")
 NGRAMS = Named("a file of n-grams", r"ngrams-[0-9a-f]{12}\.safetensors")
 TOKENIZER = Named("a tokenizer", r"tokenizer\.json")
-# Two files of each are mapped into memory, and Linux lets a process have 65,530 of such maps.
+ARRAY_FILES = (TOKENS, SUFFIXES, NGRAMS)
+# Each has two memory-mapped files, and Linux allows a process 65,530 of such maps.
 MOST_SHARDS = 30_000
 LONGEST_NGRAM = 8
 # A position in a shard must fit into an int32.
@@ -33,13 +34,8 @@ LARGEST_SHARD = 2**31 - 2
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """A part of the corpus.
-
-    Attributes:
-        tokens (`int`): Entries of its arrays, the separators among them.
-        documents (`int`): Documents that end in it.
-        tokens_file, suffixes_file (`FileEntry`): Where its two arrays are.
-    """
+    """A part of the corpus: how many tokens (with separators) it has, how many documents end in
+    it, and the files of its two arrays."""
 
     tokens: Annotated[int, Range(1, LARGEST_SHARD)]
     documents: Annotated[int, Range(0, LARGEST_SHARD)]
@@ -49,14 +45,8 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class NgramsEntry:
-    """The compact form.
-
-    Attributes:
-        ngrams (`list[int]`): How many n-grams of the orders 1, 2, ... are in it.
-        nodes (`int`): Nodes of all draft trees together.
-        corpus_tokens (`int`): Entries of the shards that were counted.
-        file (`FileEntry`): Where its arrays are.
-    """
+    """The compact form: the number of n-grams of the orders 1, 2, ..., the nodes of all draft trees
+    together, the tokens of the shards that were counted, and the file of its arrays."""
 
     ngrams: Annotated[list[Annotated[int, Range(0, LARGEST_SHARD)]], AtMost(LONGEST_NGRAM)]
     nodes: Annotated[int, Range(0, LARGEST_SHARD)]
@@ -66,19 +56,12 @@ class NgramsEntry:
 
 @dataclass(frozen=True)
 class StoreConfig(FolderConfig):
-    """What the config.json of a datastore says.
-
-    Attributes:
-        vocab_size (`int`): All token ids are below it.
-        source (`dict`): How the store was built, for people and for the card.
-        shards (`list[ShardEntry]`): Empty in a store that has only the compact form.
-        ngrams (`NgramsEntry`, *optional*): The compact form, if there is one.
-        tokenizer_file (`FileEntry`, *optional*): The tokenizer; `None` until it is written.
-    """
+    """The config.json of a datastore: its `shards` are the full form, its `ngrams` the compact one;
+    `source` tells how it was built, for people and for the card."""
 
     NOUN = "datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format_version": 2}
-    FILES = (TOKENS, SUFFIXES, NGRAMS, TOKENIZER)
+    FILES = (*ARRAY_FILES, TOKENIZER)
     TEMPLATE = "datastore.md"
 
     vocab_size: Annotated[int, Range(1, 2**31 - 1)]
@@ -104,15 +87,12 @@ class StoreConfig(FolderConfig):
 
     @property
     def separator(self) -> int:
-        """What stands after each document: the largest number of `token_dtype`."""
+        """The token after each document: the largest number of `token_dtype`."""
         return int(np.iinfo(self.token_dtype).max)
 
     def in_form(self, form: Form | None) -> StoreConfig:
-        """The part of the datastore that a form needs; the full form leaves nothing out.
-
-        Raises:
-            DatastoreError: If it does not have that form.
-        """
+        """The part of the datastore that a form needs (the full form: all of it); raises a
+        DatastoreError if it does not have that form."""
         if form == "full" and not self.shards:
             raise DatastoreError('it has only the compact form; open it with form="compact"')
         if form == "compact" and self.ngrams is None:
@@ -132,7 +112,7 @@ class StoreConfig(FolderConfig):
         if self.source.get("deduplicated"):
             texts["documents"] += ", exact duplicates dropped"
         if shards:
-            # Each document is followed by a separator, which is no token.
+            # A separator follows each document, and is not counted.
             tokens = sum(shard.tokens - shard.documents for shard in shards)
             files = [file for each in shards for file in (each.tokens_file, each.suffixes_file)]
             size = readable_size(sum(file.size for file in files))
@@ -151,7 +131,7 @@ class StoreConfig(FolderConfig):
 
 
 def check_form(form: str | None) -> None:
-    """Refuses what is neither a form of a datastore nor `None`, with a ValueError."""
+    """Raises a ValueError for anything but a form of a datastore or `None`."""
     if form is not None and form not in get_args(Form):
         raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
 
@@ -169,5 +149,5 @@ def _mat(figures: Any) -> str:
 
 
 def _fits_table(mat: Any) -> bool:
-    """Whether it is a number that can be formatted: one of 400 digits cannot."""
+    """Whether it is a number that can be formatted, unlike one of 400 digits."""
     return isinstance(mat, int | float) and 0 <= mat < 1e9

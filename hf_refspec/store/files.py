@@ -1,4 +1,4 @@
-"""The files of a stored folder: safetensors arrays, mapped into memory and never trusted."""
+"""The files of a stored folder: safetensors arrays, memory-mapped and never trusted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 from reprlib import repr as short
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from safetensors import safe_open
@@ -22,7 +23,7 @@ from .printable import one_line, printable
 from .schema import Range
 
 CONFIG = "config.json"
-# No real header comes near it; what is larger is not read.
+# No real header comes near this size; a larger one is not read.
 _LARGEST_HEADER = 1 << 16
 _BLOCK = 1 << 20
 
@@ -33,13 +34,8 @@ class DatastoreError(ValueError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file that config.json vouches for.
-
-    Attributes:
-        name (`str`): Its name in the folder.
-        size (`int`): In bytes.
-        sha256 (`str`): The checksum of all of it, in hexadecimal.
-    """
+    """A file that config.json vouches for: its name in the folder, its size in bytes and its
+    checksum in hexadecimal."""
 
     name: str
     size: Annotated[int, Range(0, 2**62)]
@@ -47,27 +43,27 @@ class FileEntry:
 
     @classmethod
     def of(cls, path: Path) -> FileEntry:
-        """Reads the file at `path`."""
-        return cls(path.name, path.stat().st_size, sha256(path))
+        """Reads the file at `path`; raises as [`open_file`]."""
+        digest = hashlib.sha256()
+        with open_file(path) as file:
+            for block in _blocks(file, path):
+                digest.update(block)
+        return cls(path.name, path.stat().st_size, digest.hexdigest())
 
 
-# Where a system lacks one, its files cannot be what the flag guards against.
+# A system that lacks one of these flags has no files that the flag guards against.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
-    """Opens a regular file for reading; a pipe or a device is never waited for.
-
-    Args:
-        path (`Path`): The file.
-        follow_links (`bool`, *optional*, defaults to `True`): Whether it may be a link to one, as
-            in the cache of the Hub.
+    """Opens a regular file for reading, without ever waiting for a pipe or a device.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: If there is none.
-        DatastoreError: If it is something else, or cannot be read.
+        FileNotFoundError, NotADirectoryError: If there is no such file.
+        DatastoreError: If it is not a regular file (or a link, unless links are followed as in the
+            Hub's cache), or cannot be read.
     """
     if not follow_links and path.is_symlink():
         raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
@@ -87,36 +83,25 @@ def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
 
 
 def unreadable(path: Path, error: OSError | MemoryError) -> DatastoreError:
-    """The error to raise for a file or folder that the system does not let us read, or that is more
-    than it has memory for."""
+    """The error for a file or folder that the system refuses to read or has no memory for."""
     if isinstance(error, MemoryError):
         return DatastoreError(f"{path} cannot be read: there is not enough memory for it")
     return DatastoreError(f"{path} cannot be read: {error.strerror or one_line(error)}")
 
 
-def create_file(path: Path) -> io.FileIO:
-    """Creates a file for writing where nothing is, not even a link; it has no buffer.
-
-    Raises:
-        OSError: If something is there, or it cannot be written.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY | _NO_LINK
-    return os.fdopen(os.open(path, flags, 0o644), "w+b", buffering=0)
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write into that is at `path` only once it is whole and on the disk.
+    """Yields a file to write into, which replaces `path` once it is whole and synced to the disk.
 
     Raises:
         DatastoreError: If there is a folder in its place.
-        OSError: If it cannot be written, as on a full disk; what was at `path` still is.
+        OSError: If it cannot be written, as on a full disk; `path` is then unchanged.
     """
     new = path.with_name(f".{path.name}.new")
     check_no_folder(new, path)
-    # A process that was killed has left it, or somebody has put a link there.
-    new.unlink(missing_ok=True)
-    created = create_file(new)
+    new.unlink(missing_ok=True)  # left by a killed process, or a link that somebody put there
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY | _NO_LINK
+    created = os.fdopen(os.open(new, flags, 0o644), "w+b", buffering=0)
     try:
         with io.BufferedWriter(created) as file:
             yield file
@@ -139,13 +124,8 @@ def check_no_folder(*paths: Path) -> None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """An array of one dimension that is written without ever being in memory as a whole.
-
-    Attributes:
-        dtype (`np.dtype`): The type of its numbers.
-        length (`int`): How many there are.
-        blocks (iterable of `np.ndarray`): Some of them at a time, in their order and any shape.
-    """
+    """An array of `length` numbers that is written block by block, and never in memory as a
+    whole. The blocks may have any shape."""
 
     dtype: np.dtype
     length: int
@@ -153,20 +133,20 @@ class Blocks:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileEntry:
-    """Writes arrays of one dimension into a safetensors file, or replaces it in one go.
+    """Writes arrays into a safetensors file, flattened, or replaces the file atomically.
 
-    The format is the length of a header (uint64), the header in JSON, and the arrays in a row. We
-    write it ourselves: the library makes a temporary file of its own, which stays if the process is
-    killed, and holds a copy of all arrays.
+    The format is the length of a header (uint64), the header in JSON, and the arrays in a row. The
+    library's own writer is not used: a kill leaves its temporary file behind, and it copies all
+    arrays into memory.
 
     Raises:
         OSError: If it cannot be written, as on a full disk.
     """
     parts = {
-        name: array if isinstance(array, Blocks) else Blocks(array.dtype, len(array), [array])
+        name: array if isinstance(array, Blocks) else Blocks(array.dtype, array.size, [array])
         for name, array in arrays.items()
     }
-    # The larger the numbers the earlier they stand: so all begin at a multiple of their size.
+    # Larger numbers first, so that every array begins at a multiple of its item size.
     order = sorted(parts, key=lambda name: (-parts[name].dtype.itemsize, name))
     header, end = {}, 0
     for name in order:
@@ -186,7 +166,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
 
 
 def _bytes_of(parts: Mapping[str, Blocks], order: Iterable[str]) -> Iterator[memoryview]:
-    """All arrays as bytes, little-endian, a block at a time."""
+    """All arrays as little-endian bytes, block by block."""
     for name in order:
         part, left = parts[name], parts[name].length
         for block in part.blocks:
@@ -198,25 +178,23 @@ def _bytes_of(parts: Mapping[str, Blocks], order: Iterable[str]) -> Iterator[mem
 
 
 def write_bytes(path: Path, content: bytes) -> FileEntry:
-    """Writes a file, or replaces it in one go; raises as [`write_arrays`]."""
+    """Writes a file, or replaces it atomically; raises as [`write_arrays`]."""
     with replacing(path) as file:
         file.write(content)
     return FileEntry(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def read_arrays(
-    folder: Path,
-    entry: FileEntry,
-    expected: Mapping[str, tuple[np.dtype, int | None]],
+    folder: Path, entry: FileEntry, expected: Mapping[str, tuple[Any, Any]]
 ) -> dict[str, np.ndarray]:
-    """Maps the one-dimensional arrays of a file into memory; their content is not read or checked.
+    """Memory-maps the arrays of a file, without reading or checking their content.
 
     Args:
         folder, entry: The file.
-        expected (`dict`): By name, each array's type and length; `None` is any length.
+        expected (`dict`): The type of each array and its shape, length, or `None` for any length.
 
     Raises:
-        DatastoreError: If the file is missing or not what it should be.
+        DatastoreError: If the file is missing, or an array is of another type or size.
     """
     path = folder / entry.name
     try:
@@ -224,7 +202,7 @@ def read_arrays(
             header = int.from_bytes(file.read(8), "little")
             if header > _LARGEST_HEADER:
                 raise ValueError(f"its header should have {header} bytes")
-            # Only into torch's tensors does safetensors map a file without copying it.
+            # safetensors maps a file without copying it only for torch.
             with safe_open(_path_of(file, path), framework="pt") as opened:
                 arrays = {name: opened.get_tensor(name).numpy() for name in expected}
     except DatastoreError:
@@ -233,35 +211,35 @@ def read_arrays(
         raise unreadable(path, error) from None
     except Exception as error:  # A bad header can fail in three libraries.
         raise DatastoreError(f"{path} is damaged: {one_line(error):.200}") from None
-    for name, (dtype, length) in expected.items():
+    for name, (dtype, shape) in expected.items():
         array = arrays[name]
         fits = array.dtype == dtype and array.ndim == 1 and array.flags.aligned
+        length = prod(shape) if isinstance(shape, tuple) else shape
         if not fits or length not in (None, len(array)):
             raise DatastoreError(
                 f"{path} is damaged: {name} is {array.dtype} of shape {short(array.shape)}, but "
-                f"should be {dtype} with "
+                f"should be {np.dtype(dtype)} with "
                 f"{'one dimension' if length is None else f'{length} entries'}"
             )
+        if isinstance(shape, tuple):
+            arrays[name] = array.reshape(shape)
     return arrays
 
 
 def _path_of(file: BinaryIO, path: Path) -> str | Path:
-    """A path of a file that is open, on systems that have one: at its own there may be something
-    else by now."""
+    """A path to an open file, where the system has one: at its own path there may be another file
+    by now."""
     of_descriptor = f"/dev/fd/{file.fileno()}"
     return of_descriptor if os.path.exists(of_descriptor) else path
 
 
 def open_entry(folder: Path, entry: FileEntry, follow_links: bool = True) -> BinaryIO:
-    """Opens a file that config.json names.
-
-    Raises:
-        DatastoreError: If it is missing, no regular file or of another size, or cannot be read.
-    """
+    """Opens a file that config.json names; raises a DatastoreError if it is missing, no regular
+    file or of another size, or cannot be read."""
     path = folder / entry.name
     try:
         file = open_file(path, follow_links)
-    except OSError:  # a folder of the path can be missing, or be none
+    except OSError:  # the file or a folder of its path is missing
         raise DatastoreError(
             f"{path} cannot be read: it is missing, though {CONFIG} names it"
         ) from None
@@ -274,31 +252,9 @@ def open_entry(folder: Path, entry: FileEntry, follow_links: bool = True) -> Bin
     return file
 
 
-def read_entry(folder: Path, entry: FileEntry) -> bytes:
-    """All of a file that config.json names, compared with its checksum; raises as
-    [`check_file`]."""
-    content = io.BytesIO()
-    _check(folder, entry, copy=content)
-    return content.getvalue()
-
-
-def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
-    """Copies a file into another folder; raises a DatastoreError as [`check_file`]."""
-    with replacing(to / entry.name) as copy:
-        _check(folder, entry, copy=copy)
-
-
-def check_file(folder: Path, entry: FileEntry) -> None:
-    """Compares a whole file with its checksum.
-
-    Raises:
-        DatastoreError: If it differs, or as [`open_entry`].
-    """
-    _check(folder, entry)
-
-
-def _check(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> None:
-    """Reads a whole file, and writes it into another one if there is one."""
+def check_file(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> None:
+    """Compares a whole file with its checksum, and copies it into `copy` meanwhile; raises a
+    DatastoreError if it differs, or as [`open_entry`]."""
     path, digest = folder / entry.name, hashlib.sha256()
     with open_entry(folder, entry) as file:
         for block in _blocks(file, path):
@@ -312,13 +268,10 @@ def _check(folder: Path, entry: FileEntry, copy: BinaryIO | None = None) -> None
         )
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 checksum of a file, in hexadecimal; raises as [`open_file`]."""
-    digest = hashlib.sha256()
-    with open_file(path) as file:
-        for block in _blocks(file, path):
-            digest.update(block)
-    return digest.hexdigest()
+def copy_file(folder: Path, entry: FileEntry, to: Path) -> None:
+    """Copies a file into another folder; raises as [`check_file`] and [`replacing`]."""
+    with replacing(to / entry.name) as copy:
+        check_file(folder, entry, copy)
 
 
 def _blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:

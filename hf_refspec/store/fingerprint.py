@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,27 +20,11 @@ if TYPE_CHECKING:  # which takes seconds to load, and datastores need no model
     from transformers import PreTrainedModel
 
 
-class _MadeFor(Protocol):
-    """What says, as every stored folder's config, which tokenizer something is for."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def tokenizer(self) -> str: ...
-
-    @property
-    def tokenizer_ids(self) -> int | None: ...
-
-
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A checksum of what decides which id a piece of text gets: vocabulary, merges, added tokens.
 
     Names, chat templates, padding and the like do not count, nor does how the text is cut before
-    it is merged: tokens cut in another way mean the same and only draft a little worse.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): A fast tokenizer.
+    it is merged: tokens that were cut in another way mean the same, and only draft a little worse.
 
     Returns:
         `str`: Hexadecimal digits, the same on every machine.
@@ -58,7 +42,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a tokenizer that is not of the library tokenizers, with a ValueError."""
+    """Raises a ValueError for a tokenizer that is not of the library tokenizers."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"tokenizer must be a fast one (AutoTokenizer loads it where there is one), "
@@ -67,37 +51,46 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The smallest number that all of a tokenizer's ids are below."""
+    """The smallest number above all of a tokenizer's ids."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
-    """What a tokenizer or a model is called, for people."""
+    """The name of a tokenizer or a model, for people; never a local path."""
     name = str(pretrained.name_or_path or "")
-    # Where it lies, or lay, on this machine is of no use to others.
     if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
         name = Path(name).resolve().name
     return name or type(pretrained).__name__
 
 
 def check_tokenizer(
-    path: Path, config: _MadeFor, tokenizer: PreTrainedTokenizerBase, remedy: str
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    remedy: str,
+    fingerprint: str,
+    name: str,
+    ids: int | None = None,
 ) -> None:
-    """Refuses a tokenizer that the folder at `path` was not made for; `remedy` says what to do.
+    """Refuses a tokenizer that the folder at `path` was not made for.
+
+    Args:
+        path, tokenizer: The folder and the tokenizer to check.
+        remedy (`str`): What to do then, for the message.
+        fingerprint, name, ids: Of the tokenizer that it was made for, as the folder says; `ids` is
+            its number of ids, if it is known.
 
     Raises:
-        DatastoreError: If it is another one, or has not as many ids as the folder says.
+        DatastoreError: If it is another one, or does not have as many ids.
     """
     found = tokenizer_fingerprint(tokenizer)
-    if found != config.fingerprint:
+    if found != fingerprint:
         raise DatastoreError(
-            f"{path} was made for another tokenizer: {printable(config.tokenizer):.100} with the "
-            f"fingerprint {printable(config.fingerprint):.100}, not {tokenizer.name_or_path} with "
-            f"{found}; {remedy}"
+            f"{path} was made for another tokenizer: {printable(name):.100} with the fingerprint "
+            f"{printable(fingerprint):.100}, not {tokenizer.name_or_path} with {found}; {remedy}"
         )
     # Memory is allocated for so many.
-    if config.tokenizer_ids not in (None, vocabulary_size(tokenizer)):
+    if ids not in (None, vocabulary_size(tokenizer)):
         raise DatastoreError(
-            f"{path} is damaged: its vocab_size is {config.tokenizer_ids}, but its tokenizer has "
+            f"{path} is damaged: its vocab_size is {ids}, but its tokenizer has "
             f"{vocabulary_size(tokenizer)} ids"
         )

@@ -1,12 +1,7 @@
-"""The stored folder: a config.json that names all its files, written whole or not at all.
+"""Folders that are written whole or not at all, by one process at a time, and their JSON files.
 
-    config.json       what the folder is, and its files with sizes and checksums
-    *.safetensors     its arrays, mapped into memory
-    README.md         the card, on the Hub
-
-Datastores, knowledge bases, kNN datastores and session caches are such folders; each is one
-dataclass derived from [`FolderConfig`]. A file is never changed once config.json names it, and
-config.json is replaced in one go: whoever has the folder open goes on with what was opened.
+A lock is a file that the system locks, and unlocks when the process is killed. The file is deleted
+before it is released; a process that has opened it by then creates a new one.
 """
 
 from __future__ import annotations
@@ -17,179 +12,32 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any
 
-import numpy as np
+from filelock import BaseFileLock, FileLock, Timeout
 
 from .files import CONFIG, DatastoreError, FileEntry, open_file, unreadable, write_bytes
-from .lock import locked, release
-from .schema import Named, parse, values_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-T = TypeVar("T")
+from .schema import Named
 
 logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
-# What a new folder is called while it is written, in the folder that `build_place` names.
+# The name of a new folder while it is written, in the folder that `build_place` returns.
 _NEW = "new"
-# No real JSON file comes near it, with 30,000 shards neither; what is larger is not read.
+# No real JSON file comes near this size, even with 30,000 shards; a larger one is not read.
 LARGEST_JSON = 1 << 24
-
-
-@dataclass(frozen=True)
-class FolderConfig:
-    """What a config.json says; derived classes declare it in their fields, see [`schema`].
-
-    Attributes:
-        NOUN (`str`): What the folder is, for messages.
-        HEADER (`dict`): The entries that distinguish it from other folders and formats.
-        FILES (`tuple` of [`Named`]): The names that its files can have.
-        REMEDY (`str`): What to do with a folder of another format.
-        TEMPLATE (`str`): The file with the card's text; "" for folders that are not published.
-        fingerprint (`str`): Of the tokenizer, see [`tokenizer_fingerprint`].
-        tokenizer (`str`): Its name, for people.
-    """
-
-    NOUN: ClassVar[str]
-    HEADER: ClassVar[dict[str, Any]]
-    FILES: ClassVar[tuple[Named, ...]]
-    REMEDY: ClassVar[str] = "install the hf_refspec that it was made with, or build it again"
-    TEMPLATE: ClassVar[str] = ""
-
-    fingerprint: str
-    tokenizer: str
-
-    @property
-    def tokenizer_ids(self) -> int | None:
-        """How many ids the tokenizer has, where it is known: of others `vocab_size` is the
-        model's."""
-        return None
-
-    def check(self) -> None:
-        """Checks what no single field tells.
-
-        Raises:
-            ValueError: If the fields do not fit together.
-        """
-
-    def files(self) -> list[FileEntry]:
-        """All files that the folder consists of, beside config.json."""
-        return list(values_of(FileEntry, self))
-
-    def card_texts(self) -> dict[str, str]:
-        """What the template of the card asks for that is no field and no entry of `source`."""
-        return {}
-
-    def write(self, folder: Path) -> None:
-        """Replaces a folder's config.json in one go.
-
-        Raises:
-            DatastoreError: If it could not be read again; the one that is there stays.
-            OSError: If it cannot be written.
-        """
-        write_bytes(folder / CONFIG, self.as_json(folder))
-        sync_folder(folder)
-
-    def as_json(self, folder: Path) -> bytes:
-        """The text of the config.json of a folder; raises a DatastoreError as `write`."""
-        try:
-            text = json_of({**self.HEADER, **asdict(self)})
-            if len(text) > LARGEST_JSON:
-                raise ValueError(f"it would have {len(text):,} bytes, more than {LARGEST_JSON:,}")
-            self._parsed(json.loads(text))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DatastoreError(f"{folder / CONFIG} cannot be written: {error}") from None
-        return text
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Reads a folder's config.json and checks all that it says by itself.
-
-        Raises:
-            DatastoreError: If there is none, or it is not one that this version can read.
-        """
-        path = folder / CONFIG
-        content = read_json(path, cls.NOUN)
-        cls._check_header(path, content)
-        try:
-            return cls._parsed(content)
-        except KeyError as error:
-            raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
-        except ValueError as error:
-            raise DatastoreError(f"{path} is damaged: {error}") from None
-
-    @classmethod
-    def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
-        """Reads a folder's config.json and hands it to `use`, which opens the files that it names.
-
-        Another process may replace config.json meanwhile and delete files that the old one named.
-        If `use` fails with a DatastoreError, and config.json is another one by now, all is done
-        again.
-
-        Returns:
-            What `use` returned at last.
-        """
-        while True:
-            version = _version(folder / CONFIG)
-            config = cls.read(folder)
-            try:
-                return use(config)
-            except DatastoreError:
-                if _version(folder / CONFIG) == version:
-                    raise
-            except MemoryError as error:
-                raise unreadable(folder, error) from None
-
-    @classmethod
-    def _parsed(cls, content: dict[str, Any]) -> Self:
-        """The config that a JSON object is; raises a KeyError or a ValueError if it is none."""
-        config = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
-        names = [file.name for file in config.files()]
-        if len(set(names)) < len(names):
-            raise ValueError("it names a file twice")
-        config.check()
-        return config
-
-    @classmethod
-    def _check_header(cls, path: Path, content: dict[str, Any]) -> None:
-        for key in ("kind", "format"):  # of another folder
-            if key in content and key not in cls.HEADER:
-                raise DatastoreError(
-                    f"{path} is not a {cls.NOUN}'s: its {key} is {short(content[key])}"
-                )
-        for key, expected in cls.HEADER.items():
-            if key not in content:
-                raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
-            found = content[key]
-            if type(found) is not type(expected) or found != expected:
-                raise DatastoreError(
-                    f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
-                    f"only {expected!r}; {cls.REMEDY}"
-                )
-
-
-def _version(path: Path) -> tuple[int, ...] | None:
-    """What differs once a file is replaced, even by one that says the same."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+# In seconds: long enough to retry where the lock's file was deleted between opening and locking.
+_PATIENCE, _PAUSE = 0.05, 0.005
 
 
 def read_json(path: Path, noun: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads the JSON object in a file of the folder of a `noun`; {} where it is another value.
 
     Raises:
-        DatastoreError: If there is no such file in the folder of a `noun`, or it is none.
+        DatastoreError: If there is no such file, or it is not JSON.
     """
     try:
         with open_file(path) as file:
@@ -212,7 +60,7 @@ def read_json(path: Path, noun: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file; one that is there already is replaced in one go."""
+    """Writes a JSON file, or replaces it atomically."""
     write_bytes(path, json_of(content))
     sync_folder(path.parent)
 
@@ -222,33 +70,29 @@ def json_of(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
-    """uint16 where it holds all tokens of a vocabulary and a separator, else uint32."""
-    return np.dtype(np.uint16 if vocab_size + separator <= 2**16 else np.uint32)
-
-
 @contextmanager
 def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
-    """Yields a folder to write into, which is at `path` once all is written.
+    """Yields a folder to write into, which is moved to `path` once all is written.
 
-    Until then it is in the folder that [`build_place`] names. With `resume` it begins with what an
-    earlier process has left, and stays if this one fails.
+    Until then it is in the folder that [`build_place`] names. With `resume` it starts with what an
+    earlier process left there, and stays there if this one fails.
 
     Raises:
         FileExistsError: If there is something at `path`.
-        DatastoreError: If another process is writing it, or what is in its place is not ours.
+        DatastoreError: If another process is writing it, or its build place is not ours.
     """
     new = build_place(path) / _NEW
     if os.path.lexists(path) and new.parent.is_dir():
         with suppress(DatastoreError, OSError), _only_builder(path):
-            pass  # what a process has left that was killed when all was done goes now
+            pass  # removes what a process left that was killed when all was done
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _only_builder(path):
         _check_free(path)  # another process may have finished it meanwhile
         try:
             if not resume:
-                _delete_folder(new)  # of a process that was killed
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(new)  # left by a killed process
             new.mkdir(exist_ok=resume)
             yield new
             sync_folder(new)
@@ -261,16 +105,16 @@ def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
 
 
 def build_place(path: Path) -> Path:
-    """The folder that holds a new folder until that is whole and moved to `path`, and its lock.
+    """The folder that holds a new folder, and its lock, until it is whole and moved to `path`.
 
-    Nobody calls a folder of their own so, and one with anything else in it is not touched.
+    Nobody gives a folder of their own such a name, and one with anything else in it is left alone.
     """
     return path.with_name(f".{path.name}.hf_refspec-build")
 
 
 @contextmanager
 def _only_builder(path: Path) -> Iterator[None]:
-    """Makes the place of a build and keeps others out of it; at the end it goes if it is empty."""
+    """Makes and locks the place of a build; removes it at the end if it is empty."""
     place = build_place(path)
     refusal = f"{path} is being written by another process; wait for it or choose another path"
     while True:
@@ -280,21 +124,20 @@ def _only_builder(path: Path) -> Iterator[None]:
             _check_ours(place)
             lock = locked(place / LOCK, refusal)
             break
-        except FileNotFoundError:  # another build has just ended, and with it the place
+        except FileNotFoundError:  # another build has just ended and removed the place
             continue
     try:
         _check_ours(place)
         yield
     finally:
-        with suppress(OSError):  # what can be resumed is in it, or it was moved
+        with suppress(OSError):  # it can be resumed, or was moved
             (place / _NEW).rmdir()
         release(lock)
-        with suppress(OSError):  # it is not empty then, or another build has begun
+        with suppress(OSError):  # not empty, or another build has begun
             place.rmdir()
 
 
 def _check_ours(place: Path) -> None:
-    """Raises a DatastoreError if what is in the place of a build is not from one."""
     ours = stat.S_ISDIR(os.lstat(place).st_mode) and set(os.listdir(place)) <= {_NEW, LOCK}
     with suppress(FileNotFoundError):
         ours = ours and stat.S_ISDIR(os.lstat(place / _NEW).st_mode)
@@ -302,11 +145,6 @@ def _check_ours(place: Path) -> None:
         raise DatastoreError(
             f"{place} is in the way, and not from a build of hf_refspec; move it elsewhere"
         )
-
-
-def _delete_folder(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path)
 
 
 def _check_free(path: Path) -> None:
@@ -317,7 +155,7 @@ def _check_free(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises a PermissionError, before there is work to be lost, if this process may not write into
+    """Raises a PermissionError, before there is work to lose, if this process may not write into
     a folder."""
     as_effective_user = os.access in os.supports_effective_ids
     if folder.is_dir() and not os.access(folder, os.W_OK, effective_ids=as_effective_user):
@@ -329,8 +167,8 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keeps others from writing into a folder; its lock is in it. Raises a DatastoreError if
-    another process is writing into it, and as [`check_writable`]."""
+    """Locks a folder against other writers; raises a DatastoreError if there is one already, and
+    as [`check_writable`]."""
     check_writable(folder)
     lock = locked(
         folder / LOCK, f"{folder} is being written by another process; wait for it, then try again"
@@ -341,20 +179,51 @@ def only_writer(folder: Path) -> Iterator[None]:
         release(lock)
 
 
-def sweep(folder: Path, ours: re.Pattern[str], keep: Iterable[str]) -> None:
-    """Deletes the files whose names match `ours` and are not to be kept: a process that was killed
-    has left them."""
-    keep = set(keep)
-    for file in folder.iterdir():
-        if ours.fullmatch(file.name) and file.name not in keep:
-            delete(file)
+def locked(path: Path, refusal: str) -> BaseFileLock:
+    """Takes the lock whose file is at `path`; it is released when garbage-collected.
+
+    Raises:
+        DatastoreError: With the message `refusal` if another process holds it; or if there is
+            anything but a regular file at `path`.
+        OSError: If it cannot be created, as where its folder is missing.
+    """
+    os.lstat(path.parent)  # filelock would create the folder that another process has removed
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise DatastoreError(f"{path} is not a file, but should be that of a lock; delete it")
+    # Only a lock of the system is released when the process is killed.
+    lock = FileLock(path, _PATIENCE, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(poll_interval=_PAUSE)
+    except Timeout:
+        raise DatastoreError(refusal) from None
+    return lock
+
+
+def release(lock: BaseFileLock) -> None:
+    """Deletes the file of a lock and releases it; does nothing in a forked process."""
+    if not lock.is_locked:
+        return
+    with suppress(OSError):  # Windows deletes no file that is open, and does not need to
+        os.unlink(lock.lock_file)
+    lock.release()
+
+
+def sweep(folder: Path, kinds: Iterable[Named], keep: Iterable[FileEntry]) -> None:
+    """Deletes the files of some kinds, whole or unfinished, that are not to be kept: those of an
+    older version, or left by a killed process."""
+    kept, kinds = {file.name for file in keep}, list(kinds)
+    for path in folder.iterdir():
+        name = re.sub(r"^\.(.*)\.new$", r"\1", path.name)
+        if path.name not in kept and any(kind.matches(name) for kind in kinds):
+            delete(path)
 
 
 def delete(path: Path) -> None:
-    """Deletes a file of the folder that config.json no longer names, if the system lets it."""
+    """Deletes a file that config.json no longer names, if the system allows it."""
     try:
         path.unlink(missing_ok=True)
-    except OSError as error:  # where it is still mapped into memory; it goes when next opened
+    except OSError as error:  # it is still mapped into memory, and deleted by a later sweep
         logger.debug("cannot delete %s: %s", path, error)
 
 

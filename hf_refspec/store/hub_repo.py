@@ -1,11 +1,11 @@
-"""Repos on the Hugging Face Hub: they are made, and files are committed to them."""
+"""Repos on the Hugging Face Hub: creating one and committing files to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..version import __version__
@@ -23,75 +23,74 @@ def push_files(
     private: bool | None = None,
     token: str | bool | None = None,
 ) -> CommitInfo:
-    """Puts files into a repo in one commit; the others that it has stay.
+    """Writes files, by their paths, into a repo in one commit; its other files stay. Arguments and
+    errors as of [`commit`]."""
+    additions = [CommitOperationAdd(path, content) for path, content in files.items()]
+    message = f"Written by hf_refspec {__version__}"
+    what = f"the {repo_type}"
+    return commit(what, repo_id, repo_type, lambda *_: additions, message, token, private)
+
+
+def commit(
+    what: str,
+    repo_id: str,
+    repo_type: RepoType,
+    operations: Callable[[str, list[str]], list[Any]],
+    message: str,
+    token: str | bool | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> CommitInfo:
+    """Makes one commit to a repo.
 
     Args:
-        repo_id (`str`): "organisation/name"; made if it is not there. A new Space is for Gradio.
-        repo_type (`str`): "model" or "space".
-        files (mapping of `str` to `bytes`): Their paths in the repo, and what is in them.
-        private (`bool`, *optional*): What a new repo is, and one that is there must be.
-        token (`str` or `bool`, *optional*): As `huggingface_hub` takes it.
+        what (`str`): What is pushed, for the error message.
+        repo_id, repo_type: The repo, which is created if there is none; a new Space is for Gradio.
+        operations: Returns the commit's operations for the repo's full id and its present files.
+        message, token, revision, create_pr: As in `huggingface_hub`; a branch is created if there
+            is none.
+        private (`bool`, *optional*): Whether a new repo is private, and an existing one must be.
 
     Raises:
-        OSError: If the Hub does not take them; nothing is half done.
+        OSError: If the Hub refuses it; nothing is half done.
     """
     api = HfApi(token=token, **LIBRARY)
+    branch = revision or constants.DEFAULT_REVISION
     try:
-        repo_id, before = open_repo(api, repo_id, repo_type, private)
+        sdk = "gradio" if repo_type == "space" else None
+        repo_id = api.create_repo(
+            repo_id, private=private, exist_ok=True, space_sdk=sdk, repo_type=repo_type
+        ).repo_id
+        if revision and not create_pr and not revision.startswith("refs/"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True, repo_type=repo_type)
+        repo = api.repo_info(repo_id, revision=revision, repo_type=repo_type)
+        if private is not None and repo.private != private:
+            # create_repo leaves an existing repo as it is: private files would become public.
+            raise ValueError(
+                f"the repo is {'private' if repo.private else 'public'} already; change that in "
+                f"its settings, or leave private={private} out"
+            )
+        present = [file.rfilename for file in getattr(repo, "siblings", None) or ()]
         return api.create_commit(
             repo_id,
-            [CommitOperationAdd(path, content) for path, content in files.items()],
-            commit_message=f"Written by hf_refspec {__version__}",
+            operations(repo_id, present),
+            commit_message=message,
+            revision=revision,
+            create_pr=create_pr,
+            parent_commit=repo.sha,  # refused if somebody has pushed meanwhile
             repo_type=repo_type,
-            parent_commit=before,
         )
-    except Exception as error:  # It raises those of several libraries, not all of them its own.
+    except Exception as error:  # of several libraries
         raise OSError(
-            f"the {repo_type} {repo_id!r} was not written: {push_reason(error)}"
+            f"{what} was not pushed to {repo_id!r} at revision {branch!r} ({one_line(error)}); "
+            f"{_hint(error)}"
         ) from error
 
 
-def open_repo(
-    api: HfApi,
-    repo_id: str,
-    repo_type: RepoType,
-    private: bool | None = None,
-    revision: str | None = None,
-    new_branch: bool = False,
-) -> tuple[str, str | None]:
-    """Creates a repo, and a branch, where there are none; returns the repo's id and its commit.
-
-    Raises:
-        ValueError: If it is there and not as `private` says.
-    """
-    sdk = "gradio" if repo_type == "space" else None
-    repo = api.create_repo(
-        repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk
-    )
-    if new_branch and revision and not revision.startswith("refs/"):
-        api.create_branch(repo.repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-    info = api.repo_info(repo.repo_id, repo_type=repo_type, revision=revision)
-    if private is not None and info.private != private:
-        # An existing repo stays as it is, and what was to be private would be public.
-        raise ValueError(
-            f"the repo is {'private' if info.private else 'public'} already; change that in "
-            f"its settings, or leave private={private} out"
-        )
-    return repo.repo_id, info.sha
-
-
-def push_reason(error: Exception) -> str:
-    """Why nothing was pushed, and the way out."""
-    match error:
-        case HFValidationError():
-            return f'this is not a name for a repo ("organisation/name"): {error}'
-        case HfHubHTTPError() if error.response.status_code == 412:
-            return "somebody else changed the repo meanwhile; look at it and push again"
-        case HfHubHTTPError() if error.response.status_code in (401, 403):
-            return (
-                f"the Hub does not let you write there ({one_line(error)}); pass a token= that "
-                f"may write, or run `hf auth login`"
-            )
-        case ValueError():
-            return one_line(error)
-    return f"{one_line(error)}; a push is one commit, so nothing is half done: push again"
+def _hint(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return 'this is not a name for a repo ("organisation/name")'
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return "the Hub does not let you write there: pass another token=, or run `hf auth login`"
+    return "a push is one commit, so nothing is half done: push again"

@@ -1,11 +1,12 @@
-"""A recycling table: what a model expected after many contexts, in a folder or on the Hub.
+"""A recycling table: the next tokens that a model expected after many contexts, in a folder or on
+the Hub.
 
 table.safetensors  contexts  uint16 or uint32, the tokens of each context, the last one first
                    tokens    uint16 or uint32, the best next tokens of each, best first
                    probs     float16, their probabilities
                    counts    float32, how often each token was the best next one
 
-Rows are ordered from the oldest to the newest. The size of the vocabulary is no token.
+Rows are ordered from the oldest to the newest. The size of the vocabulary stands for no token.
 """
 
 from __future__ import annotations
@@ -26,30 +27,22 @@ from ..index.recycling import MOST_CONTEXT
 from ..text_config import text_config
 from ..version import __version__
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays
-from .fingerprint import public_name, tokenizer_fingerprint
-from .folder import FolderConfig, new_folder, token_dtype
+from .fingerprint import public_name
+from .folder import new_folder
 from .schema import Named, Range
-from .stored_folder import StoredFolder
+from .stored_folder import FolderConfig, StoredFolder, token_dtype
 
 TABLE = Named("a recycling table", r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn has room for as many of each context,
 # however few contexts there are in the file.
 MOST_NEXT = 256
+_IDS = ("contexts", "tokens")
 
 
 @dataclass(frozen=True)
 class RecyclingTableConfig(FolderConfig):
-    """What the config.json of a recycling table says.
-
-    Attributes:
-        model (`str`): The model whose expectations they are, for people.
-        vocab_size (`int`): The model's; all token ids are below it.
-        context (`int`): The longest contexts.
-        top_k (`int`): How many next tokens each has.
-        contexts (`int`): How many.
-        table_file (`FileEntry`): Where they are.
-        source (`dict`): What it was learned from, for people and for the card.
-    """
+    """The config.json of a recycling table: `contexts` contexts of up to `context` tokens, with
+    `top_k` next tokens each, below the model's `vocab_size`."""
 
     NOUN = "recycling table"
     HEADER: ClassVar[dict[str, Any]] = {"kind": NOUN, "format_version": 1}
@@ -66,7 +59,7 @@ class RecyclingTableConfig(FolderConfig):
 
 
 class RecyclingTable(StoredFolder[RecyclingTableConfig]):
-    """A stored table, with which a [`TokenRecycling`] begins.
+    """A stored table for [`TokenRecycling`] to start with.
 
     Args:
         path (`str` or `Path`): The folder. See [`~RecyclingTable.from_pretrained`] for one on the
@@ -80,11 +73,8 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
     config_type = RecyclingTableConfig
 
     def __init__(self, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase) -> None:
-        super().__init__(path)
+        super().__init__(path, tokenizer)
         self.check_tokenizer(tokenizer)
-
-    def _open(self, config: RecyclingTableConfig) -> None:
-        self.config = config
 
     def __repr__(self) -> str:
         config = self.config
@@ -92,53 +82,47 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         return f"RecyclingTable({str(self.path)!r}, {held}, model={config.model!r})"
 
     def entries(self, most: int | None = None) -> Entries:
-        """All entries, or the newest `most`, read and checked.
-
-        Raises:
-            DatastoreError: If a token, a context, a probability or a count is invalid.
-        """
+        """Reads and checks all entries, or only the newest `most`; raises a DatastoreError for a
+        token, context, probability or count that is impossible."""
         config = self.config
-        ids = token_dtype(config.vocab_size)
-        lengths = {"contexts": MOST_CONTEXT, "tokens": config.top_k, "probs": config.top_k}
+        rows, ids = config.contexts, token_dtype(config.vocab_size)
         expected = {
-            name: (np.dtype(np.float16) if name == "probs" else ids, config.contexts * length)
-            for name, length in lengths.items()
+            "contexts": (ids, (rows, MOST_CONTEXT)),
+            "tokens": (ids, (rows, config.top_k)),
+            "probs": (np.float16, (rows, config.top_k)),
+            "counts": (np.float32, config.vocab_size),
         }
-        expected["counts"] = (np.dtype(np.float32), config.vocab_size)
         with self._reading():
             arrays = read_arrays(self.path, config.table_file, expected)
-            first = 0 if most is None else max(config.contexts - most, 0)
-            newest = {name: arrays[name].reshape(config.contexts, -1)[first:] for name in lengths}
-            contexts, tokens = (self._ids(name, newest[name]) for name in ("contexts", "tokens"))
-            probs = newest["probs"].astype(np.float32)
-            if not ((probs >= 0) & (probs <= 1)).all():  # NaN neither
-                raise self._damaged("a probability is no number from 0 to 1")
+            first = 0 if most is None else max(rows - most, 0)
+            contexts, tokens = (self._ids(name, arrays[name][first:]) for name in _IDS)
+            probs = arrays["probs"][first:].astype(np.float32)
+            self._check(((probs >= 0) & (probs <= 1)).all(), "a probability is not from 0 to 1")
             held = contexts >= 0
             whole = held[:, 0] & (held[:, 1] | ~held[:, 2]) & ~held[:, config.context :].any(axis=1)
-            if not whole.all():
-                raise self._damaged(f"a context is not one of 1 to {config.context} tokens")
+            self._check(whole.all(), f"a context is not one of 1 to {config.context} tokens")
             counts = arrays["counts"].copy()
-            if not ((counts >= 0) & np.isfinite(counts)).all():
-                raise self._damaged("a count is no number from 0 on")
+            sound = (counts >= 0) & np.isfinite(counts)
+            self._check(sound.all(), "a count is not a number from 0 on")
             return Entries(contexts, tokens, probs, counts)
 
     def _ids(self, name: str, stored: np.ndarray) -> np.ndarray:
         """Stored tokens as int32, -1 for none."""
-        if stored.max() > self.config.vocab_size:
-            raise self._damaged(
-                f"{name} has the token {stored.max()}, but the ids are below "
-                f"{self.config.vocab_size}"
-            )
+        largest, size = stored.max(), self.config.vocab_size
+        self._check(
+            largest <= size, f"{name} has the token {largest}, but the ids are below {size}"
+        )
         ids = stored.astype(np.int32)
-        ids[ids == self.config.vocab_size] = -1
+        ids[ids == size] = -1
         return ids
 
-    def _damaged(self, reason: str) -> DatastoreError:
-        return DatastoreError(f"{self.path / self.config.table_file.name} is damaged: {reason}")
+    def _check(self, sound: np.bool_, reason: str) -> None:
+        if not sound:  # NaN neither
+            raise self._damaged(self.config.table_file, reason)
 
 
 class ModelTable(NextTokens):
-    """A recycling table in memory, and the model and tokenizer whose it is.
+    """A recycling table in memory, with its model and tokenizer.
 
     Args:
         top_k, context, max_contexts (`int`): See [`NextTokens`].
@@ -146,7 +130,7 @@ class ModelTable(NextTokens):
     Attributes:
         model (`str`, *optional*): The model's public name, if known.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, likewise.
-        source (`dict`): What it was learned from.
+        source (`dict`): The corpus, for people and for the card.
         path (`Path`, *optional*): The folder that it was loaded from.
     """
 
@@ -170,7 +154,7 @@ class ModelTable(NextTokens):
         max_contexts: int,
         **options: Any,
     ) -> ModelTable:
-        """Loads a table from a folder or the Hub, its newest `max_contexts`; raises as
+        """Loads the newest `max_contexts` of a table from a folder or the Hub; raises as
         [`RecyclingTable`]."""
         stored = RecyclingTable.from_pretrained(repo_or_path, tokenizer, **options)
         check_count("max_contexts", max_contexts)
@@ -182,12 +166,8 @@ class ModelTable(NextTokens):
         return table
 
     def take_vocabulary(self, vocab_size: int) -> None:
-        """Learns tokens below `vocab_size` from now on.
-
-        Raises:
-            ValueError: If that is below k, or not that of the model whose table it is.
-            DatastoreError: Likewise, if it was loaded.
-        """
+        """Learns tokens below `vocab_size` from now on; raises a ValueError (a DatastoreError if
+        it was loaded) if that is below k, or not the vocabulary of the table's model."""
         if self.top_k > vocab_size:
             raise ValueError(
                 f"top_k is {self.top_k}, but the target model's vocabulary has only {vocab_size} "
@@ -209,7 +189,7 @@ class ModelTable(NextTokens):
         tokenizer: PreTrainedTokenizerBase | None,
         model: PreTrainedModel | None,
     ) -> RecyclingTable:
-        """Writes it into a new folder, all of it or nothing.
+        """Writes it into a new folder, whole or not at all.
 
         Raises:
             FileExistsError: If there is something at `path`.
@@ -234,17 +214,15 @@ class ModelTable(NextTokens):
             raise ValueError("nothing is learned yet: generate with it, or build() it")
         entries = self.entries()
         with new_folder(Path(path)) as folder:
-            RecyclingTableConfig(
-                fingerprint=tokenizer_fingerprint(tokenizer),
-                tokenizer=public_name(tokenizer),
+            arrays = _stored(entries, self.vocab_size)
+            RecyclingTableConfig.made_for(
+                tokenizer,
                 model=name,
                 vocab_size=self.vocab_size,
                 context=self.context,
                 top_k=self.top_k,
                 contexts=len(entries),
-                table_file=write_arrays(
-                    folder / "table.safetensors", _stored(entries, self.vocab_size)
-                ),
+                table_file=write_arrays(folder / "table.safetensors", arrays),
                 source=self.source | {"hf_refspec": __version__},
             ).write(folder)
         return RecyclingTable(path, tokenizer)
@@ -266,10 +244,10 @@ def _stored(entries: Entries, vocab_size: int) -> dict[str, np.ndarray]:
     """The arrays of the file."""
     dtype = token_dtype(vocab_size)
     contexts, tokens = (
-        np.where(ids < 0, vocab_size, ids).astype(dtype).ravel()
+        np.where(ids < 0, vocab_size, ids).astype(dtype)
         for ids in (entries.contexts, entries.tokens)
     )
     counts = np.zeros(vocab_size, dtype=np.float32)
     counts[: len(entries.counts)] = entries.counts[:vocab_size]
-    probs = entries.probs.astype(np.float16).ravel()
+    probs = entries.probs.astype(np.float16)
     return {"counts": counts, "contexts": contexts, "tokens": tokens, "probs": probs}

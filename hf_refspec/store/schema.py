@@ -1,4 +1,4 @@
-"""What a JSON file may hold, declared by a dataclass: the annotation of a field is its check.
+"""The content of a JSON file, declared by a dataclass: the annotation of a field is its check.
 
 ```python
 @dataclass(frozen=True)
@@ -7,8 +7,8 @@ class ShardEntry:
     file: Annotated[FileEntry, Named("a file of tokens", r"tokens-[0-9]{5}\\.safetensors")]
 ```
 
-A field is a `str`, an `int`, a `float`, a `Literal` of strings, a `dict` that is not looked into,
-a `list` of such, another dataclass, or one of these or `None`.
+A field is a `str`, an `int`, a `float`, a `Literal` of strings, a `dict` of anything, another
+dataclass, a `list` of these, or one of these or `None`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,8 @@ class AtMost:
 
 @dataclass(frozen=True)
 class Named:
-    """A file entry's name must match `pattern`: else it could be one outside of its folder.
-
-    Attributes:
-        kind (`str`): What such a file is, for messages.
-        pattern (`str`): A regular expression for all of the name.
-    """
+    """A file entry's whole name must match `pattern`, so that no name leads out of the folder;
+    `kind` says what such a file is, for messages."""
 
     kind: str
     pattern: str
@@ -70,15 +66,11 @@ class Named:
 
 
 def parse(kind: type[T], content: Any) -> T:
-    """Turns a JSON object that names exactly its fields into a dataclass.
-
-    Args:
-        kind (`type`): The dataclass.
-        content: What `json.loads` has returned.
+    """Turns a JSON object with exactly the fields of a dataclass into an instance of it.
 
     Raises:
-        KeyError: If it lacks a field.
-        ValueError: If a value is not what its field is declared to be, or there are others.
+        KeyError: If a field is missing.
+        ValueError: If a value is not of its field's type, or the object has other entries.
     """
     hints = _hints(cast(Any, kind))
     if not isinstance(content, dict):
@@ -91,7 +83,7 @@ def parse(kind: type[T], content: Any) -> T:
 
 
 def values_of(kind: type[T], parsed: Any) -> Iterator[T]:
-    """All instances of a dataclass in another one, at any depth, in the order of the fields."""
+    """All instances of a dataclass inside another one, at any depth, in the order of the fields."""
     if isinstance(parsed, kind):
         yield parsed
     elif is_dataclass(parsed):
@@ -109,7 +101,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
-    """Checks the value of a field, and turns the objects in it into dataclasses."""
+    """Checks the value of a field and turns the objects in it into dataclasses."""
     if NoneType in get_args(hint):
         if value is None:
             return None
@@ -140,7 +132,7 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _check_depth(name: str, value: Any, left: int = _DEEPEST_DICT) -> None:
-    """Refuses lists and dicts nested so deep that Python cannot write them again."""
+    """Refuses lists and dicts nested too deeply for Python to write them again."""
     if left == 0:
         raise ValueError(f"{name} is nested too deep")
     for inner in value.values() if isinstance(value, dict) else value:

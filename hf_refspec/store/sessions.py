@@ -1,12 +1,12 @@
 """Remembered sessions on disk: a SQLite database that many processes read and write at once.
 
-    sessions.sqlite         the sessions, in the order of their ids, and whose tokens they are
-    sessions.sqlite-wal     what was committed last; this file and the next one are SQLite's own
+    sessions.sqlite         the sessions, in the order of their ids, and their tokenizer
+    sessions.sqlite-wal     the newest commits; this file and the next one are SQLite's own
     sessions.sqlite-shm
 
 A session is on the disk when `append` returns. Ids are never used again, so that each process knows
-what it has not read yet. Whoever wrote the database, it is not trusted: it has the tables below and
-no others, all pages are checked when it is opened, and each session when it is read.
+what it has not read yet. The database is not trusted: it may have only the tables below, all pages
+are checked when it is opened, and each session when it is read.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _TABLES = (
     "tokens BLOB NOT NULL)",
     "CREATE TABLE tokenizer (fingerprint TEXT NOT NULL, name TEXT NOT NULL)",
 )
-# The application id, the format version, the tables (one is SQLite's own), as SQLite tells them.
+# The application id, the format version and the tables (one is SQLite's own).
 _EMPTY = (0, 0, set[str]())
 _OURS = (0x68667273, 1, {*_TABLES, "CREATE TABLE sqlite_sequence(name,seq)"})
-# What cannot be a session has NULL for its tokens: they are not read before their size is known.
+# An invalid session has NULL for its tokens: none are read before their size is checked.
 _READ = """
 SELECT id, prompt_length, CASE
     WHEN typeof(prompt_length) = 'integer' AND typeof(tokens) = 'blob' AND length(tokens) % 4 = 0
@@ -48,19 +48,19 @@ END FROM session WHERE id > ? AND length(tokens) <= ? ORDER BY id
 """
 _TOKENS = np.dtype("<i4")
 _BOUNDARY = np.array(-1, _TOKENS).tobytes()
-# Tokens that a row counts as beside its own, for the memory that it takes until it is in an array.
+# Tokens that are added for each row, for the memory that it takes until it is in an array.
 _ROW = 32
 _PATIENCE = 10.0  # seconds to wait for other processes
 
 
 class Sessions(NamedTuple):
-    """Sessions one behind the other.
+    """Concatenated sessions.
 
     Attributes:
         ids (`np.ndarray`, int64 of shape `(d,)`): In the database.
-        tokens (`np.ndarray`, int32 of shape `(n,)`): Of each its prompt, its output and -1.
-        ends (`np.ndarray`, int32 of shape `(d,)`): Where the -1 behind each session is.
-        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many tokens each prompt has.
+        tokens (`np.ndarray`, int32 of shape `(n,)`): Of each session the prompt, the output and -1.
+        ends (`np.ndarray`, int32 of shape `(d,)`): The position of the -1 after each session.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): Tokens of each prompt.
     """
 
     ids: np.ndarray
@@ -70,17 +70,17 @@ class Sessions(NamedTuple):
 
 
 class SessionDatabase:
-    """The sessions in a folder. One thread at a time uses it, and it is closed before a fork.
+    """The sessions in a folder, for one thread at a time; close it before a fork.
 
     Args:
-        folder (`Path`): The folder; it is made if there is none.
-        most_tokens (`int`): Longer sessions are passed over.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Whose tokens they are.
+        folder (`Path`): The folder; it is created if there is none.
+        most_tokens (`int`): Longer sessions are skipped.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the sessions.
 
     Raises:
-        DatastoreError: If it is damaged, of another tokenizer or something else, or if the system
-            does not let it be used. All methods raise it.
-        OSError: If there is no folder and none can be made.
+        DatastoreError: By all methods, if it is damaged, of another tokenizer or something else, or
+            if the system refuses access.
+        OSError: If the folder cannot be created.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SessionDatabase:
         with self._opened() as connection:
             if tokenizer is not None:
                 known = _tokenizer(connection, tokenizer)
-                check_tokenizer(folder, known, tokenizer, "choose a new path")
+                check_tokenizer(folder, tokenizer, "choose a new path", *known)
 
     def append(self, prompt: np.ndarray, output: np.ndarray, oldest: int) -> None:
         """Adds a session, and deletes those whose ids are below `oldest`."""
@@ -130,24 +130,24 @@ class SessionDatabase:
             return connection.execute("SELECT min(id) FROM session").fetchone()[0] or default
 
     def clear(self) -> None:
-        """Deletes all sessions; no file has their tokens any more."""
+        """Deletes all sessions, and their tokens from all files."""
         with self._opened() as connection:
             connection.execute("DELETE FROM session")
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Closes the files; what uses the database next opens them again."""
+        """Closes the files; the next use of the database opens them again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """The connection; what SQLite raises becomes a DatastoreError."""
+        """Yields the connection; raises SQLite's errors as DatastoreErrors."""
         first = self._first_opened
         try:
-            # SQLite would go on with a file that was removed, and what it writes would be lost.
+            # SQLite would write on into a file that was removed, and the sessions would be lost.
             if first is not None and not os.path.samestat(first, self.file.stat()):
                 raise DatastoreError(
                     f"{self.file} is not the file any more that was opened; make a new "
@@ -159,7 +159,7 @@ class SessionDatabase:
             yield self._connection
         except sqlite3.Error as error:
             what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
-            # Whoever wrote the database has perhaps written what SQLite says of it.
+            # SQLite quotes the database, which may hold anything.
             text = printable(" ".join(str(error)[:200].split()))
             raise DatastoreError(f"{self.file} {what}: {text}") from None
         except (OSError, MemoryError) as error:
@@ -170,7 +170,7 @@ class SessionDatabase:
         connection = sqlite3.connect(
             self.file, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
         )
-        # A table that leads in circles ends: no file of this size takes so many steps to check.
+        # Ends the check of a table with a cycle: a sound file of this size takes fewer steps.
         steps = itertools.count()
         connection.set_progress_handler(lambda: next(steps) > 1000 + size // 100, 1000)
         try:
@@ -181,8 +181,8 @@ class SessionDatabase:
                     f"{self.file} is not a retrieval cache that this hf_refspec can read "
                     f"(application id {found[0]:#x}, format {found[1]}); choose a new path"
                 )
-            # So that readers and a writer do not wait for each other. It fails while another one
-            # does it too.
+            # In this mode readers and a writer do not wait for each other. Setting it fails while
+            # another process sets it too.
             with suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
             if found == _EMPTY:
@@ -197,7 +197,7 @@ class SessionDatabase:
         return connection
 
     def _checked_size(self) -> int:
-        """The bytes of all files, none of which is a link: SQLite would write through it."""
+        """The total size of the files; refuses links, which SQLite would write through."""
         size = 0
         for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"):
             try:
@@ -226,25 +226,19 @@ class SessionDatabase:
         return Sessions(np.array(ids), tokens, ends, np.array(prompt_lengths, dtype=np.int32))
 
 
-class _Tokenizer(NamedTuple):
-    fingerprint: str
-    tokenizer: str
-    tokenizer_ids: int | None = None  # not stated
-
-
-def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> _Tokenizer:
-    """Whose tokens the sessions are: from now on those of `new`, if that was not known."""
+def _tokenizer(connection: sqlite3.Connection, new: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The fingerprint and name of the sessions' tokenizer; `new` is recorded if there is none."""
     known = "SELECT substr(fingerprint, 1, 100), substr(name, 1, 100) FROM tokenizer"
     if (found := connection.execute(known).fetchone()) is None:
         names = tokenizer_fingerprint(new), public_name(new)
         insert = f"INSERT INTO tokenizer SELECT ?, ? WHERE NOT EXISTS ({known})"
         connection.execute(insert, names)  # unless another process has done so meanwhile
         found = connection.execute(known).fetchone()
-    return _Tokenizer(*found)
+    return tuple(found)
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
-    """What tells whose database it is, and of which format."""
+    """The application id, the format version and the tables of a database."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     tables = connection.execute("SELECT sql FROM sqlite_master").fetchall()
@@ -252,7 +246,7 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
 
 
 def _make(connection: sqlite3.Connection) -> None:
-    """Makes the tables of a new database, if no other process does so meanwhile."""
+    """Creates the tables of a new database, unless another process does so meanwhile."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         if _identity(connection) == _EMPTY:

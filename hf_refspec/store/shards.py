@@ -1,7 +1,9 @@
-"""The full form of a datastore: shards of tokens with suffix arrays, mapped into memory."""
+"""The full form of a datastore: shards of tokens with suffix arrays, memory-mapped."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
@@ -9,10 +11,22 @@ import numpy as np
 
 from ..index.suffix_array import IndexedText
 from .datastore_config import ShardEntry, StoreConfig
-from .files import read_arrays
+from .files import Blocks, FileEntry, read_arrays, write_arrays
 
 # Tokens that are searched for the ends of documents at a time.
 _BLOCK = 1 << 20
+
+
+def next_number(folder: Path) -> int:
+    """The number of a new shard: one that no shard in the folder has, be it of an extension that
+    may be resumed, or one that a reader is about to open."""
+    numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
+    return max((int(number[1]) for number in numbers if number), default=0) + 1
+
+
+def write_part(folder: Path, name: str, number: int, array: np.ndarray | Blocks) -> FileEntry:
+    """Writes the "tokens" or the "suffixes" of a shard; raises as [`write_arrays`]."""
+    return write_arrays(folder / f"{name}-{number:05d}.safetensors", {name: array})
 
 
 def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarray:
@@ -23,8 +37,9 @@ def map_tokens(folder: Path, config: StoreConfig, shard: ShardEntry) -> np.ndarr
 
 def map_suffixes(folder: Path, shard: ShardEntry) -> np.ndarray:
     """The suffix array of a shard, int32 of shape `(n,)`; raises as [`read_arrays`]."""
-    expected = {"suffixes": (np.dtype(np.int32), shard.tokens)}
-    return read_arrays(folder, shard.suffixes_file, expected)["suffixes"]
+    return read_arrays(folder, shard.suffixes_file, {"suffixes": (np.int32, shard.tokens)})[
+        "suffixes"
+    ]
 
 
 def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedText:
@@ -36,7 +51,7 @@ def map_shard(folder: Path, config: StoreConfig, shard: ShardEntry) -> IndexedTe
 def split_documents(
     texts: Iterable[np.ndarray], separator: int, block: int = _BLOCK
 ) -> Generator[np.ndarray, None, np.ndarray]:
-    """Cuts tokens at the separators, `block` of them at a time; a document can go on in the next
+    """Cuts tokens at the separators, `block` of them at a time; a document can continue in the next
     text. Yields each document without its separator, and returns what follows the last one."""
     begun: list[np.ndarray] = []
     for text in texts:

@@ -1,23 +1,175 @@
-"""What every stored folder can do once it is open: be checked, copied, published and fetched."""
+"""The stored folder: a config.json that names all its files, and what can be done with it.
+
+    config.json       what the folder is, and its files with sizes and checksums
+    *.safetensors     its arrays, memory-mapped
+    README.md         the card, on the Hub
+
+Datastores, knowledge bases, kNN datastores and recycling tables are such folders; the config.json
+of each is one dataclass derived from [`FolderConfig`]. A file never changes once config.json names
+it, and config.json is replaced atomically: a process that has the folder open is not disturbed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
-from .files import DatastoreError, check_file, copy_file, unreadable
-from .fingerprint import check_tokenizer
-from .folder import FolderConfig, new_folder
-from .hub import Part, fetch, push
+from . import hub
+from .files import CONFIG, DatastoreError, FileEntry, check_file, copy_file, unreadable, write_bytes
+from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
+from .folder import LARGEST_JSON, json_of, new_folder, read_json, sync_folder
+from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FolderConfig:
+    """The content of a config.json; derived classes declare it in their fields, see [`schema`]."""
+
+    NOUN: ClassVar[str]  # what the folder is, for messages
+    HEADER: ClassVar[dict[str, Any]]  # distinguishes it from other folders and formats
+    FILES: ClassVar[tuple[Named, ...]]  # the names that its files can have
+    TEMPLATE: ClassVar[str]  # the file with the card's text
+
+    fingerprint: str
+    tokenizer: str
+
+    @classmethod
+    def made_for(cls, tokenizer: PreTrainedTokenizerBase, **entries: Any) -> Self:
+        """The config of a new folder for a tokenizer."""
+        return cls(tokenizer_fingerprint(tokenizer), public_name(tokenizer), **entries)
+
+    @property
+    def tokenizer_ids(self) -> int | None:
+        """How many ids the tokenizer has, where `vocab_size` is its own and not the model's."""
+        return None
+
+    def check_tokenizer(self, path: Path, tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
+        """See [`fingerprint.check_tokenizer`]."""
+        about = self.fingerprint, self.tokenizer, self.tokenizer_ids
+        check_tokenizer(path, tokenizer, remedy, *about)
+
+    def check(self) -> None:
+        """Raises a ValueError if the fields, each valid by itself, do not fit together."""
+
+    def files(self) -> list[FileEntry]:
+        """All files that the folder consists of, beside config.json."""
+        return list(values_of(FileEntry, self))
+
+    def card_texts(self) -> dict[str, str]:
+        """What the template of the card needs that is no field and no entry of `source`."""
+        return {}
+
+    def write(self, folder: Path) -> None:
+        """Replaces a folder's config.json atomically.
+
+        Raises:
+            DatastoreError: If it could not be read again; the present one stays.
+            OSError: If it cannot be written.
+        """
+        write_bytes(folder / CONFIG, self.as_json(folder))
+        sync_folder(folder)
+
+    def as_json(self, folder: Path) -> bytes:
+        """The text of the config.json of a folder; raises a DatastoreError as `write`."""
+        try:
+            text = json_of({**self.HEADER, **asdict(self)})
+            if len(text) > LARGEST_JSON:
+                raise ValueError(f"it would have {len(text):,} bytes, more than {LARGEST_JSON:,}")
+            self._parsed(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DatastoreError(f"{folder / CONFIG} cannot be written: {error}") from None
+        return text
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads a folder's config.json and checks all that it says by itself; raises a
+        DatastoreError if there is none, or this version cannot read it."""
+        path = folder / CONFIG
+        content = read_json(path, cls.NOUN)
+        cls._check_header(path, content)
+        try:
+            return cls._parsed(content)
+        except KeyError as error:
+            raise DatastoreError(f"{path} is damaged: it does not name {error}") from None
+        except ValueError as error:
+            raise DatastoreError(f"{path} is damaged: {error}") from None
+
+    @classmethod
+    def opened(cls, folder: Path, use: Callable[[Any], T]) -> T:
+        """Reads a folder's config.json and returns what `use`, which opens the files that it
+        names, returns for it.
+
+        Another process may meanwhile replace config.json and delete files that the old one named.
+        If `use` fails with a DatastoreError and config.json has changed, both are done again.
+        """
+        while True:
+            version = _version(folder / CONFIG)
+            config = cls.read(folder)
+            try:
+                return use(config)
+            except DatastoreError:
+                if _version(folder / CONFIG) == version:
+                    raise
+            except MemoryError as error:
+                raise unreadable(folder, error) from None
+
+    @classmethod
+    def _parsed(cls, content: dict[str, Any]) -> Self:
+        """Raises a KeyError or a ValueError if the JSON object is not such a config."""
+        config = parse(cls, {k: value for k, value in content.items() if k not in cls.HEADER})
+        names = [file.name for file in config.files()]
+        if len(set(names)) < len(names):
+            raise ValueError("it names a file twice")
+        config.check()
+        return config
+
+    @classmethod
+    def _check_header(cls, path: Path, content: dict[str, Any]) -> None:
+        for key in ("kind", "format"):  # of another folder
+            if key in content and key not in cls.HEADER:
+                raise DatastoreError(
+                    f"{path} is not a {cls.NOUN}'s: its {key} is {short(content[key])}"
+                )
+        for key, expected in cls.HEADER.items():
+            if key not in content:
+                raise DatastoreError(f"{path} is not a {cls.NOUN}'s: it names no {key}")
+            found = content[key]
+            if type(found) is not type(expected) or found != expected:
+                raise DatastoreError(
+                    f"{path} has {key} {short(found)}, but of a {cls.NOUN} this hf_refspec reads "
+                    f"only {expected!r}; install the hf_refspec that it was made with, or build "
+                    "it again"
+                )
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Differs once a file is replaced, even by one with the same content."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def token_dtype(vocab_size: int, separator: bool = True) -> np.dtype:
+    """uint16 where it holds all tokens of a vocabulary and a separator, else uint32."""
+    return np.dtype(np.uint16 if vocab_size + separator <= 2**16 else np.uint32)
+
 
 C = TypeVar("C", bound=FolderConfig)
 
@@ -27,7 +179,7 @@ class StoredFolder(Generic[C]):
 
     Attributes:
         path (`Path`): The folder.
-        config ([`FolderConfig`]): What its config.json says.
+        config ([`FolderConfig`]): Its config.json.
     """
 
     config_type: ClassVar[type[FolderConfig]]
@@ -35,13 +187,19 @@ class StoredFolder(Generic[C]):
     path: Path
     config: C
 
-    def __init__(self, path: str | os.PathLike, *args: Any, **options: Any) -> None:
-        self.path = Path(path)
-        self.config_type.opened(self.path, self._open)
+    def __init__(self, path: str | os.PathLike, *arguments: Any) -> None:
+        self.path, self._arguments = Path(path), arguments
+        self.config_type.opened(self.path, self._opened)
+
+    def _opened(self, config: C) -> None:
+        self.config = config
+        self._open(config)
 
     def _open(self, config: C) -> None:
-        """Opens the files that a config names; called again if they are gone and it is replaced."""
-        raise NotImplementedError
+        """Opens the files that a config names; called again if it was replaced meanwhile."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path.absolute(), *self._arguments)  # a copy maps the same files
 
     @classmethod
     def from_pretrained(
@@ -63,7 +221,7 @@ class StoredFolder(Generic[C]):
             cache_dir (`str` or `Path`, *optional*): As in `huggingface_hub`.
             local_files_only (`bool`, *optional*, defaults to `False`): Use only what has been
                 downloaded before.
-            args, options: The other arguments of the class, as the tokenizer.
+            args, options: The other arguments of the class, such as the tokenizer.
 
         Raises:
             OSError: If there is no such folder or repo, or it cannot be reached.
@@ -71,20 +229,25 @@ class StoredFolder(Generic[C]):
         """
         download = {"token": token, "cache_dir": cache_dir}
         part = cls._part(*args, **options)
-        folder = fetch(repo_or_path, cls.config_type, part, revision, local_files_only, **download)
+        folder = hub.fetch(
+            repo_or_path, cls.config_type, part, revision, local_files_only, **download
+        )
         return cls(folder, *args, **options)
 
     @classmethod
-    def _part(cls, *args: Any, **options: Any) -> Part[Any]:
-        """Takes out of a config what is needed to open the folder with these arguments."""
+    def _part(cls, *args: Any, **options: Any) -> hub.Part[Any]:
+        """Reduces a config to what the class, with these arguments, opens."""
         return lambda config: config
 
     def _open_part(self) -> FolderConfig:
-        """What of the folder is open."""
+        """The part of the config that is open."""
         return self.config
 
     def save_pretrained(self, path: str | os.PathLike) -> None:
-        """Copies all of it that is open into a new folder.
+        """Copies all files that are open into a new folder.
+
+        Args:
+            path (`str` or `Path`): The folder to make.
 
         Raises:
             FileExistsError: If there is something at `path`.
@@ -128,16 +291,8 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is not as it was written.
             OSError: If the repo cannot be written; it is never left half changed.
         """
-        return push(
-            self.path,
-            self.config_type,
-            repo_id,
-            private,
-            token,
-            commit_message,
-            revision,
-            create_pr,
-        )
+        target = {"private": private, "revision": revision, "create_pr": create_pr}
+        return hub.push(self.path, self.config_type, repo_id, token, commit_message, **target)
 
     def verify(self) -> None:
         """Reads all files that are open and compares them with their checksums.
@@ -151,7 +306,8 @@ class StoredFolder(Generic[C]):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What is read of an open folder later can have been replaced: this says so then."""
+        """Around later reads of an open folder: if one fails because another process has replaced
+        the files, the error says so."""
         try:
             yield
         except DatastoreError as error:
@@ -170,10 +326,13 @@ class StoredFolder(Generic[C]):
         except DatastoreError:
             return False
 
+    def _damaged(self, entry: FileEntry, reason: str) -> DatastoreError:
+        return DatastoreError(f"{self.path / entry.name} is damaged: {reason}")
+
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Refuses a tokenizer that the folder was not made for.
 
         Raises:
             DatastoreError: If it is another one.
         """
-        check_tokenizer(self.path, self.config, tokenizer, f"{self.remedy} for this tokenizer")
+        self.config.check_tokenizer(self.path, tokenizer, f"{self.remedy} for this tokenizer")

@@ -330,6 +330,9 @@ def test_stats_are_cleared_filled_and_printed():
     assert stats.verification_seconds >= 0.04
     assert stats.waiting_seconds > stats.model_seconds
     assert "2 steps, 2 queries in 2 searches" in str(stats)
+    assert (
+        repr(stats) == "RetrievalStats(steps=2, searches=2, speculated=0, verified=0, gamma=0.00)"
+    )
     assert stats.to_dict()["retrievals"] == 2
 
 
@@ -568,4 +571,5 @@ def test_all_is_measured_by_the_clock_that_is_given():
     retriever, text = Timed(clock, 3.0, jumps=0.5, steps=10), TimedText(clock, 10)
     stats = generate_speculatively(text, retriever, None, k=1, clock=clock)
     assert clock.now == 40.0
-    assert (stats.model_seconds, stats.waiting_seconds, stats.verification_seconds) == (10, 30, 30)
+    assert (stats.model_seconds, stats.verification_seconds) == (10, 30)
+    assert stats.waiting_seconds <= 30  # a search may have ended before it is waited for

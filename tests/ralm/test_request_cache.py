@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.checked_search import CheckedRetriever
-from hf_refspec.ralm.request_cache import RequestCache, best_of
+from hf_refspec.ralm.request_cache import RequestCache
 from hf_refspec.retrieval.retrieved import Retrieved
 
 SCORES = np.random.default_rng(0).integers(0, 5, 60).astype(np.float32)  # many are the same
@@ -47,10 +47,3 @@ def test_it_holds_what_was_added_last_and_finds_the_best_of_that(retriever, addi
     expected = Retrieved.best(cache.ids, 2 * SCORES[cache.ids], k)
     assert np.array_equal(found.ids, expected.ids)
     assert np.array_equal(found.scores, expected.scores)
-
-
-@given(st.lists(st.integers(0, 59), min_size=1, unique=True), st.integers(1, 10))
-def test_the_best_of_some_are_found_in_whatever_order_they_are(retriever, ids, k):
-    found = best_of(retriever, 1.0, np.array(ids), k)
-    expected = Retrieved.best(np.array(ids), SCORES[ids], k)
-    assert np.array_equal(found.ids, expected.ids)

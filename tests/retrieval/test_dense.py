@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from texts import DIMENSION, bag_of_words, some_texts
+from texts import bag_of_words, some_texts
 from transformers import BertConfig, BertModel
 
 from hf_refspec.retrieval.dense import DenseRetriever
@@ -47,21 +45,6 @@ def queries_of(retriever, texts):
     ]
 
 
-def ranking(retriever, query):
-    """All passages by the retriever's own scores, ties by id."""
-    ids = np.arange(len(retriever.knowledge_base))
-    return np.lexsort((ids, -retriever.score(query, ids)))
-
-
-def embedded(tmp_path, tokenizer, vectors):
-    """A retriever of passages that have just these embeddings, and takes them as queries."""
-    path = tmp_path / f"base{len(list(tmp_path.iterdir()))}"
-    rows = iter(np.array_split(vectors, range(512, len(vectors), 512)))
-    texts = [f"passage {i}" for i in range(len(vectors))]
-    base = KnowledgeBase.build(texts, tokenizer, lambda texts: next(rows), path, progress=False)
-    return DenseRetriever(base, bag_of_words)
-
-
 def test_it_is_a_retriever(flat):
     assert isinstance(flat, Retriever)
     assert flat.knowledge_base.tokenizer.decode(flat.passage(7)) == TEXTS[7]
@@ -71,23 +54,6 @@ def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):
     tokenizer = flat.knowledge_base.tokenizer
     ids = [tokenizer.bos_token_id, *tokenizer(TEXTS[0], add_special_tokens=False)["input_ids"]]
     np.testing.assert_array_equal(flat.encode(np.array(ids)), bag_of_words([TEXTS[0]])[0])
-
-
-def test_scores_are_inner_products(flat):
-    (query,) = queries_of(flat, ["river stone"])
-    ids = np.array([5, 3, 399])
-    expected = flat.knowledge_base.embeddings[ids].astype(np.float64) @ query
-    scores = flat.score(query, ids)
-    assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("k", [1, 2, 20, 100, 400, 1000])
-def test_flat_finds_the_best_of_all_with_the_scores_of_score(flat, k):
-    queries = queries_of(flat, some_texts(5, seed=1))
-    for query, found in zip(queries, flat.search(queries, k), strict=True):
-        np.testing.assert_array_equal(found.ids, ranking(flat, query)[:k])
-        np.testing.assert_array_equal(found.scores, flat.score(query, found.ids))
 
 
 @pytest.mark.parametrize("index", INDEXES)
@@ -103,45 +69,6 @@ def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(r
     assert retriever.search([], 3) == []
 
 
-def test_the_graph_finds_most_of_what_there_is(retrievers):
-    queries = queries_of(retrievers["flat"], some_texts(30, seed=3))
-    exact, walked = (retrievers[index].search(queries, 10) for index in INDEXES)
-    hits = [len(np.intersect1d(a.ids, b.ids)) for a, b in zip(exact, walked, strict=True)]
-    assert np.mean(hits) > 9
-
-
-@pytest.mark.parametrize("copies", [2, 20, 300])
-def test_of_equal_passages_the_lowest_ids_are_found_however_many_there_are(
-    tmp_path, tokenizer, copies
-):
-    vectors = np.random.default_rng(0).normal(size=(400, DIMENSION)).astype(np.float32)
-    vectors[400 - copies :] = vectors[:1] * 2
-    vectors[::7] = vectors[0] * 2
-    retriever = embedded(tmp_path, tokenizer, vectors)
-    for k in (1, 3, 10):
-        (found,) = retriever.search([vectors[0]], k)
-        np.testing.assert_array_equal(found.ids, ranking(retriever, vectors[0])[:k])
-    assert found.ids[:3].tolist() == [0, 7, 14]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.sampled_from([0.0, 1e-6, 1.0]))
-def test_near_ties_are_ranked_by_score_exactly(flat, seed, k, noise):
-    rng = np.random.default_rng(seed)
-    query = rng.normal(size=DIMENSION).astype(np.float32)
-    near = [query + noise * rng.normal(size=DIMENSION).astype(np.float32) for _ in range(3)]
-    for each, found in zip(near, flat.search(near, k), strict=True):
-        np.testing.assert_array_equal(found.ids, ranking(flat, each)[:k])
-
-
-def test_scores_do_not_depend_on_what_is_scored_beside(flat):
-    (query,) = queries_of(flat, ["winter engine"])
-    whole = flat.score(query, np.arange(400))
-    for ids in (np.array([17]), np.array([399, 17, 0]), np.arange(10, 30)):
-        np.testing.assert_array_equal(flat.score(query, ids), whole[ids])
-    assert len(flat.score(query, np.empty(0, np.int64))) == 0
-
-
 def test_it_is_searched_and_scored_at_the_same_time(flat):
     queries = queries_of(flat, some_texts(8, seed=4))
     expected = [found.ids.tolist() for found in flat.search(queries, 5)]
@@ -153,32 +80,6 @@ def test_it_is_searched_and_scored_at_the_same_time(flat):
             )
         for search in running:
             assert [found.ids.tolist() for found in search.result()] == expected
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-def test_several_threads_find_the_same(flat, monkeypatch, threads):
-    queries = queries_of(flat, some_texts(40, seed=5))
-    expected = flat.search(queries, 20)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    for found, wanted in zip(flat.search(queries, 20), expected, strict=True):
-        np.testing.assert_array_equal(found.ids, wanted.ids)
-        np.testing.assert_array_equal(found.scores, wanted.scores)
-
-
-def test_flat_finds_what_faiss_finds(flat):
-    faiss = pytest.importorskip("faiss")
-    index = faiss.IndexFlatIP(DIMENSION)
-    index.add(flat.knowledge_base.embeddings)
-    queries = queries_of(flat, some_texts(10, seed=6))
-    products, _ = index.search(np.stack(queries), 10)
-    for found, likely in zip(flat.search(queries, 10), products, strict=True):
-        np.testing.assert_allclose(found.scores, likely, rtol=1e-5, atol=1e-5)
-
-
-def test_a_single_passage_is_found(tmp_path, tokenizer):
-    retriever = embedded(tmp_path, tokenizer, np.ones((1, DIMENSION), np.float32))
-    (found,) = retriever.search([np.ones(DIMENSION, np.float32)], 20)
-    assert found.ids.tolist() == [0]
 
 
 def test_an_id_that_is_no_passage_is_refused(flat):
@@ -306,7 +207,7 @@ def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
 
 
 def test_the_modules_import_no_index_library():
-    modules = "store.knowledge_base retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
+    modules = "retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
     program = "; ".join(
         [
             "import sys",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +16,11 @@ from texts import DIMENSION, bag_of_words, some_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_refspec.retrieval import knowledge_base as module
-from hf_refspec.retrieval.knowledge_base import KnowledgeBase, _even_parts
+from hf_refspec.retrieval.knowledge_base import KnowledgeBase
+from hf_refspec.retrieval.passages import even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
-from hf_refspec.store.folder import build_place
 
 REPO = "owner/passages"
 
@@ -60,7 +57,7 @@ def test_a_long_document_is_cut_into_passages_of_about_the_same_length(tmp_path,
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_parts_are_whole_few_and_even(length, most):
-    parts = _even_parts(length, most)
+    parts = even_parts(length, most)
     assert sum(parts) == length
     assert max(parts) <= most
     assert max(parts) - min(parts) <= 1
@@ -136,12 +133,25 @@ def test_sources_that_cannot_be_are_refused(tmp_path, tokenizer, documents):
     base = build(tmp_path / "base", tokenizer, files, encoder=None)
     arrays = {
         "documents": np.array(documents, np.int64),
-        "names": np.frombuffer(b"a.txt\0b.txt\0", np.uint8),
+        "names": np.frombuffer(b"a.txtb.txt", np.uint8),
+        "name_ends": np.array([5, 10], np.int64),
     }
     entry = write_arrays(base.path / "sources.safetensors", arrays)
     replace(base.config, sources_file=entry).write(base.path)
     with pytest.raises(DatastoreError, match=r"sources\.safetensors is damaged"):
         KnowledgeBase(base.path, tokenizer)
+
+
+@pytest.mark.parametrize("ends", [[-9, 10**9], [2**62, -(2**62)], [3, 3]])
+def test_ends_of_names_that_cannot_be_give_another_name(tmp_path, tokenizer, ends):
+    (tmp_path / "a.txt").write_text("text")
+    base = build(tmp_path / "base", tokenizer, [tmp_path / "a.txt"] * 2, encoder=None)
+    arrays = base._sources | {"name_ends": np.array(ends, np.int64)}
+    arrays = {name: np.array(array) for name, array in arrays.items()}
+    entry = write_arrays(base.path / "sources.safetensors", arrays)
+    replace(base.config, sources_file=entry).write(base.path)
+    for passage in (0, 1):
+        assert KnowledgeBase(base.path, tokenizer).source(passage).endswith(", line 1")
 
 
 def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
@@ -173,24 +183,6 @@ def test_it_goes_to_the_hub_and_comes_back_with_its_card(base, hub, tmp_path, to
     card = (again.path / "README.md").read_text()
     assert 'from_pretrained("owner/passages", tokenizer)' in card
     assert f"of {DIMENSION} numbers" in card
-
-
-def test_a_missing_repo_and_one_that_is_no_knowledge_base_are_told_apart(hub, tmp_path, tokenizer):
-    with pytest.raises(OSError, match="neither a folder"):
-        KnowledgeBase.from_pretrained("owner/none", tokenizer, cache_dir=tmp_path / "downloads")
-    hub.create("owner/other")
-    with pytest.raises(DatastoreError, match="is not a knowledge base: it has no config"):
-        KnowledgeBase.from_pretrained("owner/other", tokenizer, cache_dir=tmp_path / "downloads")
-
-
-def test_a_damaged_one_is_not_published(base, hub):
-    path = base.path / "embeddings.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DatastoreError, match="checksum"):
-        base.push_to_hub(REPO, token=TOKEN)
-    assert not hub.asked_for("POST")
 
 
 @pytest.mark.parametrize("documents", [[], ["", ""], iter([])])
@@ -326,62 +318,6 @@ def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenize
         damaged.passage(0)
     with pytest.raises(DatastoreError, match="checksum"):
         damaged.verify()
-
-
-def test_a_missing_and_a_cut_file_are_named(base, tokenizer):
-    path = base.path / "embeddings.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors is damaged"):
-        KnowledgeBase(base.path, tokenizer)
-    path.unlink()
-    with pytest.raises(DatastoreError, match=r"embeddings\.safetensors cannot be read: .* missing"):
-        KnowledgeBase(base.path, tokenizer)
-
-
-@pytest.mark.parametrize("block", [1, 7, 1 << 20])
-def test_names_are_found_wherever_blocks_end(tmp_path, tokenizer, monkeypatch, block):
-    files = [tmp_path / f"{'é' * i}.txt" for i in range(1, 9)]
-    for number, file in enumerate(files):
-        file.write_text("text" if number % 3 else "")
-    monkeypatch.setattr(module, "_BLOCK", block)
-    base = build(tmp_path / "base", tokenizer, files, encoder=None)
-    wanted = [f"{file.name}, line 1" for number, file in enumerate(files) if number % 3]
-    assert [base.source(i) for i in range(len(base))] == wanted
-
-
-def test_a_folder_is_never_written_through_links(tmp_path, tokenizer):
-    victim, path = tmp_path / "victim", tmp_path / "base"
-    victim.mkdir()
-    for target in (victim, tmp_path / "nowhere"):
-        build_place(path).symlink_to(target)
-        with pytest.raises(DatastoreError, match="is in the way"):
-            build(path, tokenizer)
-        build_place(path).unlink()
-    assert os.listdir(tmp_path) == ["victim"] and not os.listdir(victim)
-
-
-def test_of_several_builds_at_one_path_one_comes_through(tmp_path, tokenizer):
-    begun, go_on, built = threading.Event(), threading.Event(), []
-
-    def slow():
-        yield "one"
-        begun.set()
-        assert go_on.wait(20)
-        yield "two"
-
-    first = threading.Thread(
-        target=lambda: built.append(build(tmp_path / "base", tokenizer, slow()))
-    )
-    first.start()
-    assert begun.wait(20)
-    for _ in range(2):
-        with pytest.raises(DatastoreError, match="is being written by another process"):
-            build(tmp_path / "base", tokenizer, ["three"])
-    go_on.set()
-    first.join()
-    built[0].verify()
-    assert [built[0].text(i) for i in range(2)] == ["one", "two"]
-    assert os.listdir(tmp_path) == ["base"]
 
 
 def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):

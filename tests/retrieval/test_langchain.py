@@ -89,16 +89,11 @@ def test_score_ranks_the_passage_that_is_most_like_the_query_first(tokenizer):
 
 
 def test_repeated_and_empty_documents_are_left_out(tokenizer):
+    nothing = from_langchain(Overlap(texts=[]), tokenizer)
+    assert len(nothing.search([query_of(nothing, tokenizer, "tree")], 4)[0]) == 0
     retriever = from_langchain(Overlap(texts=["tree", "", "tree", "stone"]), tokenizer)
     (found,) = retriever.search([query_of(retriever, tokenizer, "tree")], 4)
     assert texts_of(retriever, tokenizer, found) == ["tree", "stone"]
-
-
-def test_one_that_finds_nothing_finds_nothing(tokenizer):
-    retriever = from_langchain(Overlap(texts=[]), tokenizer)
-    (found,) = retriever.search([query_of(retriever, tokenizer, "tree")], 4)
-    assert len(found) == 0
-    assert found.ids.dtype == np.int64
 
 
 def test_the_query_is_the_text_without_special_tokens(retriever, tokenizer):

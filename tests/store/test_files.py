@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from stored import SHARD, UINT16, four_tokens, readers
+from stored import SHARD, UINT16, flip_last_bit, four_tokens, in_a_child, readers
 
 from hf_refspec.store import files
 from hf_refspec.store.files import (
@@ -21,11 +22,9 @@ from hf_refspec.store.files import (
     FileEntry,
     check_file,
     copy_file,
-    create_file,
     open_entry,
     open_file,
     read_arrays,
-    sha256,
     write_arrays,
     write_bytes,
 )
@@ -61,7 +60,8 @@ def test_arrays_come_back_as_they_were_written(tmp_path, dtype, length):
     entry = write_arrays(tmp_path / "tokens-00001.safetensors", arrays)
     assert os.listdir(tmp_path) == [entry.name]
     path = tmp_path / entry.name
-    assert entry == FileEntry.of(path) == FileEntry(path.name, path.stat().st_size, sha256(path))
+    assert entry == FileEntry.of(path)
+    assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert path.stat().st_mode & 0o777 == 0o644
     check_file(tmp_path, entry)
     read = read_arrays(tmp_path, entry, {name: (np.dtype(dtype), None) for name in arrays})
@@ -124,48 +124,32 @@ def test_a_flipped_bit_is_found_by_the_checksum(tmp_path):
     [
         b"",
         b"\0" * 7,
-        b"\0" * 8,
         b"\0" * 64,
         file_of({}),
         file_of([]),
-        file_of(b"\xff" * 16),
         file_of(b"{"),
         file_of(b'{"tokens":' + b"[" * 10_000),
         file_of({"other": tensor()}, bytes(8)),
         file_of({"tokens": tensor("I16")}, bytes(8)),
-        file_of({"tokens": tensor("F16")}, bytes(8)),
         file_of({"tokens": tensor("BF16")}, bytes(8)),
         file_of({"tokens": tensor("U32", [2])}, bytes(8)),
         file_of({"tokens": tensor("F4", [16])}, bytes(8)),
-        file_of({"tokens": tensor("F8_E5M2", [8])}, bytes(8)),
-        file_of({"tokens": tensor("C64", [1])}, bytes(8)),
         file_of({"tokens": tensor("NONE")}, bytes(8)),
         file_of({"tokens": tensor(shape=[3], offsets=(0, 6))}, bytes(6)),
-        file_of({"tokens": tensor(shape=[5], offsets=(0, 10))}, bytes(10)),
         file_of({"tokens": tensor(shape=[2, 2])}, bytes(8)),
         file_of({"tokens": tensor(shape=[], offsets=(0, 2))}, bytes(2)),
-        file_of({"tokens": tensor(shape=[4, 0], offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**64 - 1, 0], offsets=(0, 0))}),
         file_of({"tokens": tensor(shape=[2**62, 2, 0], offsets=(0, 0))}),
         file_of({"tokens": tensor(shape=[0] * 3000, offsets=(0, 0))}),
-        file_of({"tokens": tensor(shape=[2**62])}, bytes(8)),
         file_of({"tokens": tensor(shape=[2**64 + 4])}, bytes(8)),
         file_of({"tokens": tensor(shape=[-4])}, bytes(8)),
-        file_of({"tokens": tensor(shape=[4.0])}, bytes(8)),
         file_of({"tokens": tensor()}, bytes(7)),
-        file_of({"tokens": tensor()}, bytes(9)),
         file_of({"tokens": tensor(offsets=(8, 0))}, bytes(8)),
-        file_of({"tokens": tensor(offsets=(1, 9))}, bytes(9)),
-        file_of({"tokens": tensor(offsets=(2**64 - 8, 2**64))}, bytes(8)),
         file_of({"tokens": tensor(offsets=(0, 2**63))}, bytes(8)),
-        file_of({"tokens": tensor(), "x": tensor()}, bytes(8)),
         file_of({"tokens": tensor(), "x": tensor(offsets=(4, 12))}, bytes(12)),
-        file_of({"tokens": tensor(), "x": tensor(offsets=(10, 18))}, bytes(18)),
         file_of({"x": tensor("U8", [1], (0, 1)), "tokens": tensor(offsets=(1, 9))}, bytes(9)),
-        file_of({"tokens": tensor(), "__metadata__": {"a": 1}}, bytes(8)),
         *(
             file_of({"tokens": tensor()}, bytes(8), length)
-            for length in (0, 1, 8, 2**16, 2**31, 2**32, 2**63, 2**64 - 1)
+            for length in (1, 2**16, 2**32, 2**64 - 1)
         ),
     ],
 )
@@ -236,23 +220,15 @@ def test_blocks_of_another_length_leave_nothing(tmp_path, length):
     assert not list(tmp_path.iterdir())
 
 
-def put_link(path: Path, victim: Path) -> None:
-    path.symlink_to(victim)
+PUT = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "dangling link": lambda path, victim: path.symlink_to(victim.with_name("nothing")),
+    "hard link": lambda path, victim: path.hardlink_to(victim),
+    "pipe": lambda path, victim: os.mkfifo(path),
+}
 
 
-def put_dangling_link(path: Path, victim: Path) -> None:
-    path.symlink_to(victim.with_name("nothing"))
-
-
-def put_hard_link(path: Path, victim: Path) -> None:
-    path.hardlink_to(victim)
-
-
-def put_pipe(path: Path, victim: Path) -> None:
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("put", [put_link, put_dangling_link, put_hard_link, put_pipe])
+@pytest.mark.parametrize("put", PUT.values(), ids=PUT)
 @pytest.mark.parametrize("place", [".file.new", "file"])
 def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
     folder, other, victim = tmp_path / "store", tmp_path / "other", tmp_path / "victim"
@@ -273,30 +249,15 @@ def test_nothing_is_written_through_what_was_put_there(tmp_path, put, place):
             path.unlink()
 
 
-def test_a_new_file_is_made_only_where_nothing_is(tmp_path):
-    victim, link = tmp_path / "victim", tmp_path / "link"
-    link.symlink_to(victim)
-    with pytest.raises(FileExistsError):
-        create_file(link)
-    assert not victim.exists()
-    with create_file(victim) as file:
-        file.write(b"x")
-    with pytest.raises(FileExistsError):
-        create_file(victim)
-
-
 def test_a_process_that_is_killed_leaves_one_file_that_the_next_one_replaces(tmp_path):
     def blocks():
         yield np.zeros(1 << 16, np.uint8)
         os.kill(os.getpid(), signal.SIGKILL)
 
     path = tmp_path / "tokens-00001.safetensors"
+    bits = Blocks(np.dtype(np.uint8), 1 << 20, blocks())
     for _ in range(2):
-        child = os.fork()
-        if child == 0:
-            write_arrays(path, {"bits": Blocks(np.dtype(np.uint8), 1 << 20, blocks())})
-            os._exit(0)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert in_a_child(lambda: write_arrays(path, {"bits": bits})) is None
         assert os.listdir(tmp_path) == [f".{path.name}.new"]
     entry = write_arrays(path, ARRAYS)
     assert os.listdir(tmp_path) == [path.name]
@@ -368,9 +329,7 @@ def test_a_link_is_followed_only_where_it_may_be(tmp_path):
 
 def test_a_damaged_file_is_not_copied(tmp_path):
     entry = four_tokens(tmp_path)
-    content = bytearray((tmp_path / entry.name).read_bytes())
-    content[-1] ^= 1
-    (tmp_path / entry.name).write_bytes(content)
+    flip_last_bit(tmp_path / entry.name)
     (tmp_path / "copy").mkdir()
     with pytest.raises(DatastoreError, match=r"is damaged: its checksum is .*, but config.json"):
         copy_file(tmp_path, entry, tmp_path / "copy")

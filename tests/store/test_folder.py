@@ -1,410 +1,19 @@
-"""What a config.json may say, and that everything else is refused by name."""
+"""Folders that are written whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
-import copy
-import json
+import fcntl
 import os
-import resource
+import socket
 import subprocess
 import sys
-import time
-import tracemalloc
-from dataclasses import replace
-from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
-import numpy as np
 import pytest
-from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
 
 from hf_refspec.store import folder as module
-from hf_refspec.store.datastore_config import (
-    LARGEST_SHARD,
-    LONGEST_NGRAM,
-    MOST_SHARDS,
-    ShardEntry,
-    StoreConfig,
-)
-from hf_refspec.store.files import (
-    DatastoreError,
-    FileEntry,
-    check_file,
-    read_arrays,
-    write_arrays,
-)
-from hf_refspec.store.folder import LOCK, build_place, new_folder, only_writer
-
-DEEP = '"deep": ' + "[" * 40 + "]" * 40
-
-
-def content_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
-    config.write(folder)
-    return json.loads((folder / "config.json").read_text())
-
-
-def changed(content: dict[str, Any], place: list, value: Any) -> dict[str, Any]:
-    """The content with another value in one place; `...` takes the place away."""
-    content = copy.deepcopy(content)
-    *outer, last = place
-    inner = content
-    for key in outer:
-        inner = inner[key]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    return content
-
-
-def places_in(content: Any) -> list[list]:
-    """Where all the values are, at any depth, but those that are for people."""
-    pairs = content.items() if isinstance(content, dict) else enumerate(content)
-    found = []
-    for key, value in pairs:
-        found.append([key])
-        if isinstance(value, (dict, list)) and key != "source":
-            found += [[key, *inner] for inner in places_in(value)]
-    return found
-
-
-def refusal(folder: Path, text: str | bytes | None = None) -> str:
-    """The message with which a folder's config.json is refused."""
-    if text is not None:
-        text = text.encode() if isinstance(text, str) else text
-        (folder / "config.json").write_bytes(text)
-    with pytest.raises(DatastoreError) as error:
-        StoreConfig.read(folder)
-    message = str(error.value)
-    assert str(folder) in message and len(message) < 1000
-    return message
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIG,
-        StoreConfig("f", "", 1, {}, [SHARD]),
-        StoreConfig("", "t", 2**31 - 1, {}, [], NGRAMS),
-    ],
-)
-def test_config_comes_back_as_it_was_written(tmp_path, config):
-    config.write(tmp_path)
-    assert StoreConfig.read(tmp_path) == config
-    assert os.listdir(tmp_path) == ["config.json"]
-
-
-def test_config_lists_its_files():
-    assert [file.name[:6] for file in CONFIG.files()] == [*("tokens", "suffix", "ngrams", "tokeni")]
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype", "separator"),
-    [
-        (1, np.uint16, 2**16 - 1),
-        (2**16 - 1, np.uint16, 2**16 - 1),
-        (2**16, np.uint32, 2**32 - 1),
-        (2**31 - 1, np.uint32, 2**32 - 1),
-    ],
-)
-def test_separator_is_no_token(vocab_size, dtype, separator):
-    config = StoreConfig("f", "t", vocab_size)
-    assert (config.token_dtype, config.separator) == (dtype, separator)
-    assert separator >= vocab_size
-
-
-def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
-    content = content_of(CONFIG, tmp_path)
-    strange = [..., -1, -(10**30), 2**63, 10**400, 1.5, float("nan"), float("inf"), True, False]
-    strange += ["", "5", "../../etc/passwd", [], [[]], {}, {"name": 1}, None]
-    accepted = []
-    for place in places_in(content):
-        for value in strange:
-            (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
-            try:
-                StoreConfig.read(tmp_path)
-            except DatastoreError as error:
-                assert "config.json" in str(error)
-            else:
-                accepted.append((".".join(map(str, place)), value))
-    texts = ["fingerprint", "tokenizer", "ngrams.file.sha256", "tokenizer_file.sha256"]
-    texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
-    fine = [(place, value) for place in texts for value in ("", "5", "../../etc/passwd")]
-    fine += [("source", {}), ("source", {"name": 1})]
-    fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
-    fine += [("tokenizer_file", None)]
-    fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
-    assert sorted(map(str, accepted)) == sorted(map(str, fine))
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (["vocab_size"], ..., "config.json is damaged: it does not name 'vocab_size'"),
-        (["vocab_size"], 0, "config.json is damaged: vocab_size is 0"),
-        (["vocab_size"], 2**31, "vocab_size is 2147483648"),
-        (["vocab_size"], True, "vocab_size is True"),
-        (["vocab_size"], "300", "vocab_size is '300'"),
-        (["shards", 0, "tokens"], 0, "tokens is 0"),
-        (["shards", 0, "tokens"], LARGEST_SHARD + 1, "tokens is 2147483647"),
-        (["shards", 0], 3, "3 should be an object that names tokens"),
-        (["shards", 0, "tokens_file"], [], r"\[\] should be an object that names name"),
-        (["shards", 0, "tokens_file", "size"], -1, "size is -1"),
-        (["ngrams", "ngrams"], [], "its n-grams have no length"),
-        (["ngrams", "ngrams"], [3, -1], r"ngrams\[1\] is -1"),
-        (["ngrams", "ngrams"], [0] * (LONGEST_NGRAM + 1), "ngrams has 9 entries, more than 8"),
-    ],
-)
-def test_message_says_what_is_wrong_in_config(tmp_path, place, value, message):
-    content = content_of(CONFIG, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
-    with pytest.raises(DatastoreError, match=message):
-        StoreConfig.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../tokens-00001.safetensors",
-        "/etc/passwd",
-        "a/tokens-00001.safetensors",
-        "..",
-        "",
-        "tokens-1.safetensors",
-        "tokens-00001.safetensors\n",
-        "tokens-00001.safetensors\0",
-        "tokens-٠٠٠٠١.safetensors",
-        "suffixes-00001.safetensors",
-        "ngrams-0123456789ab.safetensors",
-        "tokens-00001.pickle",
-        "config.json",
-        "C:\\tokens-00001.safetensors",
-        "\ud800",
-    ],
-)
-def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name):
-    content = content_of(CONFIG, tmp_path)
-    place = ["shards", 0, "tokens_file", "name"]
-    message = refusal(tmp_path, json.dumps(changed(content, place, name)))
-    assert "is not the name of a file of tokens in its folder" in message
-
-
-def test_a_file_is_named_only_once(tmp_path):
-    content = content_of(CONFIG, tmp_path)
-    content["shards"] *= 2
-    assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
-
-
-@pytest.mark.parametrize("version", [0, 1, 3, -1, 2.0, None, "1", [1], {}, 10**400, [[[1] * 9]]])
-def test_another_format_version_says_what_to_do(tmp_path, version):
-    content = content_of(CONFIG, tmp_path)
-    message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
-    assert "has format_version" in message
-    assert "reads only 2; install the hf_refspec" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "it is not JSON"),
-        ("{", "it is not JSON"),
-        (b"\xff\xfe\xfd", "it is not JSON"),
-        (b'{"format_version": 1, "tokenizer": "\xe9"}', "it is not JSON"),
-        ("[" * 100_000, "it is not JSON"),
-        ('{"a":' * 100_000, "it is not JSON"),
-        ('{"format_version": ' + "9" * 5000 + "}", "it is not JSON"),
-        ("[]", "names no format_version"),
-        ("null", "names no format_version"),
-        ("{}", "names no format_version"),
-        ('"format_version"', "names no format_version"),
-        ('{"format_version": 2}', "it does not name"),
-        ('{"format_version": 1, "format_version": 7}', "has format_version 7"),
-    ],
-)
-def test_what_is_no_config_is_refused(tmp_path, text, message):
-    assert message in refusal(tmp_path, text)
-
-
-@pytest.mark.parametrize("depth", [30, 300, *range(900, 1000, 3)])
-def test_deep_nesting_is_refused_everywhere(tmp_path, depth):
-    # Not as deep as Python's reader of JSON can go, but perhaps deeper than what comes after it.
-    content = content_of(CONFIG, tmp_path)
-    for key in content:
-        text = json.dumps(content | {key: "deep"})
-        for nested in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
-            refusal(tmp_path, text.replace('"deep"', nested))
-
-
-def test_config_that_is_too_large_is_not_read(tmp_path):
-    with open(tmp_path / "config.json", "wb") as file:
-        file.truncate(1 << 40)
-    tracemalloc.start()
-    assert "is too large" in refusal(tmp_path)
-    assert tracemalloc.get_traced_memory()[1] < 20e6
-    tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("shards", "[" + "0," * 4_000_000 + "0]"),
-        ("shards", "[" + "{}," * 2_600_000 + "{}]"),
-        ("ngrams", '{"ngrams": [' + "0," * 4_000_000 + "0]}"),
-        (
-            "source",
-            "{" + "".join(f'"{i}":0,' for i in range(600_000)) + DEEP + "}",
-        ),
-    ],
-    ids=["numbers", "objects", "orders", "source"],
-)
-def test_a_million_entries_are_refused_soon(tmp_path, key, value):
-    text = json.dumps(content_of(CONFIG, tmp_path) | {key: "many"}).replace('"many"', value)
-    start = time.monotonic()
-    refusal(tmp_path, text)
-    assert time.monotonic() - start < 10  # Not how fast it is, but that it is not quadratic.
-
-
-def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):
-    def file(kind: str, i: int) -> FileEntry:
-        return FileEntry(f"{kind}-{i:05}.safetensors", 2**31, "a" * 64)
-
-    shards = [
-        ShardEntry(LARGEST_SHARD, LARGEST_SHARD, file("tokens", i), file("suffixes", i))
-        for i in range(MOST_SHARDS + 1)
-    ]
-    most = replace(CONFIG, shards=shards[:-1])
-    most.write(tmp_path)
-    assert StoreConfig.read(tmp_path) == most
-    with pytest.raises(DatastoreError, match=r"config.json cannot be written: shards has 30001"):
-        replace(CONFIG, shards=shards).write(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    assert len(content["shards"]) == MOST_SHARDS
-    content["shards"].append(content["shards"][0])
-    assert "shards has 30001 entries, more than 30000" in refusal(tmp_path, json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"shards": [SHARD, SHARD]}, "it names a file twice"),
-        ({"shards": [], "ngrams": None}, "it names neither shards nor n-grams"),
-        ({"tokenizer_file": replace(SHARD.tokens_file, name="../x")}, "is not the name of a token"),
-        ({"source": {"corpus": "x" * (1 << 24)}}, "it would have .* bytes, more than"),
-        ({"source": {"corpus": Path("x")}}, "is not JSON serializable"),
-    ],
-)
-def test_what_could_not_be_read_again_is_not_written(tmp_path, changes, message):
-    CONFIG.write(tmp_path)
-    with pytest.raises(DatastoreError, match=f"config.json cannot be written: .*{message}"):
-        replace(CONFIG, **changes).write(tmp_path)
-    assert StoreConfig.read(tmp_path) == CONFIG
-    assert os.listdir(tmp_path) == ["config.json"]
-
-
-def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_path):
-    CONFIG.write(tmp_path)
-    seen = []
-
-    def use(config: StoreConfig) -> int:
-        seen.append(config.vocab_size)
-        if len(seen) < 4:  # another process replaces it, and deletes what this one names
-            replace(CONFIG, vocab_size=300 + len(seen) // 2).write(tmp_path)
-            raise DatastoreError("a file is missing")
-        return len(seen)
-
-    assert StoreConfig.opened(tmp_path, use) == 4
-    assert seen == [300, 300, 301, 301]  # one that says the same is another one as well
-
-    def fails(config: StoreConfig) -> None:
-        seen.append(config.vocab_size)
-        raise DatastoreError("it is missing, and was never there")
-
-    with pytest.raises(DatastoreError, match="was never there"):
-        StoreConfig.opened(tmp_path, fails)
-    assert seen == [300, 300, 301, 301, 301]
-
-    def too_much(config: StoreConfig) -> None:
-        raise MemoryError
-
-    with pytest.raises(DatastoreError, match=f"{tmp_path} cannot be read: .* enough memory"):
-        StoreConfig.opened(tmp_path, too_much)
-
-
-def test_no_datastore_there(tmp_path):
-    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
-        StoreConfig.read(tmp_path)
-    with pytest.raises(DatastoreError, match=r"nowhere does not exist; name a datastore"):
-        StoreConfig.read(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DatastoreError, match="is not a folder with a datastore"):
-        StoreConfig.read(tmp_path / "file")
-
-
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def make_zeros(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def make_loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-@pytest.mark.parametrize(
-    "make", [make_folder, os.mkfifo, make_zeros], ids=["folder", "pipe", "zeros"]
-)
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make):
-    make(tmp_path / "config.json")
-    assert "config.json is not a file" in refusal(tmp_path)
-    make(tmp_path / SHARD.tokens_file.name)
-    with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors is not a file"):
-        read_arrays(tmp_path, SHARD.tokens_file, UINT16)
-    with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors is not a file"):
-        check_file(tmp_path, SHARD.tokens_file)
-
-
-def test_a_link_to_itself_is_refused(tmp_path):
-    make_loop(tmp_path / "config.json")
-    assert "config.json cannot be read: Too many levels" in refusal(tmp_path)
-    make_loop(tmp_path / SHARD.tokens_file.name)
-    for read in readers(tmp_path, SHARD.tokens_file):
-        with pytest.raises(DatastoreError, match=r"tokens-00001.safetensors cannot be read"):
-            read()
-
-
-def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
-    # huggingface_hub's cache is made of them.
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "store").mkdir()
-    CONFIG.write(tmp_path / "blobs")
-    (tmp_path / "store/config.json").symlink_to(tmp_path / "blobs/config.json")
-    entry = four_tokens(tmp_path / "blobs")
-    (tmp_path / "store" / entry.name).symlink_to(tmp_path / "blobs" / entry.name)
-    assert StoreConfig.read(tmp_path / "store") == CONFIG
-    assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
-    check_file(tmp_path / "store", entry)
-
-
-@pytest.mark.parametrize("what", ["arrays", "config"])
-def test_a_full_disk_is_an_oserror_and_leaves_what_was_there(tmp_path, what):
-    CONFIG.write(tmp_path)
-    entry = four_tokens(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, most))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            if what == "arrays":
-                write_arrays(tmp_path / entry.name, {"tokens": np.zeros(9999, np.uint16)})
-            else:
-                CONFIG.write(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.folder import LOCK, build_place, locked, new_folder, only_writer, release
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
@@ -542,3 +151,103 @@ def test_one_writes_into_a_folder_at_a_time(tmp_path):
             raise AssertionError
         assert os.listdir(tmp_path) == [LOCK]
     assert not os.listdir(tmp_path)
+
+
+# Locks
+
+
+def test_who_comes_second_is_refused(tmp_path):
+    path = tmp_path / ".lock"
+    lock = locked(path, "wait for it")
+    with pytest.raises(DatastoreError, match="wait for it"):
+        locked(path, "wait for it")
+    release(lock)
+    release(lock)  # once more does nothing
+    assert not path.exists()
+    lock = locked(path, "")
+    del lock  # it is released when garbage-collected
+    release(locked(path, "it is held"))
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
+def test_a_file_that_was_deleted_is_no_lock(tmp_path, monkeypatch, held):
+    """The first lets go between the opening and the locking of the second, and a third comes."""
+    path = tmp_path / ".lock"
+    first, others = locked(path, ""), []
+
+    def flock(descriptor, operation, original=fcntl.flock):
+        monkeypatch.setattr(fcntl, "flock", original)
+        release(first)
+        if held:
+            others.append(locked(path, ""))
+        original(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if held:
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        release(others[0])
+    else:
+        second = locked(path, "")
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        release(second)
+
+
+def test_a_folder_that_is_missing_is_not_made(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        locked(tmp_path / "gone" / ".lock", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    path = tmp_path / ".lock"
+    code = (
+        "import sys; from pathlib import Path; from hf_refspec.store.folder import locked\n"
+        "lock = locked(Path(sys.argv[1]), ''); print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(DatastoreError, match="it is held"):
+            locked(path, "it is held")
+        process.kill()
+    release(locked(path, "it is held"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is forked")
+def test_a_forked_process_neither_releases_nor_keeps_it(tmp_path):
+    path, (receiver, sender) = tmp_path / ".lock", os.pipe()
+    lock = locked(path, "")
+    if (child := os.fork()) == 0:
+        os.close(sender)
+        release(lock)
+        os.read(receiver, 1)  # until the other end is closed
+        os._exit(0)
+    os.close(receiver)
+    with pytest.raises(DatastoreError, match="busy"):
+        locked(path, "busy")
+    release(lock)
+    release(locked(path, "busy"))
+    os.close(sender)
+    os.waitpid(child, 0)
+
+
+def bind(path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+def link(path) -> None:
+    path.with_name("victim").write_text("mine")
+    path.symlink_to(path.with_name("victim"))
+
+
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, bind, link])
+def test_what_is_no_file_is_no_lock(tmp_path, monkeypatch, put):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    path = tmp_path / ".lock"
+    put(path)
+    with pytest.raises(DatastoreError, match=f"{path} is not a file, but should be that of a lock"):
+        locked(path, "")
+    assert path.exists()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,51 +15,51 @@ from transformers import PreTrainedTokenizerBase
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
 from ..tokenizer_file import load_backend
-from .read_ahead import in_order
-from .source import Source, after, batches
+from .source import batches
 from .tokenizing import Document, TokenBatch, encode
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine
 
 Engine: TypeAlias = "LocalEngine | RayEngine"
+W = TypeVar("W")
+P = TypeVar("P")
 
 
 class LocalEngine:
-    """Tokenises in threads: the tokenizer works without the interpreter's lock.
+    """Tokenises in threads: the tokenizer releases the interpreter's lock.
 
     Args:
         content (`str`): The tokenizer's tokenizer.json.
-        config (`StoreConfig`): The token type, the separator and the size of the vocabulary.
+        config (`StoreConfig`): The token type and the separator.
         num_proc (`int`, *optional*): How many threads. By default one for each usable core.
     """
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
         self._content, self._config = content, config
         self._num_proc = num_proc or usable_cores()
-        # Each thread has its own: a tokenizer's cache of words has one lock.
+        # One tokenizer for each thread: a tokenizer locks its cache of words.
         self._local = threading.local()
 
-    def tokenize(self, source: Source, skip: int) -> Iterator[TokenBatch]:
-        """Tokenises the documents of a source except the first `skip`, in order."""
+    def tokenize(self, documents: Iterator[Document]) -> Iterator[TokenBatch]:
+        """Tokenises documents in order."""
         threads = ThreadPoolExecutor(self._num_proc)
 
         def begin(batch: list[Document]) -> Future[TokenBatch]:
             return threads.submit(self._encode, batch)
 
-        work = batches(after(source.documents, skip))
         try:
-            for encoded in in_order(work, begin, 2 * self._num_proc, Future.cancel):
+            for encoded in in_order(batches(documents), begin, 2 * self._num_proc, Future.cancel):
                 yield encoded.result()
         finally:
             threads.shutdown(cancel_futures=True)
 
     def sort(self, tokens: np.ndarray) -> np.ndarray:
         """The suffix array of a shard."""
-        return build_suffix_array(tokens)  # without the interpreter's lock
+        return build_suffix_array(tokens)  # releases the interpreter's lock
 
     def close(self) -> None:
-        """Nothing is left to be ended."""
+        """Does nothing."""
 
     def _encode(self, batch: list[Document]) -> TokenBatch:
         if not hasattr(self._local, "tokenizer"):
@@ -71,7 +72,7 @@ class LocalEngine:
 def make_engine(
     name: str, num_proc: int | None, config: StoreConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Engine:
-    """The engine of that name; nothing is started yet."""
+    """The engine of that name; it starts nothing yet."""
     content = tokenizer.backend_tokenizer.to_str()
     if name == "local":
         return LocalEngine(content, config, num_proc)
@@ -80,6 +81,27 @@ def make_engine(
 
         return RayEngine(content, config, num_proc)
     raise ValueError(f"engine must be 'local' or 'ray', but is {name!r}")
+
+
+def in_order(
+    work: Iterable[W], begin: Callable[[W], P], ahead: int, cancel: Callable[[P], object]
+) -> Generator[P, None, None]:
+    """Calls `begin` for up to `ahead` pieces of work early and yields the results in order; calls
+    `cancel` for the remaining ones when it is closed."""
+    begun: deque[P] = deque()
+    try:
+        for piece in work:
+            begun.append(begin(piece))
+            del piece  # it may be large
+            if len(begun) > ahead:
+                yield begun[0]
+                begun.popleft()
+        while begun:
+            yield begun[0]
+            begun.popleft()
+    finally:
+        for promise in begun:
+            cancel(promise)
 
 
 def usable_cores() -> int:

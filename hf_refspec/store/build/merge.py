@@ -1,14 +1,12 @@
-"""Merges shards into few large ones, as a log-structured store does.
+"""Merges shards into a few large ones, as a log-structured store does.
 
-Each new shard joins those before it that are not much larger than all that came after them
-([`due_to_join`]): the sizes grow geometrically, a draft searches as many shards as the corpus has
-orders of magnitude, and a token is written again as often.
+Each new shard joins the preceding ones that are not much larger than all that came after them
+([`due_to_join`]): sizes grow geometrically, a draft searches as many shards as the corpus has
+orders of magnitude, and each token is rewritten as many times.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -20,9 +18,9 @@ from tqdm.auto import tqdm
 from ...index.merge import merge_suffixes
 from ...index.segments import due_to_join
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import Blocks, DatastoreError, check_file, write_arrays
+from ..files import Blocks, DatastoreError, check_file
 from ..folder import sync_folder
-from ..shards import map_suffixes, map_tokens
+from ..shards import map_suffixes, map_tokens, next_number, write_part
 from .engine import usable_cores
 
 _BLOCK = 1 << 20
@@ -31,19 +29,9 @@ _BLOCK = 1 << 20
 def merge_due(
     folder: Path, config: StoreConfig, shards: Sequence[ShardEntry], threads: int | None, show: bool
 ) -> list[ShardEntry]:
-    """Merges those shards that should be one, so that their number stays small.
+    """Merges the shards that are due, and returns all shards after that.
 
-    Nothing names the new files yet, and the old ones stay.
-
-    Args:
-        folder (`Path`): The datastore's.
-        config (`StoreConfig`): The token type, and names that are taken.
-        shards (sequence of [`ShardEntry`]): All of them, in their order.
-        threads (`int`, *optional*): How many merge. By default one for each usable core.
-        show (`bool`): Whether to show the progress on a terminal.
-
-    Returns:
-        `list[ShardEntry]`: The shards that hold the same documents now.
+    The old files stay, and nothing names the new ones yet.
 
     Raises:
         DatastoreError: If a file is not as it was written.
@@ -58,7 +46,7 @@ def merge_due(
 def merge_all(
     folder: Path, config: StoreConfig, threads: int | None, show: bool
 ) -> list[ShardEntry]:
-    """Merges all shards into as few as can be; arguments and errors as of [`merge_due`]."""
+    """Merges all shards into as few as possible; see [`merge_due`]."""
     groups: list[list[ShardEntry]] = []
     for shard in config.shards:
         if groups and _size(groups[-1]) + shard.tokens <= LARGEST_SHARD:
@@ -66,13 +54,6 @@ def merge_all(
         else:
             groups.append([shard])
     return _merged(folder, config, groups, threads, show)
-
-
-def next_number(folder: Path) -> int:
-    """The number of a new shard: none that a shard has, be it one of an extension that may be
-    resumed, or had while another reader opened it."""
-    numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
-    return max((int(number[1]) for number in numbers if number), default=0) + 1
 
 
 def _size(shards: Sequence[ShardEntry]) -> int:
@@ -86,17 +67,12 @@ def _merged(
     threads: int | None,
     show: bool,
 ) -> list[ShardEntry]:
-    """Makes one shard of each group."""
-    number = next_number(folder)
+    """Merges each group into one shard."""
+    number, shards = next_number(folder), []
     total = sum(_size(group) for group in groups if len(group) > 1)
-    shards = []
+    hidden = not show or None
     with tqdm(
-        desc="merging",
-        total=total,
-        unit=" tokens",
-        unit_scale=True,
-        disable=not show or None,
-        delay=1,
+        desc="merging", total=total, unit=" tokens", unit_scale=True, disable=hidden, delay=1
     ) as bar:
         for group in groups:
             if len(group) == 1:
@@ -116,28 +92,25 @@ def _merge(
     threads: int,
     bar: tqdm,
 ) -> ShardEntry:
-    for shard in shards:  # what is damaged must not get a checksum that is right
+    for shard in shards:  # damaged content must not get a valid checksum
         check_file(folder, shard.tokens_file)
         check_file(folder, shard.suffixes_file)
     size, documents = _size(shards), sum(shard.documents for shard in shards)
-    names = (f"{name}-{number:05d}.safetensors" for name in ("tokens", "suffixes"))
-    tokens_path, suffixes_path = (folder / name for name in names)
     texts = (map_tokens(folder, config, shard) for shard in shards)
     blocks = (text[i : i + _BLOCK] for text in texts for i in range(0, len(text), _BLOCK))
-    tokens_file = write_arrays(tokens_path, {"tokens": Blocks(config.token_dtype, size, blocks)})
+    tokens_file = write_part(folder, "tokens", number, Blocks(config.token_dtype, size, blocks))
     whole = ShardEntry(size, documents, tokens_file, tokens_file)
     tokens = map_tokens(folder, config, whole)
     parts = [(shard.tokens, partial(map_suffixes, folder, shard)) for shard in shards]
 
-    def suffixes() -> Iterator[np.ndarray]:
+    def merged() -> Iterator[np.ndarray]:
         for block in merge_suffixes(tokens, parts, threads):
             bar.update(len(block))
             yield block
 
+    suffixes = Blocks(np.dtype(np.int32), size, merged())
     try:
-        suffixes_file = write_arrays(
-            suffixes_path, {"suffixes": Blocks(np.dtype(np.int32), size, suffixes())}
-        )
+        suffixes_file = write_part(folder, "suffixes", number, suffixes)
     except ValueError as error:
         raise DatastoreError(f"{folder} cannot be merged: {error}") from None
     return ShardEntry(size, documents, tokens_file, suffixes_file)

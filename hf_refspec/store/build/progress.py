@@ -1,4 +1,4 @@
-"""The progress of a build, in progress.json, from which a build that was killed is resumed."""
+"""The progress of a build, in progress.json, from which a killed build is resumed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _COUNT = Range(0, 2**62)
 
 @dataclass
 class BuildProgress:
-    """How far a build or an extension is, as progress.json says it.
+    """The state of a build or an extension.
 
     Attributes:
-        options (`dict`): What it was started with.
-        documents (`int`): Documents of the source that are done with.
-        entries (`int`): Entries of the next one that the shards have.
-        shards (`list[ShardEntry]`): Those that are whole.
+        options (`dict`): Its options.
+        documents (`int`): Documents of the source that are in the shards.
+        entries (`int`): Entries of the next document that are in the shards.
+        shards (`list[ShardEntry]`): The complete shards.
     """
 
     options: dict[str, Any]
@@ -35,20 +35,17 @@ class BuildProgress:
     shards: Annotated[list[ShardEntry], AtMost(MOST_SHARDS)] = field(default_factory=list)
 
     def files(self) -> list[FileEntry]:
-        """The files of the shards that are whole."""
+        """The files of the complete shards."""
         return list(values_of(FileEntry, self))
 
     def write(self, folder: Path) -> None:
-        """Writes it to the disk; an earlier progress.json is replaced in one go."""
+        """Writes progress.json, or replaces it atomically."""
         write_json(folder / PROGRESS, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> BuildProgress | None:
-        """What progress.json says, `None` if there is none.
-
-        Raises:
-            DatastoreError: If the shards that it names are not there.
-        """
+        """Reads progress.json, if there is one; raises a DatastoreError if it is damaged, or a
+        shard that it names is missing."""
         try:
             with open_file(folder / PROGRESS, follow_links=False) as file:
                 progress = parse(cls, json.loads(file.read(LARGEST_JSON)))
@@ -64,11 +61,8 @@ class BuildProgress:
 
     @classmethod
     def begun(cls, folder: Path, options: dict[str, Any], resume: bool) -> BuildProgress:
-        """What an earlier build with the same options left if it is to be resumed, else the start.
-
-        Raises:
-            DatastoreError: If it was begun with other options, or what it left is damaged.
-        """
+        """The progress of an earlier build if there is one to resume, else an empty one; raises a
+        DatastoreError as `read`, or if the earlier build had other options."""
         progress = cls.read(folder) if resume else None
         if progress is None:
             return cls(options)

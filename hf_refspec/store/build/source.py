@@ -1,4 +1,4 @@
-"""What a datastore is built from: documents, read one after another."""
+"""The documents that a stored folder is built from, read one after another."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ class Source:
         name (`str`): For people.
         license (`str`, *optional*): If the source names one.
         total (`int`, *optional*): The number of documents, if it is known.
-        files (`list[Path]`, *optional*): Which file each document is, if they are files, as others
-            may know it, see `_shown`.
-        dataset (`DatasetDocuments`, *optional*): What the documents are read from, if others can
-            read it too.
+        files (`list[Path]`, *optional*): The public path of each document, if they are files, see
+            `_shown`.
     """
 
     documents: Iterator[Document]
@@ -40,7 +38,6 @@ class Source:
     license: str | None = None
     total: int | None = None
     files: list[Path] | None = None
-    dataset: DatasetDocuments | None = None
 
 
 def open_source(
@@ -50,13 +47,13 @@ def open_source(
     column: str | None = None,
     pattern: str = "*",
 ) -> Source:
-    """Finds out what a source is, see [`build_store`]; its documents are read only when needed.
+    """Recognises a source, see [`build_store`]; its documents are read only when needed.
 
-    `tokenizer` renders chats; iterating over the documents raises a ValueError that names one that
-    is no document or has an id that is not below `vocab_size`.
+    `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
+    neither a text nor ids, or has an id that is not below `vocab_size`.
 
     Raises:
-        ValueError: If it is none of these, or a file is none that ends, as a pipe or a device.
+        ValueError: If it is no such source, or a file is a pipe or a device.
         FileNotFoundError: If a file or folder of it does not exist.
     """
     kind = _dataset_kind(source)
@@ -69,11 +66,10 @@ def open_source(
             f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
         )
     if kind is not None:
-        dataset = DatasetDocuments(source, _find_column(source, column), tokenizer)
+        rows = _dataset_documents(source, _find_column(source, column), tokenizer)
         total = len(source) if kind == "Dataset" else None
-        documents = checked(dataset, vocab_size)
         name, license = _dataset_name(source), source.info.license or None
-        return Source(documents, name, license, total, dataset=dataset)
+        return Source(checked(rows, vocab_size), name, license, total)
     if isinstance(source, str | os.PathLike):
         return _open_files([source], pattern)
     if isinstance(source, list | tuple) and _are_paths(source):
@@ -90,7 +86,7 @@ def open_source(
 def batches(
     documents: Iterable[Document], most_characters: int = 1 << 18, most_documents: int = 1 << 12
 ) -> Iterator[list[Document]]:
-    """Groups documents, so that each group is about the same work."""
+    """Groups documents into batches of about the same work."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -105,80 +101,36 @@ def batches(
 
 
 def after(documents: Iterator[Document], count: int) -> Iterator[Document]:
-    """Drops the first `count` documents, which an earlier build has read."""
+    """Skips the first `count` documents, which an earlier build has read."""
     for _ in range(count):
         if next(documents, None) is None:
             raise ValueError("source has fewer documents than before; start again without resume")
     return documents
 
 
-@dataclass
-class DatasetDocuments:
-    """A column of a dataset, as documents.
-
-    Attributes:
-        dataset (`Dataset` or `IterableDataset`): Of the library `datasets`.
-        column (`str`): With texts, chats or lists of ids.
-        tokenizer (`PreTrainedTokenizerBase`): Renders chats.
-    """
-
-    dataset: Any
-    column: str
-    tokenizer: PreTrainedTokenizerBase
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, row in enumerate(self.dataset.select_columns([self.column])):
-            document = row[self.column]
-            if isinstance(document, list) and document and isinstance(document[0], Mapping):
-                if not all("role" in message and "content" in message for message in document):
-                    raise ValueError(
-                        f"document {number} of the column {self.column!r} is not a chat: its "
-                        f"messages have {sorted(document[0])}, but need role and content"
-                    )
-                if self.tokenizer.chat_template is None:
-                    raise ValueError(
-                        f"the column {self.column!r} has chats, but the tokenizer has no chat "
-                        "template (a datastore's own copy has none): give the one of the chat model"
-                    )
-                document = self.tokenizer.apply_chat_template(document, tokenize=False)
-            yield "" if document is None else document
-
-    def shards(self) -> list[DatasetDocuments]:
-        """The parts of a streaming dataset, which are read on their own and in order are the whole;
-        empty if it cannot be split so, for instance because it is shuffled."""
-        if _dataset_kind(self.dataset) != "IterableDataset" or not _is_in_order(self.dataset):
-            return []
-        count = self.dataset.num_shards
-        return [
-            DatasetDocuments(self.dataset.shard(count, index), self.column, self.tokenizer)
-            for index in range(count)
-        ]
-
-
-def _is_in_order(dataset: Any) -> bool:
-    """Whether the shards of a streaming dataset are its rows in their order."""
-    # There is no public method that tells. A class that is not known by name is not split.
-    known = {
-        "ExamplesIterable",
-        "ArrowExamplesIterable",
-        "RebatchedArrowExamplesIterable",
-        "SelectColumnsIterable",
-        "FormattedExamplesIterable",
-        "MappedExamplesIterable",
-        "FilteredExamplesIterable",
-    }
-    step = getattr(dataset, "_ex_iterable", None)
-    while step is not None:
-        depends_on_others = getattr(step, "batched", False) or getattr(step, "with_indices", False)
-        if type(step).__name__ not in known or depends_on_others:
-            return False
-        step = getattr(step, "ex_iterable", None)
-    fresh = getattr(dataset, "_distributed", 0) is None
-    return fresh and getattr(dataset, "_starting_state_dict", 0) is None
+def _dataset_documents(
+    dataset: Any, column: str, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Any]:
+    """The documents in a column with texts, lists of ids, or chats, which the tokenizer renders."""
+    for number, row in enumerate(dataset.select_columns([column])):
+        document = row[column]
+        if isinstance(document, list) and document and isinstance(document[0], Mapping):
+            if not all("role" in message and "content" in message for message in document):
+                raise ValueError(
+                    f"document {number} of the column {column!r} is not a chat: its messages have "
+                    f"{sorted(document[0])}, but need role and content"
+                )
+            if tokenizer.chat_template is None:
+                raise ValueError(
+                    f"the column {column!r} has chats, but the tokenizer has no chat template (a "
+                    "datastore's own copy has none): give the one of the chat model"
+                )
+            document = tokenizer.apply_chat_template(document, tokenize=False)
+        yield "" if document is None else document
 
 
 def _dataset_kind(source: Any) -> str | None:
-    """The name of the class of the library `datasets` that `source` is of, without importing it."""
+    """The name of the `datasets` class that `source` is of, without importing the library."""
     library = sys.modules.get("datasets")
     kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
     found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
@@ -193,7 +145,7 @@ def _find_column(dataset: Any, column: str | None) -> str:
             for name, feature in dataset.features.items()
             if getattr(feature, "dtype", None) in ("string", "large_string")
         ]
-    else:  # Some streaming datasets know their columns only from their rows.
+    else:  # Some streaming datasets have their columns only in their rows.
         row: dict[str, Any] = next(iter(dataset), {})
         names = list(row)
         strings = [name for name, value in row.items() if isinstance(value, str)]
@@ -221,19 +173,19 @@ def _dataset_name(dataset: Any) -> str:
 
 
 def _are_paths(documents: list | tuple) -> bool:
-    """Whether these are files rather than texts."""
+    """Whether these are paths of files rather than texts."""
     if any(isinstance(document, os.PathLike) for document in documents[:1]):
         return True
     if not documents or not isinstance(documents[0], str) or not _exists(documents[0]):
         return False
-    # A text can be the name of a folder by chance, but hardly that of a file.
+    # A text may happen to name a folder, but hardly a file.
     return os.path.isfile(documents[0]) or all(map(_exists, documents))
 
 
 def _exists(path: Any) -> bool:
     try:
         return path != "" and Path(path).exists()
-    except (OSError, ValueError, TypeError):  # too long a name, a null byte in it, no name
+    except (OSError, ValueError, TypeError):  # the name is too long, has a null byte, or is no name
         return False
 
 
@@ -261,18 +213,17 @@ def _open_files(paths: Iterable[Any], pattern: str) -> Source:
 
 
 def _shown(path: Path) -> Path:
-    """A path as it was named, unless that tells where on this machine it is: then its last part."""
+    """A path as it was given, or only its last part if that tells where on this machine it is."""
     outside = path.is_absolute() or ".." in path.parts
     return Path(path.resolve().name) if outside else path
 
 
 def files_of(path: Path, pattern: str) -> list[Path]:
-    """The file at a path, or those below a folder that match a pattern, in order and without hidden
-    ones. Links to folders are not followed, so that no loop of them has an end to be waited for.
+    """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
+    to folders, which could form a loop, are not followed.
 
     Raises:
-        ValueError: If it is neither, as a pipe or a device is, which might never end; or if the
-            pattern is not valid.
+        ValueError: If it is a pipe or a device, or if the pattern is not valid.
     """
     if path.is_file():
         return [path]
@@ -304,7 +255,7 @@ def _read_files(files: list[Path]) -> Iterator[str]:
 
 
 def _read_file(path: Path, damaged: list[Path]) -> str:
-    """The text of a file; one that is not valid UTF-8 is added to `damaged`."""
+    """Reads a text file; appends its path to `damaged` if it is not valid UTF-8."""
     try:
         with open_file(path) as file:
             content = file.read()
@@ -318,7 +269,7 @@ def _read_file(path: Path, damaged: list[Path]) -> str:
 
 
 def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
-    """Hands on documents that are texts or ids below `vocab_size`, and refuses all else."""
+    """Yields documents that are texts or ids below `vocab_size`, and refuses anything else."""
     damaged = 0
     for number, document in enumerate(documents):
         if not isinstance(document, str):

@@ -11,29 +11,21 @@ from ..printable import one_line
 from ..tokenizer_file import TokenizerError, is_of_tokenizer
 
 Document = str | np.ndarray
-# The length of each document with its separator (0 for an empty one), and all of them in a row.
+# The length of each document with its separator (0 for an empty one), and all tokens in a row.
 TokenBatch = tuple[np.ndarray, np.ndarray]
 
-# The tokenizer takes about 130 bytes for each character that it has at once.
+# The tokenizer needs about 130 bytes for each character of a piece.
 LONGEST_PIECE = 1 << 20
 
 
 def encode(
     tokenizer: Tokenizer, documents: list[Document], dtype: np.dtype, separator: int
 ) -> TokenBatch:
-    """Tokenises a batch of documents, each without special tokens of its own.
+    """Tokenises a batch of documents without special tokens, and puts `separator` after each that
+    is not empty. Raises a TokenizerError if the tokenizer fails.
 
-    A text of more than a million characters is tokenised in pieces, for the tokenizer would need
-    much memory and time for it: where two of them meet the tokens can be others.
-
-    Args:
-        tokenizer (`tokenizers.Tokenizer`): From [`load_backend`].
-        documents (`list[str | np.ndarray]`): Texts, or ids already.
-        dtype (`np.dtype`): The type of the tokens.
-        separator (`int`): Is set after each document that is not empty.
-
-    Raises:
-        TokenizerError: If the tokenizer fails.
+    A text of more than a million characters is tokenised in pieces, to save memory and time; the
+    tokens where two pieces meet can differ.
     """
     lengths = np.zeros(len(documents), np.int64)
     tokens: list[np.ndarray] = []
@@ -62,7 +54,7 @@ def encode(
 
 
 def pieces(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """Cuts a text that is too long to be tokenised at once, at the ends of lines if it has them."""
+    """Cuts a text that is too long to be tokenised at once, at the ends of lines if possible."""
     start = 0
     while len(text) - start > longest:
         end = text.rfind("\n", start, start + longest) + 1 or start + longest

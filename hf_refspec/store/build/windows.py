@@ -1,4 +1,5 @@
-"""Long texts as windows that fit into a model, so that every token is read once and in context."""
+"""Long texts cut into windows that fit into a model, so that each token is predicted once and in
+context."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class Window:
 
     Attributes:
         ids (`np.ndarray`, int64 of shape `(n,)`): Its tokens.
-        known (`int`): How many of them only give context, the first token of the text among them:
-            the others are each predicted from what is before it.
+        known (`int`): How many of them are only context, the text's first token among them; each
+            of the others is predicted from the tokens before it.
     """
 
     ids: np.ndarray
@@ -32,23 +33,23 @@ class Window:
 
     @property
     def predicted(self) -> slice:
-        """The positions after which a target stands."""
+        """The positions that predict a target."""
         return slice(self.known - 1, len(self.ids) - 1)
 
     @property
     def targets(self) -> np.ndarray:
-        """The tokens that are predicted, int64 of shape `(n - known,)`."""
+        """The predicted tokens, int64 of shape `(n - known,)`."""
         return self.ids[self.known :]
 
 
 def read_windows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: str | Iterable[str]
 ) -> Iterator[tuple[list[Window], torch.Tensor]]:
-    """Cuts texts into windows of what the model takes, and no more than is worth its time.
+    """Cuts texts into windows of the model's context length, or at most 1,024 tokens.
 
     Yields:
-        Some windows and their tokens, int64 of shape `(batch, longest)`. The padding is behind the
-        text, so that nothing in the text can see it.
+        A batch of windows and their tokens, int64 of shape `(batch, longest)`, padded on the right,
+        where no token of a text sees the padding.
 
     Raises:
         TypeError: If a text is not a string.

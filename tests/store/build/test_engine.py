@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hf_refspec.store.build.engine import LocalEngine
-from hf_refspec.store.build.source import open_source
 from hf_refspec.store.datastore_config import StoreConfig
 
 
@@ -20,18 +19,18 @@ def engine(tokenizer, threads: int) -> LocalEngine:
 def test_a_tokenizer_that_fails_is_told():
     broken = LocalEngine("no tokenizer", StoreConfig("", "", 259), 2)
     with pytest.raises(Exception, match="expected"):
-        list(broken.tokenize(open_source([[5]], None, 259), 0))
+        list(broken.tokenize(iter([[5]])))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_documents_come_in_order_from_the_first_that_is_wanted(tokenizer, threads):
+def test_documents_come_in_order(tokenizer, threads):
     texts = [str(i) * (i % 90 * 60) for i in range(300)]
-    batches = list(engine(tokenizer, threads).tokenize(open_source(texts, tokenizer, 259), 7))
+    batches = list(engine(tokenizer, threads).tokenize(iter(texts)))
     assert len(batches) > 3
     tokens = np.concatenate([tokens for _, tokens in batches])
     documents = np.split(tokens, np.flatnonzero(tokens == 65535))
     texts_there = [tokenizer.decode(each[each != 65535]) for each in documents]
-    assert texts_there[:-1] == [text for text in texts[7:] if text]
+    assert texts_there[:-1] == [text for text in texts if text]
 
 
 def test_who_takes_no_more_leaves_no_thread(tokenizer):
@@ -43,7 +42,7 @@ def test_who_takes_no_more_leaves_no_thread(tokenizer):
             read.append(1)
             yield "x" * 100_000
 
-    tokens = engine(tokenizer, 2).tokenize(open_source(endless(), tokenizer, 259), 0)
+    tokens = engine(tokenizer, 2).tokenize(endless())
     next(tokens)
     tokens.close()
     assert threading.active_count() == before and len(read) < 100

@@ -5,19 +5,12 @@ from __future__ import annotations
 import os
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 
-from hf_refspec.store.build import engine as local_engine
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.build.ray_engine import RayEngine
-from hf_refspec.store.build.source import batches, open_source
-from hf_refspec.store.datastore_config import StoreConfig
-from hf_refspec.store.folder import build_place
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
 _WORDS = random.Random(0)
@@ -43,66 +36,11 @@ def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
     local = build_store(TEXTS, tokenizer, tmp_path / "local", **QUIET)
     extend_store(local, TEXTS[:40], tokenizer, **QUIET)
     options = {**QUIET, "engine": "ray", "num_proc": None}
-    for name, source in (("texts", TEXTS), ("stream", stream), ("shuffled", stream.shuffle(3))):
+    for name, source in (("texts", TEXTS), ("stream", stream)):
         path = build_store(source, tokenizer, tmp_path / name, **options)
-        if name == "shuffled":
-            again = build_store(source, tokenizer, tmp_path / "again", **QUIET)
-            assert content_of(path) == content_of(again)
-            continue
         extend_store(path, TEXTS[:40], tokenizer, **options)
         assert content_of(path) == content_of(local)
     assert ray.is_initialized()  # It was not started by the build.
-
-
-def test_a_stream_is_read_in_the_tasks_and_not_here(ray, tmp_path, tokenizer):
-    def rows(numbers):
-        import os
-
-        for number in numbers:
-            yield {"text": f"{number} {os.getpid()}"}
-
-    stream = datasets.IterableDataset.from_generator(
-        rows,
-        gen_kwargs={"numbers": list(range(6))},
-        features=datasets.Features({"text": datasets.Value("string")}),
-    )
-    source = open_source(stream, tokenizer, 259)
-    content = tokenizer.backend_tokenizer.to_str()
-    engine = RayEngine(content, StoreConfig("", "", 259), None)
-    parts = [tokens[tokens != 65535] for _, tokens in engine.tokenize(source, 2)]
-    engine.close()
-    text = tokenizer.decode(np.concatenate(parts))
-    assert text.startswith("2") and str(os.getpid()) not in text
-
-
-def test_a_build_goes_on_with_ray(ray, tmp_path, tokenizer):
-    def half():
-        yield from TEXTS[:60]
-        raise KeyboardInterrupt
-
-    stream = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset(num_shards=4)
-    local = build_store(TEXTS, tokenizer, tmp_path / "local", **QUIET)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_engine, "batches", partial(batches, most_documents=5))
-        with pytest.raises(KeyboardInterrupt):
-            build_store(half(), tokenizer, tmp_path / "ray", resume=True, **QUIET)
-    assert len(list((build_place(tmp_path / "ray") / "new").glob("tokens-*"))) > 2
-    options = {**QUIET, "engine": "ray", "resume": True}
-    assert content_of(build_store(stream, tokenizer, tmp_path / "ray", **options)) == content_of(
-        local
-    )
-
-
-def test_errors_of_a_task_come_out_as_they_are(ray, tmp_path, tokenizer):
-    foreign = datasets.Dataset.from_dict({"chat": [[{"from": "human", "value": "hi"}]]})
-    with pytest.raises(ValueError, match="need role and content"):
-        build_store(
-            foreign.to_iterable_dataset(),
-            tokenizer,
-            tmp_path / "store",
-            **{**QUIET, "engine": "ray"},
-        )
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_ray_it_is_told_what_to_install(tmp_path, tokenizer, monkeypatch):

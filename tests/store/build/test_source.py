@@ -226,27 +226,6 @@ def test_what_a_dataset_says_about_itself(tokenizer):
     assert (source.name, source.license, source.total) == ("poems long train", "cc0-1.0", 2)
 
 
-def test_shards_of_a_stream_are_the_whole_in_order(tokenizer):
-    def shards(dataset):
-        return open_source(dataset, tokenizer, 259).dataset.shards()
-
-    dataset = datasets.Dataset.from_dict({"text": [str(i) for i in range(50)]})
-    stream = dataset.to_iterable_dataset(num_shards=7)
-    for kind in (stream, stream.map(lambda row: {"text": row["text"] * 2})):
-        parts = shards(kind)
-        assert len(parts) == 7
-        assert [text for part in parts for text in part] == [row["text"] for row in kind]
-    for kind in (
-        dataset,
-        stream.shuffle(seed=0),
-        stream.take(20),
-        stream.skip(3),
-        stream.map(lambda row, i: {"text": str(i)}, with_indices=True),
-        datasets.interleave_datasets([stream, stream]),
-    ):
-        assert shards(kind) == []
-
-
 def test_batches_are_bounded_by_characters_and_number():
     texts = ["a" * length for length in (4, 6, 1, 40, 1, 1, 1, 1, 0)]
     lengths = [[len(text) for text in batch] for batch in batches(texts, 10, 3)]

@@ -1,0 +1,164 @@
+"""Small datastores that are written by hand, and what is drafted from them."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.index.suffix_array import DEPTH, build_suffix_array
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import NgramsEntry, ShardEntry, StoreConfig
+from hf_refspec.store.files import FileEntry, check_file, write_arrays
+from hf_refspec.store.shards import map_suffixes, map_tokens
+
+QUIET = {"max_ngram": 2, "ngrams_per_order": 20, "progress": False}
+FINGERPRINT = "f" * 32
+SOURCE = {
+    "corpus": "Python | standard library",
+    "license": "Apache-2.0",
+    "deduplicated": True,
+    "documents": 10,
+    "mat": {"HumanEval, 64 nodes": 2.1},
+    "hf_refspec": "0.1.0",
+}
+
+
+def some_documents(vocab_size: int = 300, seed: int = 0) -> list[list[int]]:
+    """Documents with much in common, an empty one among them."""
+    generator = random.Random(seed)
+    words = [generator.choices(range(vocab_size), k=generator.randint(1, 6)) for _ in range(12)]
+    chosen = [generator.choices(words, k=9) for _ in range(20)]
+    documents = [[token for word in some for token in word] for some in chosen]
+    return [*documents, [], [vocab_size - 1]]
+
+
+DOCUMENTS = some_documents()
+
+
+def write_store(
+    folder: Path,
+    documents: list[list[int]],
+    vocab_size: int = 300,
+    cuts: tuple[int, ...] = (330,),
+    fingerprint: str = FINGERPRINT,
+) -> Datastore:
+    """Writes a datastore by hand, its text cut into shards at the given places."""
+    folder.mkdir()
+    config = StoreConfig(fingerprint, "org/tokenizer", vocab_size, {"corpus": "x"})
+    text = [token for document in documents for token in [*document, config.separator]]
+    shards = []
+    for i, (start, end) in enumerate(zip((0, *cuts), (*cuts, len(text)), strict=True), start=1):
+        tokens = np.array(text[start:end], config.token_dtype)
+        arrays = {"tokens": tokens, "suffixes": build_suffix_array(tokens)}
+        files = [
+            write_arrays(folder / f"{name}-{i:05d}.safetensors", {name: array})
+            for name, array in arrays.items()
+        ]
+        shards.append(ShardEntry(len(tokens), text[start:end].count(config.separator), *files))
+    replace(config, shards=shards).write(folder)
+    return Datastore(folder)
+
+
+def write_table(folder: Path, arrays: dict[str, np.ndarray], counts: list[int]) -> Datastore:
+    """Writes a datastore of only these n-grams and opens it."""
+    folder.mkdir()
+    file = write_arrays(folder / "ngrams-0123456789ab.safetensors", arrays)
+    ngrams = NgramsEntry(counts, len(arrays["node_tokens"]), 1, file)
+    StoreConfig(FINGERPRINT, "org/tokenizer", 300, {}, [], ngrams).write(folder)
+    return Datastore(folder)
+
+
+def write_zeros(folder: Path, length: int, number: int = 1) -> ShardEntry:
+    """Writes a shard of zeros that takes no room on the disk."""
+    files = []
+    for name, dtype in (("tokens", "U16"), ("suffixes", "I32")):
+        path, size = folder / f"{name}-{number:05}.safetensors", length * int(dtype[1:]) // 8
+        header = json.dumps({name: {"dtype": dtype, "shape": [length], "data_offsets": [0, size]}})
+        header += " " * (-len(header) % 8)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header.encode())
+            file.truncate(file.tell() + size)
+        files.append(FileEntry(path.name, path.stat().st_size, ""))
+    return ShardEntry(length, 0, *files)
+
+
+def drafts_of(store: Datastore) -> list[tuple[list, list, list]]:
+    drafter = DatastoreDrafts(store)
+    drafts = []
+    for token in range(300):
+        drafter.begin(np.array([token]), 300)
+        tree = drafter.draft(16)
+        tree.checked(300)
+        drafts.append((tree.tokens.tolist(), tree.parents.tolist(), tree.probs.tolist()))
+    assert any(tokens for tokens, _, _ in drafts)
+    return drafts
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def documents_of(folder: Path) -> list[list[int]]:
+    """Reads a datastore's documents back, and checks all that it says about them."""
+    config = StoreConfig.read(folder)
+    begun: list[int] = []
+    documents = []
+    for shard in config.shards:
+        for file in (shard.tokens_file, shard.suffixes_file):
+            check_file(folder, file)
+        tokens, suffixes = map_tokens(folder, config, shard), map_suffixes(folder, shard)
+        assert sorted(suffixes.tolist()) == list(range(shard.tokens))
+        wanted = build_suffix_array(tokens)
+        assert np.array_equal(beginnings(tokens, suffixes), beginnings(tokens, wanted))
+        before = len(documents)
+        for token in tokens.tolist():
+            if token == config.separator:
+                documents.append(begun)
+                begun = []
+            else:
+                begun.append(token)
+        assert shard.documents == len(documents) - before
+    assert not begun
+    assert config.source["documents"] == len(documents)
+    return documents
+
+
+def beginnings(tokens: np.ndarray, suffixes: np.ndarray) -> np.ndarray:
+    """The first tokens of suffixes, as many as they are sorted by."""
+    places = suffixes[:, None].astype(np.int64) + np.arange(DEPTH)
+    return np.where(places < len(tokens), tokens[places.clip(max=len(tokens) - 1)], -1.0)
+
+
+def make_store(folder: Path, shards=(100,), ngrams="0123456789ab", seed=0) -> StoreConfig:
+    """A datastore whose arrays mean nothing, but are what config.json says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+
+    def written(name, dtype, length):
+        array = rng.integers(0, 50, length).astype(dtype)
+        return write_arrays(folder / f"{name}.safetensors", {name.split("-")[0]: array})
+
+    entries = [
+        ShardEntry(
+            tokens=length,
+            documents=4,
+            tokens_file=written(f"tokens-{number:05}", np.uint16, length),
+            suffixes_file=written(f"suffixes-{number:05}", np.int32, length),
+        )
+        for number, length in enumerate(shards, start=1)
+    ]
+    compact = None
+    if ngrams:
+        file = written(f"ngrams-{ngrams}", np.int32, 20)
+        compact = NgramsEntry(ngrams=[5, 7], nodes=30, corpus_tokens=sum(shards), file=file)
+    config = StoreConfig("f" * 32, "org/tokenizer", 32000, SOURCE, entries, compact)
+    config.write(folder)
+    return config

@@ -1,0 +1,105 @@
+"""Shards are merged, by extensions or when asked, and hold the same documents."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from datastores import documents_of
+from stored import content_of, flip_last_bit, in_a_child
+
+from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
+from hf_refspec.store.build.progress import PROGRESS
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import DatastoreError
+
+QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
+
+
+@pytest.fixture
+def store(tmp_path, tokenizer) -> Path:
+    """One large shard, and one small one."""
+    texts = ["def self return é \n x " * (i % 5) for i in range(30)]
+    path = build_store(texts, tokenizer, tmp_path / "store", **QUIET)
+    return extend_store(path, [[7, 8, 9]], tokenizer, **QUIET)
+
+
+def sizes_of(folder: Path) -> list[int]:
+    return [shard.tokens for shard in StoreConfig.read(folder).shards]
+
+
+def test_shards_stay_few_in_whatever_order_documents_come(tmp_path, tokenizer):
+    for seed in range(3):
+        path, texts = tmp_path / str(seed), [[5] * 40]
+        build_store(texts, tokenizer, path, **QUIET)
+        for length in random.Random(seed).choices([1, 30, 400], k=25):
+            texts.append([random.Random(length).randrange(200) for _ in range(length)])
+            extend_store(path, texts[-1:], tokenizer, **QUIET)
+            sizes = sizes_of(path)
+            assert all(older > 4 * newer for older, newer in pairwise(sizes))
+        assert documents_of(path) == texts
+
+
+def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
+    before = documents_of(store)
+    reader = Datastore(store)
+    assert len(sizes_of(store)) > 1
+    merged = reader.merge(num_proc=2, progress=False)
+    assert len(merged.shards) == 1 and documents_of(store) == before
+    assert set(os.listdir(store)) == {"config.json", *(each.name for each in merged.config.files())}
+    # Who had it open still has all of it, though its files are gone.
+    assert [ids.tolist() for ids in reader.iter_documents()] == before
+    as_merged = content_of(store)
+    merged.merge(progress=False)
+    assert content_of(store) == as_merged
+
+
+@pytest.mark.parametrize("shard_tokens", [500, 150])
+def test_an_extension_is_resumed_after_a_merge(tokenizer, store, shard_tokens):
+    """With small shards, some are whole already that only progress.json names."""
+    options = QUIET | {"shard_tokens": shard_tokens, "resume": True}
+    before, more = documents_of(store), [[5, 6] * 300, [7] * 100]
+
+    def half():
+        yield more[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extend_store(store, half(), tokenizer, **options)
+    merge_store(store, show=False)
+    assert PROGRESS in os.listdir(store) and len(sizes_of(store)) == 1
+    extend_store(store, iter(more), tokenizer, **options)
+    assert documents_of(store) == before + more
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_merging_takes_a_thread_at_least(store, number):
+    with pytest.raises(ValueError, match=f"num_proc must be at least 1, but is {number}"):
+        Datastore(store).merge(num_proc=number)
+
+
+@pytest.mark.parametrize("kind", ["tokens_file", "suffixes_file"])
+def test_a_damaged_shard_is_not_merged(tokenizer, store, kind):
+    path = store / getattr(StoreConfig.read(store).shards[0], kind).name
+    flip_last_bit(path)
+    before = content_of(store)
+    with pytest.raises(DatastoreError, match=f"{path.name} is damaged: its checksum"):
+        merge_store(store, show=False)
+    assert content_of(store) == before
+
+
+def test_a_full_disk_leaves_what_was_to_be_merged(tokenizer, store):
+    before = content_of(store)
+    error = in_a_child(lambda: merge_store(store, show=False), 3000)
+    assert isinstance(error, OSError) and "File too large" in str(error)
+    assert content_of(store) == before
+
+
+def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
+    path = Datastore(store).compact(tmp_path / "compact", progress=False).path
+    with pytest.raises(DatastoreError, match="only the compact form"):
+        merge_store(path, show=False)

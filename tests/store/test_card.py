@@ -1,0 +1,163 @@
+"""The card says what config.json says, and the Hub can read it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+from datastores import SOURCE, make_store
+from hub_server import TOKEN
+
+from hf_refspec.store import hub as hub_module
+from hf_refspec.store.card import card as card_of
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import DatastoreError
+
+REPO = "owner/store"
+
+
+def fetch(repo: str) -> Path:
+    return hub_module.fetch(repo, StoreConfig)
+
+
+def push(folder: Path, repo: str):
+    return hub_module.push(folder, StoreConfig, repo, token=TOKEN)
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    make_store(tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def config(tmp_path) -> StoreConfig:
+    return make_store(tmp_path / "store")
+
+
+def metadata(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_card_says_what_is_in_the_store(config):
+    card = card_of(config, REPO)
+    assert metadata(card) == {
+        "license": "apache-2.0",
+        "library_name": "hf_refspec",
+        "tags": ["hf-refspec", "speculative-decoding"],
+        "viewer": False,
+    }
+    for text in [
+        "# store\n",
+        'rs.Datastore.from_pretrained("owner/store")',
+        "| Corpus | Python \\| standard library |",
+        "| Licence of the corpus | Apache-2.0 |",
+        "| Documents | 4, exact duplicates dropped |",
+        ": 96 tokens and their suffix array |",
+        "| Tokenizer | `org/tokenizer`, ids below 32,000 |",
+        f"| Tokenizer fingerprint | `{'f' * 32}` |",
+        "12 n-grams of up to 2 tokens, with 30 draft nodes",
+        'With `form="compact"` only the compact form is downloaded',
+        "| Built with | hf_refspec 0.1.0 |",
+        "| `suffixes-00001.safetensors` | 480 bytes |",
+        "| HumanEval, 64 nodes | 2.10 |",
+    ]:
+        assert text in card
+    assert "$" not in card
+
+
+def test_card_of_a_store_of_which_little_is_known(config):
+    card = card_of(replace(config, source={"license": None}, shards=[]), REPO)
+    assert "license" not in metadata(card)
+    assert "| Licence of the corpus | not stated |" in card
+    assert "has not been stated" in card
+    assert "has not been measured" in card
+    assert "from 100 tokens |" in card and "| Full form | none |" in card
+    assert 'form="compact"' not in card
+    assert 'form="compact"' not in card_of(replace(config, ngrams=None), REPO)
+
+
+@pytest.mark.parametrize(
+    ("licence", "expected"),
+    [
+        ("CC-BY-SA-4.0", {"license": "cc-by-sa-4.0"}),
+        ("PSF-2.0", {"license": "other", "license_name": "psf-2.0"}),
+        ("various: see $files", {"license": "other", "license_name": "various-see-files"}),
+    ],
+)
+def test_licences(config, licence, expected):
+    card = card_of(replace(config, source={**SOURCE, "license": licence}), REPO)
+    found = metadata(card)
+    assert {key: found[key] for key in found if key.startswith("license")} == expected
+    assert f"| Licence of the corpus | {licence} |" in card
+
+
+@pytest.mark.parametrize(
+    "name", ["datastore.md", "knowledge_base.md", "knn_datastore.md", "recycling_table.md"]
+)
+def test_the_packaged_card_is_the_template(name):
+    template = Path(__file__).parents[2] / "model_cards" / name
+    assert files("hf_refspec.store").joinpath(name).read_text() == template.read_text()
+
+
+def test_a_card_of_ones_own_is_kept(hub, store):
+    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    push(store, REPO)
+    assert hub.repos[REPO].files()["README.md"] == (store / "README.md").read_bytes()
+    assert fetch(REPO).joinpath("README.md").read_text().endswith("# Mine\n")
+
+
+def test_a_card_that_is_a_link_is_not_published(hub, store, tmp_path):
+    secret = tmp_path / "blobs" / ("a" * 40)
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    link = tmp_path / "link"
+    link.symlink_to(secret)
+    for target in (secret, Path("../blobs") / secret.name, link, tmp_path / "nothing"):
+        (store / "README.md").symlink_to(target)
+        with pytest.raises(DatastoreError, match=r"README\.md is a link, which is not followed"):
+            push(store, REPO)
+        (store / "README.md").unlink()
+    # Nor is one in a folder that looks like the Hub's cache, if what it is to is not a file there.
+    snapshot = tmp_path / "snapshots" / "b"
+    snapshot.parent.mkdir()
+    store.rename(snapshot)
+    secret.unlink()
+    secret.symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "README.md").symlink_to(Path("../../blobs") / secret.name)
+    with pytest.raises(DatastoreError, match=r"blobs/a* is a link, which is not followed"):
+        push(snapshot, REPO)
+    assert not hub.repos
+
+
+def test_a_card_in_the_cache_of_the_hub_is_published_again(hub, store):
+    (store / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    push(store, REPO)
+    fetched = fetch(REPO)
+    assert (fetched / "README.md").is_symlink()
+    push(fetched, "owner/copy")
+    assert hub.repos["owner/copy"].files() == hub.repos[REPO].files()
+
+
+def truncate(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "is not a file"),
+        (os.mkdir, "is not a file"),
+        (truncate, "has more than .* bytes"),
+    ],
+)
+def test_what_is_no_card_is_refused_and_neither_read_nor_waited_for(hub, store, make, message):
+    make(store / "README.md")
+    with pytest.raises(DatastoreError, match=rf"README\.md {message}"):
+        push(store, REPO)

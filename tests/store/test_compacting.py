@@ -1,0 +1,186 @@
+"""Datastores that are compacted while others read and write them, or processes are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datastores import QUIET, drafts_of, some_documents, write_store
+from stored import content_of, in_a_child
+
+from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
+from hf_refspec.store.datastore import Datastore
+from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.files import DatastoreError, write_arrays
+
+
+def test_compacting_in_place_again_removes_the_older_form(full):
+    before = content_of(full.path)
+    for count in (20, 20, 10, 20):
+        # The same object each time, which was opened before there was a compact form.
+        new = full.compact(max_ngram=2, ngrams_per_order=count, progress=False)
+        new.verify()
+        Datastore(full.path).verify()
+        now = content_of(full.path)
+        assert set(now) == {*before, new.config.ngrams.file.name}
+        assert {name: now[name] for name in before if name != "config.json"} == {
+            name: before[name] for name in before if name != "config.json"
+        }
+
+
+def test_compacting_removes_what_a_process_was_killed_over(full):
+    first = full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
+    names = {*content_of(full.path)}
+    # Killed after config.json named the newer form, before the older one was deleted.
+    for name in ("ngrams-0123456789ab.safetensors", ".ngrams-000000000000.safetensors.new"):
+        shutil.copy(full.path / first.config.ngrams.file.name, full.path / name)
+    full.compact(max_ngram=2, ngrams_per_order=20, progress=False)
+    assert {*content_of(full.path)} == names
+
+
+def test_who_has_the_older_compact_form_open_goes_on(full):
+    reader = full.compact(**QUIET)
+    wanted = drafts_of(reader)
+    other = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    assert not (full.path / reader.config.ngrams.file.name).exists()
+    assert drafts_of(reader) == wanted != drafts_of(other)
+
+
+def test_compacting_keeps_shards_that_were_added_meanwhile(full, tmp_path):
+    more = write_store(tmp_path / "more", some_documents(seed=1), cuts=())
+    shard = more.config.shards[0]
+    files = []
+    for file in (shard.tokens_file, shard.suffixes_file):
+        name = file.name.replace("00001", "00003")
+        (more.path / file.name).rename(full.path / name)
+        files.append(replace(file, name=name))
+    added = replace(shard, tokens_file=files[0], suffixes_file=files[1])
+    replace(full.config, shards=[*full.config.shards, added]).write(full.path)
+    compact = full.compact(**QUIET)
+    assert compact.config.shards == [*full.config.shards, added]
+    assert compact.config.ngrams.corpus_tokens == full.tokens
+    Datastore(full.path).verify()
+
+
+def test_compacting_in_place_refuses_a_datastore_that_was_replaced(full):
+    replace(full.config, shards=full.config.shards[1:]).write(full.path)
+    before = content_of(full.path)
+    with pytest.raises(DatastoreError, match="has been replaced meanwhile; open it again"):
+        full.compact(**QUIET)
+    assert content_of(full.path) == before
+
+
+def test_compacting_needs_the_full_form_and_sound_numbers(full, compact):
+    with pytest.raises(ValueError, match="needs the full form, but only the compact one is open"):
+        compact.compact(**QUIET)
+    for options, message in (
+        ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
+        ({"max_ngram": 9}, "max_ngram must be from 1 to 8, but is 9"),
+        ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1, but is 0"),
+        ({"max_bytes": 4095}, "max_bytes must be at least 4096, but is 4095"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            full.compact(**options)
+
+
+@pytest.mark.parametrize("document", [[7], [1, 2, 3]])
+def test_a_corpus_with_nothing_common_has_an_empty_compact_form(tmp_path, document):
+    store = write_store(tmp_path / "store", [document], cuts=())
+    compact = store.compact(progress=False)
+    compact.verify()
+    assert len(compact.ngrams.starts) == 1
+    drafter = DatastoreDrafts(compact)
+    drafter.begin(np.array(document), 300)
+    assert len(drafter.draft(16)) == 0
+
+
+def test_compacting_damaged_shards_raises_and_changes_nothing(full):
+    length = full.config.shards[0].tokens
+    for suffixes in (np.full(length, -1), np.full(length, 2**31 - 1), np.full(length, length)):
+        file = write_arrays(
+            full.path / "suffixes-00001.safetensors", {"suffixes": suffixes.astype(np.int32)}
+        )
+        shards = [replace(full.config.shards[0], suffixes_file=file), full.config.shards[1]]
+        replace(full.config, shards=shards).write(full.path)
+        before = content_of(full.path)
+        with pytest.raises(ValueError, match="is damaged: its suffix array"):
+            Datastore(full.path).compact(**QUIET)
+        assert content_of(full.path) == before
+
+
+@pytest.mark.parametrize("limit", [10, 500, 2000])
+def test_a_full_disk_is_an_oserror_and_the_datastore_is_as_it_was(both, tmp_path, limit):
+    before = content_of(both.path)
+    options = QUIET | {"ngrams_per_order": 100}
+    for function in (
+        lambda: both.compact(**options),
+        lambda: both.compact(tmp_path / "new", **options),
+        lambda: both.save_pretrained(tmp_path / "new"),
+    ):
+        error = in_a_child(function, limit)
+        assert isinstance(error, OSError) and "File too large" in str(error)
+        assert content_of(both.path) == before
+        assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_reader_that_another_process_overtakes_opens_what_is_there_by_then(full, monkeypatch):
+    full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    original, overtaken = StoreConfig.read.__func__, []
+
+    def read(cls, folder, *given):
+        config = original(cls, folder, *given)
+        if not overtaken:  # what it names is deleted before it is opened
+            overtaken.append(config)
+            monkeypatch.undo()
+            full.compact(**QUIET)
+        return config
+
+    monkeypatch.setattr(StoreConfig, "read", classmethod(read))
+    reader = Datastore(full.path, "compact")
+    assert reader.config == StoreConfig.read(full.path) != overtaken[0]
+    assert not (full.path / overtaken[0].ngrams.file.name).exists()
+    reader.verify()
+
+
+def test_readers_never_miss_a_file_while_another_process_compacts(full):
+    full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+
+    def compact_again_and_again() -> None:
+        while True:
+            full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+            full.compact(**QUIET)
+
+    writer = threading.Thread(target=in_a_child, args=[compact_again_and_again, None, 4])
+    writer.start()
+    opened = {}
+    while writer.is_alive():
+        store = Datastore(full.path, "compact")
+        opened[store.config.ngrams.file.name] = opened.get(store.config.ngrams.file.name, 0) + 1
+    assert len(opened) == 2 and sum(opened.values()) > 200
+
+
+def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):
+    reader = full.compact(max_ngram=1, ngrams_per_order=3, progress=False)
+    full.compact(**QUIET)
+    for use in (reader.verify, lambda: reader.save_pretrained(tmp_path / "copy")):
+        with pytest.raises(DatastoreError, match=r"changed by another process .* open it again"):
+            use()
+    assert os.listdir(tmp_path) == ["store"]
+
+
+NEW = "ngrams-000000000000.safetensors"
+
+
+@pytest.mark.parametrize("name", [".config.json.new", f".{NEW}.new", NEW])
+def test_compacting_writes_through_no_link(full, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (full.path / name).symlink_to(victim)
+    compact = full.compact(**QUIET)
+    compact.verify()
+    assert victim.read_text() == "mine"
+    assert set(content_of(full.path)) == {"config.json", *(f.name for f in compact.config.files())}

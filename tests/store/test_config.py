@@ -1,0 +1,328 @@
+"""What a config.json may say, and that everything else is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
+
+from hf_refspec.store.datastore_config import (
+    LARGEST_SHARD,
+    MOST_SHARDS,
+    ShardEntry,
+    StoreConfig,
+)
+from hf_refspec.store.files import DatastoreError, FileEntry, check_file, read_arrays
+
+DEEP = '"deep": ' + "[" * 40 + "]" * 40
+
+
+def config_of(config: StoreConfig, folder: Path) -> dict[str, Any]:
+    config.write(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
+def changed(content: dict[str, Any], place: list, value: Any) -> dict[str, Any]:
+    """The content with another value in one place; `...` takes the place away."""
+    content = copy.deepcopy(content)
+    *outer, last = place
+    inner = content
+    for key in outer:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return content
+
+
+def places_in(content: Any) -> list[list]:
+    """Where all the values are, at any depth, but those that are for people."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    found = []
+    for key, value in pairs:
+        found.append([key])
+        if isinstance(value, (dict, list)) and key != "source":
+            found += [[key, *inner] for inner in places_in(value)]
+    return found
+
+
+def refusal(folder: Path, text: str | bytes | None = None) -> str:
+    """The message with which a folder's config.json is refused."""
+    if text is not None:
+        text = text.encode() if isinstance(text, str) else text
+        (folder / "config.json").write_bytes(text)
+    with pytest.raises(DatastoreError) as error:
+        StoreConfig.read(folder)
+    message = str(error.value)
+    assert str(folder) in message and len(message) < 1000
+    return message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        StoreConfig("f", "", 1, {}, [SHARD]),
+        StoreConfig("", "t", 2**31 - 1, {}, [], NGRAMS),
+    ],
+)
+def test_config_comes_back_as_it_was_written(tmp_path, config):
+    config.write(tmp_path)
+    assert StoreConfig.read(tmp_path) == config
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "separator"),
+    [
+        (1, np.uint16, 2**16 - 1),
+        (2**16 - 1, np.uint16, 2**16 - 1),
+        (2**16, np.uint32, 2**32 - 1),
+        (2**31 - 1, np.uint32, 2**32 - 1),
+    ],
+)
+def test_separator_is_no_token(vocab_size, dtype, separator):
+    config = StoreConfig("f", "t", vocab_size)
+    assert (config.token_dtype, config.separator) == (dtype, separator)
+    assert separator >= vocab_size
+
+
+def test_every_place_in_config_refuses_all_that_does_not_belong_there(tmp_path):
+    content = config_of(CONFIG, tmp_path)
+    strange = [..., -1, -(10**30), 2**63, 10**400, 1.5, float("nan"), float("inf"), True, False]
+    strange += ["", "5", "../../etc/passwd", [], [[]], {}, {"name": 1}, None]
+    accepted = []
+    for place in places_in(content):
+        for value in strange:
+            (tmp_path / "config.json").write_text(json.dumps(changed(content, place, value)))
+            try:
+                StoreConfig.read(tmp_path)
+            except DatastoreError as error:
+                assert "config.json" in str(error)
+            else:
+                accepted.append((".".join(map(str, place)), value))
+    texts = ["fingerprint", "tokenizer", "ngrams.file.sha256", "tokenizer_file.sha256"]
+    texts += [f"shards.0.{kind}_file.sha256" for kind in ("tokens", "suffixes")]
+    fine = [(place, value) for place in texts for value in ("", "5", "../../etc/passwd")]
+    fine += [("source", {}), ("source", {"name": 1})]
+    fine += [("shards", []), ("shards.0", ...), ("ngrams", None)]  # The other form is left.
+    fine += [("tokenizer_file", None)]
+    fine += [("ngrams.ngrams.0", ...), ("ngrams.ngrams.1", ...)]  # The arrays will not fit.
+    assert sorted(map(str, accepted)) == sorted(map(str, fine))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../tokens-00001.safetensors",
+        "/etc/passwd",
+        "..",
+        "",
+        "tokens-00001.safetensors\n",
+        "tokens-00001.safetensors\0",
+        "tokens-٠٠٠٠١.safetensors",
+        "suffixes-00001.safetensors",
+        "tokens-00001.pickle",
+        "C:\\tokens-00001.safetensors",
+        "\ud800",
+    ],
+)
+def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name):
+    content = config_of(CONFIG, tmp_path)
+    place = ["shards", 0, "tokens_file", "name"]
+    message = refusal(tmp_path, json.dumps(changed(content, place, name)))
+    assert "is not the name of a file of tokens in its folder" in message
+
+
+def test_a_file_is_named_only_once(tmp_path):
+    content = config_of(CONFIG, tmp_path)
+    content["shards"] *= 2
+    assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, -1, 2.0, None, "1", [1], {}, 10**400, [[[1] * 9]]])
+def test_another_format_version_says_what_to_do(tmp_path, version):
+    content = config_of(CONFIG, tmp_path)
+    message = refusal(tmp_path, json.dumps(content | {"format_version": version}))
+    assert "has format_version" in message
+    assert "reads only 2; install the hf_refspec" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it is not JSON"),
+        ("{", "it is not JSON"),
+        (b"\xff\xfe\xfd", "it is not JSON"),
+        (b'{"format_version": 1, "tokenizer": "\xe9"}', "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ('{"a":' * 100_000, "it is not JSON"),
+        ('{"format_version": ' + "9" * 5000 + "}", "it is not JSON"),
+        ("[]", "names no format_version"),
+        ("null", "names no format_version"),
+        ("{}", "names no format_version"),
+        ('"format_version"', "names no format_version"),
+        ('{"format_version": 2}', "it does not name"),
+        ('{"format_version": 1, "format_version": 7}', "has format_version 7"),
+    ],
+)
+def test_what_is_no_config_is_refused(tmp_path, text, message):
+    assert message in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("depth", [30, 300, *range(900, 1000, 3)])
+def test_deep_nesting_is_refused_everywhere(tmp_path, depth):
+    # Not as deep as Python's reader of JSON can go, but perhaps deeper than what comes after it.
+    content = config_of(CONFIG, tmp_path)
+    for key in content:
+        text = json.dumps(content | {key: "deep"})
+        for nested in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            refusal(tmp_path, text.replace('"deep"', nested))
+
+
+def test_config_that_is_too_large_is_not_read(tmp_path):
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    assert "is too large" in refusal(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shards", "[" + "0," * 4_000_000 + "0]"),
+        ("shards", "[" + "{}," * 2_600_000 + "{}]"),
+        ("ngrams", '{"ngrams": [' + "0," * 4_000_000 + "0]}"),
+        (
+            "source",
+            "{" + "".join(f'"{i}":0,' for i in range(600_000)) + DEEP + "}",
+        ),
+    ],
+    ids=["numbers", "objects", "orders", "source"],
+)
+def test_a_million_entries_are_refused_soon(tmp_path, key, value):
+    text = json.dumps(config_of(CONFIG, tmp_path) | {key: "many"}).replace('"many"', value)
+    start = time.monotonic()
+    refusal(tmp_path, text)
+    assert time.monotonic() - start < 10  # Not how fast it is, but that it is not quadratic.
+
+
+def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):
+    def file(kind: str, i: int) -> FileEntry:
+        return FileEntry(f"{kind}-{i:05}.safetensors", 2**31, "a" * 64)
+
+    shards = [
+        ShardEntry(LARGEST_SHARD, LARGEST_SHARD, file("tokens", i), file("suffixes", i))
+        for i in range(MOST_SHARDS + 1)
+    ]
+    most = replace(CONFIG, shards=shards[:-1])
+    most.write(tmp_path)
+    assert StoreConfig.read(tmp_path) == most
+    with pytest.raises(DatastoreError, match=r"config.json cannot be written: shards has 30001"):
+        replace(CONFIG, shards=shards).write(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert len(content["shards"]) == MOST_SHARDS
+    content["shards"].append(content["shards"][0])
+    assert "shards has 30001 entries, more than 30000" in refusal(tmp_path, json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"shards": [SHARD, SHARD]}, "it names a file twice"),
+        ({"shards": [], "ngrams": None}, "it names neither shards nor n-grams"),
+        ({"tokenizer_file": replace(SHARD.tokens_file, name="../x")}, "is not the name of a token"),
+        ({"source": {"corpus": "x" * (1 << 24)}}, "it would have .* bytes, more than"),
+        ({"source": {"corpus": Path("x")}}, "is not JSON serializable"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, changes, message):
+    CONFIG.write(tmp_path)
+    with pytest.raises(DatastoreError, match=f"config.json cannot be written: .*{message}"):
+        replace(CONFIG, **changes).write(tmp_path)
+    assert StoreConfig.read(tmp_path) == CONFIG
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_a_config_that_is_replaced_while_its_files_are_opened_is_read_again(tmp_path):
+    CONFIG.write(tmp_path)
+    seen = []
+
+    def use(config: StoreConfig) -> int:
+        seen.append(config.vocab_size)
+        if len(seen) < 4:  # another process replaces it, and deletes what this one names
+            replace(CONFIG, vocab_size=300 + len(seen) // 2).write(tmp_path)
+            raise DatastoreError("a file is missing")
+        return len(seen)
+
+    assert StoreConfig.opened(tmp_path, use) == 4
+    assert seen == [300, 300, 301, 301]  # one that says the same is another one as well
+
+    def fails(config: StoreConfig) -> None:
+        seen.append(config.vocab_size)
+        raise DatastoreError("it is missing, and was never there")
+
+    with pytest.raises(DatastoreError, match="was never there"):
+        StoreConfig.opened(tmp_path, fails)
+    assert seen == [300, 300, 301, 301, 301]
+
+    def too_much(config: StoreConfig) -> None:
+        raise MemoryError
+
+    with pytest.raises(DatastoreError, match=f"{tmp_path} cannot be read: .* enough memory"):
+        StoreConfig.opened(tmp_path, too_much)
+
+
+def test_no_datastore_there(tmp_path):
+    with pytest.raises(DatastoreError, match=r"is not a datastore: it has no config.json"):
+        StoreConfig.read(tmp_path)
+    with pytest.raises(DatastoreError, match=r"nowhere does not exist; name a datastore"):
+        StoreConfig.read(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatastoreError, match="is not a folder with a datastore"):
+        StoreConfig.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkdir, "is not a file"),
+        (os.mkfifo, "is not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
+        (lambda path: path.symlink_to(path), "cannot be read: Too many levels"),
+    ],
+    ids=["folder", "pipe", "zeros", "loop"],
+)
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make, message):
+    make(tmp_path / "config.json")
+    assert f"config.json {message}" in refusal(tmp_path)
+    make(tmp_path / SHARD.tokens_file.name)
+    for read in readers(tmp_path, SHARD.tokens_file):
+        with pytest.raises(DatastoreError, match=f"tokens-00001.safetensors {message}"):
+            read()
+
+
+def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
+    # huggingface_hub's cache is made of them.
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "store").mkdir()
+    CONFIG.write(tmp_path / "blobs")
+    (tmp_path / "store/config.json").symlink_to(tmp_path / "blobs/config.json")
+    entry = four_tokens(tmp_path / "blobs")
+    (tmp_path / "store" / entry.name).symlink_to(tmp_path / "blobs" / entry.name)
+    assert StoreConfig.read(tmp_path / "store") == CONFIG
+    assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
+    check_file(tmp_path / "store", entry)
