@@ -15,7 +15,7 @@ from numba import njit
 from ..index.kernels import kernel
 from .candidates import CandidateIndex
 from .hnsw import import_faiss
-from .vector_index import Metric, vectorised
+from .vector_index import Metric, score_row, vectorised
 
 _BLOCK = 256  # rows that are scored before their scores are looked at
 _TOGETHER = 4  # queries that are scored while a row is at hand
@@ -66,13 +66,16 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
         counts (int64 of shape `(q,)`): Receives how many were found: at most `most`.
         bounds (float32 of shape `(q,)`): Receives what the score of no other row exceeds.
     """
-    most = ids.shape[1] // 2
+    most, first = ids.shape[1] // 2, queries[0]
     scores = np.empty(ids.shape, np.float32)
     block = np.empty((len(queries), _BLOCK), np.float32)
     counts[:], bounds[:] = 0, -np.inf
     for begin in range(0, len(rows), _BLOCK):
         size = min(_BLOCK, len(rows) - begin)
         for i in range(size):
+            if len(ids) == 1:
+                block[0, i] = score_row(rows, begin + i, first, by_distance)
+                continue
             for s in range(0, len(queries), _TOGETHER):
                 if by_distance:
                     four = _minus_squared_distances(rows, begin + i, queries, s)

@@ -26,19 +26,16 @@ vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
 
 
 @vectorised
-def _inner_product(rows, row, query):
+def score_row(rows, row, query, by_distance):
+    """Minus the squared distance from a query, or the inner product with it."""
     total = np.float32(0)
-    for j in range(rows.shape[1]):
-        total += rows[row, j] * query[j]
-    return total
-
-
-@vectorised
-def _squared_distance(rows, row, query):
-    total = np.float32(0)
-    for j in range(rows.shape[1]):
-        difference = rows[row, j] - query[j]
-        total += difference * difference
+    if by_distance:
+        for j in range(rows.shape[1]):
+            difference = rows[row, j] - query[j]
+            total -= difference * difference
+    else:
+        for j in range(rows.shape[1]):
+            total += rows[row, j] * query[j]
     return total
 
 
@@ -54,10 +51,7 @@ def score_rows(rows, ids, query, by_distance, scores):
         scores (float32 of shape `(m,)`): Receives the scores.
     """
     for i in range(len(ids)):
-        if by_distance:
-            scores[i] = -_squared_distance(rows, ids[i], query)
-        else:
-            scores[i] = _inner_product(rows, ids[i], query)
+        scores[i] = score_row(rows, ids[i], query, by_distance)
 
 
 def squared_lengths(rows: np.ndarray) -> np.ndarray:
