@@ -1,52 +1,130 @@
 """Exact search: every vector is compared with every query of a batch."""
 
+# mypy: disallow-untyped-defs=False
+# The types of a kernel's arguments are those of its numba signatures.
+
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 import torch
+from numba import njit
 
+from ..index.kernels import kernel
 from .candidates import CandidateIndex
 from .hnsw import import_faiss
-from .retrieved import Retrieved
-from .vector_index import Metric, VectorIndex
+from .vector_index import Metric, score_row, vectorised
 
-_ROWS_AT_ONCE = 1 << 15
+_BLOCK = 256  # rows that are scored before their scores are looked at
+_TOGETHER = 4  # queries that are scored while a row is at hand
 _MOST_CANDIDATES = 2048  # of a query, by FAISS on a GPU
 
 
-class FlatIndex(VectorIndex):
+class FlatIndex(CandidateIndex):
     """Looks at all vectors, each of torch's threads at a part of them."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
-        super().__init__(vectors, metric)
+        super().__init__(vectors, lengths, metric, self._scan, exact=True)
 
-    def search(self, queries: np.ndarray, k: int) -> list[Retrieved]:
-        def search_part(part: tuple[int, int]) -> list[Retrieved]:
-            return self._search_part(queries, k, *part)
+    def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        padded = np.pad(queries, ((0, -len(queries) % _TOGETHER), (0, 0)))
 
-        count = min(torch.get_num_threads(), len(self.vectors))
-        edges = np.linspace(0, len(self.vectors), count + 1, dtype=np.int64).tolist()
-        with ThreadPoolExecutor(count) as threads:
-            parts = list(threads.map(search_part, pairwise(edges)))
-        return [_best_of(found, k) for found in zip(*parts, strict=True)]
+        def scan_part(part: tuple[int, int]) -> tuple[np.ndarray, ...]:
+            ids = np.empty((len(queries), 2 * count), np.int64)
+            counts, bounds = np.zeros(len(queries), np.int64), np.empty(len(queries), np.float32)
+            rows = self.vectors[slice(*part)]
+            scan(rows, padded, self.metric == "l2", ids, counts, bounds)
+            return ids + part[0], counts, bounds
 
-    def _search_part(self, queries: np.ndarray, k: int, begin: int, end: int) -> list[Retrieved]:
-        best = [Retrieved(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
-        for first in range(begin, end, _ROWS_AT_ONCE):
-            ids = np.arange(first, min(first + _ROWS_AT_ONCE, end))
-            for i, scores in enumerate(self.scores(queries, ids)):
-                better = scores > (best[i].scores[-1] if len(best[i]) == k else -np.inf)
-                best[i] = _best_of([best[i], Retrieved(ids[better], scores[better])], k)
-        return best
+        threads = min(torch.get_num_threads(), len(self.vectors))
+        edges = np.linspace(0, len(self.vectors), threads + 1, dtype=np.int64).tolist()
+        with ThreadPoolExecutor(threads) as pool:
+            parts = list(pool.map(scan_part, pairwise(edges)))
+        return [
+            (
+                np.concatenate([ids[i, : counts[i]] for ids, counts, _ in parts]),
+                max(float(bounds[i]) for _, _, bounds in parts),
+            )
+            for i in range(len(queries))
+        ]
 
 
-def _best_of(found: Sequence[Retrieved], k: int) -> Retrieved:
-    ids = np.concatenate([each.ids for each in found])
-    return Retrieved.best(ids, np.concatenate([each.scores for each in found]), k)
+@kernel(
+    "void(float32[:, ::1], float32[:, ::1], boolean, int64[:, ::1], int64[::1], float32[::1])",
+    drafts=False,
+)
+def scan(rows, queries, by_distance, ids, counts, bounds):
+    """Finds the rows with the highest scores for each query.
+
+    Args:
+        rows (float32 of shape `(n, d)`): What is searched.
+        queries (float32 of shape `(p, d)`): The q queries, padded to a multiple of four.
+        by_distance (bool): A score is minus the squared distance, else the inner product.
+        ids (int64 of shape `(q, 2 * most)`): Receives the rows in its first columns, unordered.
+        counts (int64 of shape `(q,)`): Receives how many were found: at most `most`.
+        bounds (float32 of shape `(q,)`): Receives what the score of no other row exceeds.
+    """
+    most, first = ids.shape[1] // 2, queries[0]
+    scores = np.empty(ids.shape, np.float32)
+    block = np.empty((len(queries), _BLOCK), np.float32)
+    counts[:], bounds[:] = 0, -np.inf
+    for begin in range(0, len(rows), _BLOCK):
+        size = min(_BLOCK, len(rows) - begin)
+        for i in range(size):
+            if len(ids) == 1:
+                block[0, i] = score_row(rows, begin + i, first, by_distance)
+                continue
+            for s in range(0, len(queries), _TOGETHER):
+                if by_distance:
+                    four = _minus_squared_distances(rows, begin + i, queries, s)
+                else:
+                    four = _inner_products(rows, begin + i, queries, s)
+                block[s, i], block[s + 1, i], block[s + 2, i], block[s + 3, i] = four
+        for s in range(len(ids)):
+            for i in range(size):
+                if block[s, i] > bounds[s]:
+                    ids[s, counts[s]], scores[s, counts[s]] = begin + i, block[s, i]
+                    counts[s] += 1
+                    if counts[s] == 2 * most:
+                        bounds[s], counts[s] = _keep_best(ids[s], scores[s], most), most
+    for s in range(len(ids)):
+        if counts[s] > most:
+            bounds[s] = _keep_best(ids[s, : counts[s]], scores[s, : counts[s]], most)
+            counts[s] = most
+
+
+@njit(nogil=True)
+def _keep_best(ids, scores, most):
+    """Moves the `most` highest scores to the front; returns the lowest of them."""
+    order = np.argpartition(scores, len(scores) - most)[len(scores) - most :]
+    ids[:most], scores[:most] = ids[order], scores[order]
+    return scores[0]
+
+
+@vectorised
+def _inner_products(rows, row, queries, first):
+    a = b = c = d = np.float32(0)
+    for j in range(rows.shape[1]):
+        number = rows[row, j]
+        a += number * queries[first, j]
+        b += number * queries[first + 1, j]
+        c += number * queries[first + 2, j]
+        d += number * queries[first + 3, j]
+    return a, b, c, d
+
+
+@vectorised
+def _minus_squared_distances(rows, row, queries, first):
+    a = b = c = d = np.float32(0)
+    for j in range(rows.shape[1]):
+        number = rows[row, j]
+        a -= (number - queries[first, j]) ** 2
+        b -= (number - queries[first + 1, j]) ** 2
+        c -= (number - queries[first + 2, j]) ** 2
+        d -= (number - queries[first + 3, j]) ** 2
+    return a, b, c, d
 
 
 class FaissFlatIndex(CandidateIndex):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.checked_search import CheckedRetriever
@@ -33,6 +33,7 @@ def held_by_hand(additions: list[list[int]], most: int) -> list[int]:
     return sorted(last_added)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 59), min_size=1, max_size=12), min_size=1, max_size=8),
     st.integers(3, 80),

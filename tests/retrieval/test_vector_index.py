@@ -22,10 +22,6 @@ def flat(rows: np.ndarray, metric: str = "l2") -> FlatIndex:
     return FlatIndex(rows, squared_lengths(rows), metric)
 
 
-def small_blocks():
-    return patch("hf_refspec.retrieval.flat._ROWS_AT_ONCE", 64)
-
-
 def ranked(index, query, k):
     """All vectors by the index's own scores, ties by id."""
     ids = np.arange(len(index.vectors))
@@ -46,14 +42,17 @@ def test_a_score_is_that_of_numpy_and_the_same_beside_any_other_query_and_vector
     rows = generator.standard_normal((50, d), dtype=np.float32)
     queries = generator.standard_normal((count, d), dtype=np.float32)
     index, ids = flat(rows, metric), generator.permutation(50)[:20]
-    together = index.scores(queries, ids)
-    assert together.dtype == np.float32
     assert index.score(queries[0], ids[:0]).shape == (0,)
-    for query, scores in zip(queries, together, strict=True):
+    for query in queries:
+        scores = index.score(query, ids)
         products, distances = rows[ids] @ query, ((rows[ids] - query) ** 2).sum(axis=1)
         expected = -distances if metric == "l2" else products
+        assert scores.dtype == np.float32
         assert np.allclose(scores, expected, rtol=1e-5, atol=1e-4)
         assert np.array_equal(scores[3:9], index.score(query, ids[3:9]))
+    (found,) = index.search(queries[:1], 50)
+    for beside in (queries, queries[::-1]):
+        assert_same(found, index.search(beside, 50)[0 if beside is queries else -1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,7 +72,7 @@ def test_it_finds_what_sorting_by_score_and_id_gives(metric, n, d, count, k, kin
     rows = rows[generator.integers(0, kinds, n)]
     queries = generator.standard_normal((count, d), dtype=np.float32)
     index = flat(rows, metric)
-    with patch.object(torch, "get_num_threads", lambda: 1 + seed % 3), small_blocks():
+    with patch.object(torch, "get_num_threads", lambda: 1 + seed % 3):
         searched = index.search(queries, k)
     for query, found in zip(queries, searched, strict=True):
         assert_same(found, ranked(index, query, k))
