@@ -14,10 +14,6 @@ def check_count(name: str, value: Any, otherwise: str = "") -> None:
         name (`str`): The option.
         value: What was given for it.
         otherwise (`str`, *optional*): What else it may be, for the message: `" or None"`.
-
-    Raises:
-        TypeError: If it is no int.
-        ValueError: If it is less than 1.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an int{otherwise}, but is {value!r}")

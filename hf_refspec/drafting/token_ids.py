@@ -33,12 +33,7 @@ def references_to_ids(
 
 
 def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:
-    """The ids of one text, an integer array of shape `(n,)` with n > 0.
-
-    Raises:
-        TypeError: If it is no text; the message calls it `name`.
-        ValueError: If it is empty, has an invalid id, or is a string without a `tokenizer`.
-    """
+    """The ids of one text, an integer array of shape `(n,)` with n > 0."""
     if isinstance(reference, str):
         if not reference:
             raise ValueError(f"{name} is empty; leave it out")

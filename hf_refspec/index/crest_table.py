@@ -49,11 +49,7 @@ class NgramTable(NamedTuple):
     vocab_size: int  # all tokens are below it
 
     def tree(self, context: np.ndarray, min_match: int, budget: int) -> TreeArrays:
-        """Looks up the draft tree of the longest n-gram that a context (int32) ends with.
-
-        Raises:
-            ValueError: If the arrays point outside of each other.
-        """
+        """Looks up the draft tree of the longest n-gram that a context (int32) ends with."""
         return look_up(self, context, min_match, min(budget, LARGEST_TREE))
 
 

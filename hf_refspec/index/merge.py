@@ -76,9 +76,6 @@ def merge_suffixes(
 
     Yields:
         The suffix array of the text, int32, block by block.
-
-    Raises:
-        ValueError: If a suffix array points outside of its part.
     """
     runs = _runs(tokens, parts)
     bounds = _bounds(tokens, runs)

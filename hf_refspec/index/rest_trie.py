@@ -33,11 +33,7 @@ class Match:
 
 def all_matches(texts: Sequence[IndexedText], context: np.ndarray, min_match: int) -> list[Match]:
     """Finds the suffixes of a context (int32), of `min_match` tokens or more, that occur in any of
-    the texts, the longest first.
-
-    Raises:
-        ValueError: If a suffix array points outside of its text.
-    """
+    the texts, the longest first."""
     found = [find_suffixes(text, context, min_match) for text in texts]
     ranges = np.zeros((max(map(len, found), default=0), len(texts), 2), dtype=np.int64)
     for i, of_text in enumerate(found):
@@ -61,10 +57,6 @@ def rest_tree(
         budget (`int`): The most nodes.
         max_continuations (`int`): About how many continuations are read.
         continuation_length (`int`): How many tokens of each.
-
-    Raises:
-        ValueError: If a text is damaged: its suffix array points outside of it, or it has a token
-            outside of its vocabulary.
     """
     longest = all_matches(texts, context, min_match)[:1]
     return trie_tree(texts, longest, [max_continuations], [continuation_length], budget, 0.0)

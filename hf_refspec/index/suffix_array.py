@@ -59,9 +59,6 @@ class IndexedText(NamedTuple):
 
         Returns:
             `tuple[int, int]`: The range in the suffix array, its end exclusive.
-
-        Raises:
-            ValueError: If the suffix array points outside of the text.
         """
         ranges = find_suffixes(self, pattern, len(pattern))
         return (int(ranges[0, 0]), int(ranges[0, 1])) if len(ranges) else (0, 0)
@@ -142,9 +139,6 @@ def find_suffixes(text, context, min_match):
     Returns:
         Of each length that occurs in the text, the range in `suffixes`, its end exclusive, the
         shortest first: int64 of shape (lengths, 2).
-
-    Raises:
-        ValueError: If the suffix array points outside of the text.
     """
     tokens, suffixes = text.tokens, text.suffixes
     total = max(len(context) - min_match + 1, 0)
@@ -207,10 +201,6 @@ def sample_continuations(text, ranges, plan, end, written):
 
     Returns:
         How many rows there are now.
-
-    Raises:
-        ValueError: If the suffix array points outside of the text, or the text has a token outside
-            of the vocabulary.
     """
     tokens, suffixes, vocab_size = text
     rows, lengths, orders, occurrences = written

@@ -96,12 +96,7 @@ class CheckedRetriever:
         return search
 
     def finish(self, search: RunningSearch) -> tuple[list[Retrieved], float]:
-        """Waits for a search; returns the passages of each query, and its seconds.
-
-        Raises:
-            RetrievalError: If it failed or was too slow for the second time, or its answer is
-                invalid.
-        """
+        """Waits for a search; returns the passages of each query, and its seconds."""
         for tries_left in reversed(range(_TRIES)):
             wait([search.answer], self._seconds_left(search))
             done = search.done

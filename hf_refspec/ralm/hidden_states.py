@@ -40,9 +40,6 @@ def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
         layer (`str`): `"last_mlp"`, the input of the last feed-forward block, after the layer norm
             (Khandelwal et al. 2020, section 5, find it best); or `"last_hidden"`, the decoder's
             output.
-
-    Raises:
-        ValueError: If the model does not have the layer, or there is none of this name.
     """
     seen, thread = HiddenStates(), get_ident()
 

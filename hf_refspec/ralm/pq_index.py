@@ -42,9 +42,6 @@ class PQIndex:
     Args:
         mean, axes, levels, codes (`np.ndarray`): See above; of shapes `(d,)`, `(a, d)`, `(a, 16)`
             and `(n, a / 2)`, where a is even.
-
-    Raises:
-        ImportError: If FAISS is not installed (extra `retrieval`).
     """
 
     def __init__(

@@ -44,12 +44,7 @@ class EmbeddingRetriever:
             )
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
-        """The embedding of a text's last tokens (int64 of shape `(n,)`), float32 of shape `(d,)`.
-
-        Raises:
-            RuntimeError: If the encoder fails.
-            ValueError: If it returns anything but a finite vector of the right dimension.
-        """
+        """The embedding of a text's last tokens (int64 of shape `(n,)`), float32 of shape `(d,)`."""
         text = self.knowledge_base.tokenizer.decode(
             np.asarray(token_ids).tolist(),
             skip_special_tokens=True,
@@ -65,11 +60,7 @@ class EmbeddingRetriever:
         return self._vectors.search(stacked, k)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The inner products with some passages, float32 of shape `(n,)`.
-
-        Raises:
-            IndexError: If there is no such passage.
-        """
+        """The inner products with some passages, float32 of shape `(n,)`."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
             raise IndexError(
                 f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "

@@ -61,22 +61,14 @@ class LangChainRetriever:
 
     def score(self, query: TextQuery, ids: np.ndarray) -> np.ndarray:
         """How much each passage resembles a query, float32 of shape `(n,)`: the fraction of its
-        tokens that the query shares, rare ones counting more (`search` scores otherwise).
-
-        Raises:
-            KeyError: If no search has found one of them.
-        """
+        tokens that the query shares, rare ones counting more (`search` scores otherwise)."""
         return np.array(
             [_overlap(query.tokens, self._passages[passage_id][1]) for passage_id in ids.tolist()],
             dtype=np.float32,
         )
 
     def passage(self, passage_id: int) -> np.ndarray:
-        """The tokens (int64) of a passage that was found before.
-
-        Raises:
-            KeyError: If no search has found it.
-        """
+        """The tokens (int64) of a passage that was found before."""
         return self._passages[int(passage_id)][0]
 
     def _retrieved(self, documents: Sequence[Any], k: int) -> Retrieved:

@@ -26,11 +26,6 @@ class TextEncoder:
 
     Attributes:
         name (`str`): For people.
-
-    Raises:
-        TypeError: If it is none of these.
-        ImportError: If it names a model, and sentence-transformers is not installed.
-        ValueError: If there is no such model.
     """
 
     def __init__(self, encoder: Any) -> None:
@@ -54,12 +49,7 @@ class TextEncoder:
         self.name = name or getattr(encoder, "__name__", type(encoder).__name__)
 
     def passages(self, texts: Sequence[str]) -> np.ndarray:
-        """The vectors of passages, float32 of shape `(len(texts), d)`.
-
-        Raises:
-            RuntimeError: If the encoder fails.
-            ValueError: If it returns anything else, or numbers that are not finite.
-        """
+        """The vectors of passages, float32 of shape `(len(texts), d)`."""
         return self._checked(self._encode_passages, list(texts))
 
     def query(self, text: str, dimension: int) -> np.ndarray:
@@ -99,13 +89,7 @@ class TextEncoder:
 
 
 def load_encoder(name: str | os.PathLike) -> Any:
-    """The sentence-transformers model in a folder, or of a Hub id.
-
-    Raises:
-        ImportError: If sentence-transformers is not installed.
-        OSError: If there is no such model, or the Hub does not answer.
-        ValueError: If it cannot be loaded.
-    """
+    """The sentence-transformers model in a folder, or of a Hub id."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:

@@ -58,13 +58,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
-    """Opens a regular file for reading, without ever waiting for a pipe or a device.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: If there is no such file.
-        DatastoreError: If it is not a regular file (or a link, unless links are followed as in the
-            Hub's cache), or cannot be read.
-    """
+    """Opens a regular file for reading, without ever waiting for a pipe or a device."""
     if not follow_links and path.is_symlink():
         raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
     flags = os.O_RDONLY | _NO_WAITING | _BINARY | (0 if follow_links else _NO_LINK)
@@ -91,12 +85,7 @@ def unreadable(path: Path, error: OSError | MemoryError) -> DatastoreError:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write into, which replaces `path` once it is whole and synced to the disk.
-
-    Raises:
-        DatastoreError: If there is a folder in its place.
-        OSError: If it cannot be written, as on a full disk; `path` is then unchanged.
-    """
+    """Yields a file to write into, which replaces `path` once it is whole and synced to the disk."""
     new = path.with_name(f".{path.name}.new")
     check_no_folder(new, path)
     new.unlink(missing_ok=True)  # left by a killed process, or a link that somebody put there
@@ -137,11 +126,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray | Blocks]) -> FileE
 
     The format is the length of a header (uint64), the header in JSON, and the arrays in a row. The
     library's own writer is not used: a kill leaves its temporary file behind, and it copies all
-    arrays into memory.
-
-    Raises:
-        OSError: If it cannot be written, as on a full disk.
-    """
+    arrays into memory."""
     parts = {
         name: array if isinstance(array, Blocks) else Blocks(array.dtype, array.size, [array])
         for name, array in arrays.items()
@@ -192,9 +177,6 @@ def read_arrays(
     Args:
         folder, entry: The file.
         expected (`dict`): The type of each array and its shape, length, or `None` for any length.
-
-    Raises:
-        DatastoreError: If the file is missing, or an array is of another type or size.
     """
     path = folder / entry.name
     try:

@@ -28,9 +28,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
     Returns:
         `str`: Hexadecimal digits, the same on every machine.
-
-    Raises:
-        ValueError: If it is not a fast tokenizer.
     """
     check_fast(tokenizer)
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -78,9 +75,6 @@ def check_tokenizer(
         remedy (`str`): What to do then, for the message.
         fingerprint, name, ids: Of the tokenizer that it was made for, as the folder says; `ids` is
             its number of ids, if it is known.
-
-    Raises:
-        DatastoreError: If it is another one, or does not have as many ids.
     """
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:

@@ -34,11 +34,7 @@ _PATIENCE, _PAUSE = 0.05, 0.005
 
 
 def read_json(path: Path, noun: str) -> dict[str, Any]:
-    """Reads the JSON object in a file of the folder of a `noun`; {} where it is another value.
-
-    Raises:
-        DatastoreError: If there is no such file, or it is not JSON.
-    """
+    """Reads the JSON object in a file of the folder of a `noun`; {} where it is another value."""
     try:
         with open_file(path) as file:
             text = file.read(LARGEST_JSON + 1)
@@ -75,12 +71,7 @@ def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
     """Yields a folder to write into, which is moved to `path` once all is written.
 
     Until then it is in the folder that [`build_place`] names. With `resume` it starts with what an
-    earlier process left there, and stays there if this one fails.
-
-    Raises:
-        FileExistsError: If there is something at `path`.
-        DatastoreError: If another process is writing it, or its build place is not ours.
-    """
+    earlier process left there, and stays there if this one fails."""
     new = build_place(path) / _NEW
     if os.path.lexists(path) and new.parent.is_dir():
         with suppress(DatastoreError, OSError), _only_builder(path):
@@ -180,13 +171,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def locked(path: Path, refusal: str) -> BaseFileLock:
-    """Takes the lock whose file is at `path`; it is released when garbage-collected.
-
-    Raises:
-        DatastoreError: With the message `refusal` if another process holds it; or if there is
-            anything but a regular file at `path`.
-        OSError: If it cannot be created, as where its folder is missing.
-    """
+    """Takes the lock whose file is at `path`; it is released when garbage-collected."""
     os.lstat(path.parent)  # filelock would create the folder that another process has removed
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):

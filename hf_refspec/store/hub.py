@@ -49,12 +49,7 @@ def fetch(
 ) -> Path:
     """Downloads config.json, the files that `part` of it names, and the card; returns the folder.
 
-    See [`StoredFolder.from_pretrained`]; `options` are those of `huggingface_hub`.
-
-    Raises:
-        OSError: If there is no such repo or revision, or it cannot be read or reached.
-        DatastoreError: If it is not of that kind, or `part` raises it.
-    """
+    See [`StoredFolder.from_pretrained`]; `options` are those of `huggingface_hub`."""
     if is_here(repo_or_path):
         return Path(repo_or_path)
     repo_id = os.fspath(repo_or_path)

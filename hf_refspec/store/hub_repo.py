@@ -51,9 +51,6 @@ def commit(
         message, token, revision, create_pr: As in `huggingface_hub`; a branch is created if there
             is none.
         private (`bool`, *optional*): Whether a new repo is private, and an existing one must be.
-
-    Raises:
-        OSError: If the Hub refuses it; nothing is half done.
     """
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION

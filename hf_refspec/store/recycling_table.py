@@ -65,9 +65,6 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
         path (`str` or `Path`): The folder. See [`~RecyclingTable.from_pretrained`] for one on the
             Hub.
         tokenizer (`PreTrainedTokenizerBase`): The target model's.
-
-    Raises:
-        DatastoreError: If there is no table, it is damaged, or it was made for another tokenizer.
     """
 
     config_type = RecyclingTableConfig
@@ -189,13 +186,7 @@ class ModelTable(NextTokens):
         tokenizer: PreTrainedTokenizerBase | None,
         model: PreTrainedModel | None,
     ) -> RecyclingTable:
-        """Writes it into a new folder, whole or not at all.
-
-        Raises:
-            FileExistsError: If there is something at `path`.
-            ValueError: If nothing is learned yet, or the tokenizer or model is needed.
-            OSError: If it cannot be written.
-        """
+        """Writes it into a new folder, whole or not at all."""
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         name = self.model if model is None else public_name(model)
         if tokenizer is None or name is None:

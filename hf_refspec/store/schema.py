@@ -66,12 +66,7 @@ class Named:
 
 
 def parse(kind: type[T], content: Any) -> T:
-    """Turns a JSON object with exactly the fields of a dataclass into an instance of it.
-
-    Raises:
-        KeyError: If a field is missing.
-        ValueError: If a value is not of its field's type, or the object has other entries.
-    """
+    """Turns a JSON object with exactly the fields of a dataclass into an instance of it."""
     hints = _hints(cast(Any, kind))
     if not isinstance(content, dict):
         raise ValueError(f"{short(content)} should be an object that names {next(iter(hints))}")

@@ -76,11 +76,6 @@ class SessionDatabase:
         folder (`Path`): The folder; it is created if there is none.
         most_tokens (`int`): Longer sessions are skipped.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the sessions.
-
-    Raises:
-        DatastoreError: By all methods, if it is damaged, of another tokenizer or something else, or
-            if the system refuses access.
-        OSError: If the folder cannot be created.
     """
 
     def __init__(

@@ -75,12 +75,7 @@ class FolderConfig:
         return {}
 
     def write(self, folder: Path) -> None:
-        """Replaces a folder's config.json atomically.
-
-        Raises:
-            DatastoreError: If it could not be read again; the present one stays.
-            OSError: If it cannot be written.
-        """
+        """Replaces a folder's config.json atomically."""
         write_bytes(folder / CONFIG, self.as_json(folder))
         sync_folder(folder)
 

@@ -67,11 +67,7 @@ class Engine:
         return int(self._running is not None)
 
     def start(self) -> None:
-        """Probes the model, so that no request waits for it, and starts the thread.
-
-        Raises:
-            ValueError: If the model, or its generation config, cannot be drafted for.
-        """
+        """Probes the model, so that no request waits for it, and starts the thread."""
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
         self._model.generate(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
         # Collecting garbage among all that is loaded would stop every thread for 200 ms.

@@ -31,11 +31,7 @@ _MOST_WAITING = 256
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Takes a port, 0 for any that is free, so that nobody else can.
-
-    Raises:
-        OSError: If the port or the host cannot be had; names the option.
-    """
+    """Takes a port, 0 for any that is free, so that nobody else can."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)

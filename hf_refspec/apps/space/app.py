@@ -24,12 +24,7 @@ def serve(
 ) -> None:
     """Serves the page until Ctrl-C, and prints its address. The model and the datastore are folders
     or Hub ids; `options` go to `gradio.Blocks.launch`. On the Hub the environment says where to
-    serve.
-
-    Raises:
-        OSError: If the model or the datastore cannot be read, or the port cannot be had.
-        ValueError: If the model has no chat template, or the datastore is of another tokenizer.
-    """
+    serve."""
     blocks = page(load_host(model, dtype, datastore))
     print(f"{start(blocks, **options)} (Ctrl-C ends it)", flush=True)
     blocks.block_thread()

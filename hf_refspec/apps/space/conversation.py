@@ -46,11 +46,7 @@ class Conversation:
     _drafter: RecordedDrafts | None = None
 
     def ask(self, host: Host, message: str, max_new_tokens: int) -> Race:
-        """Adds a message; running the race decodes its answer.
-
-        Raises:
-            ValueError: If the message is empty, or the conversation too long.
-        """
+        """Adds a message; running the race decodes its answer."""
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
         messages = []

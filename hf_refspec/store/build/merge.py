@@ -31,12 +31,7 @@ def merge_due(
 ) -> list[ShardEntry]:
     """Merges the shards that are due, and returns all shards after that.
 
-    The old files stay, and nothing names the new ones yet.
-
-    Raises:
-        DatastoreError: If a file is not as it was written.
-        OSError: If the new files cannot be written.
-    """
+    The old files stay, and nothing names the new ones yet."""
     groups = [[shard] for shard in shards]
     while due := due_to_join([_size(group) for group in groups], LARGEST_SHARD):
         groups[due] = [list(chain(*groups[due]))]

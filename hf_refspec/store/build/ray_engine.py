@@ -27,9 +27,6 @@ class RayEngine:
     Args:
         content, config: As of [`LocalEngine`].
         num_proc (`int`, *optional*): Tasks at once. By default one for each core of the cluster.
-
-    Raises:
-        ImportError: If Ray is not installed.
     """
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:

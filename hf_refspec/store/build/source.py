@@ -50,12 +50,7 @@ def open_source(
     """Recognises a source, see [`build_store`]; its documents are read only when needed.
 
     `tokenizer` renders chats. Iterating over the documents raises a ValueError for one that is
-    neither a text nor ids, or has an id that is not below `vocab_size`.
-
-    Raises:
-        ValueError: If it is no such source, or a file is a pipe or a device.
-        FileNotFoundError: If a file or folder of it does not exist.
-    """
+    neither a text nor ids, or has an id that is not below `vocab_size`."""
     kind = _dataset_kind(source)
     if kind is None and column is not None:
         raise ValueError(
@@ -220,11 +215,7 @@ def _shown(path: Path) -> Path:
 
 def files_of(path: Path, pattern: str) -> list[Path]:
     """The file at a path, or the visible files below a folder that match a pattern, sorted. Links
-    to folders, which could form a loop, are not followed.
-
-    Raises:
-        ValueError: If it is a pipe or a device, or if the pattern is not valid.
-    """
+    to folders, which could form a loop, are not followed."""
     if path.is_file():
         return [path]
     if not path.is_dir():

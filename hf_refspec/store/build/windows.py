@@ -49,11 +49,7 @@ def read_windows(
 
     Yields:
         A batch of windows and their tokens, int64 of shape `(batch, longest)`, padded on the right,
-        where no token of a text sees the padding.
-
-    Raises:
-        TypeError: If a text is not a string.
-    """
+        where no token of a text sees the padding."""
     length = min(context_length(model) or _LONGEST, _LONGEST)
     pieces = windows(_tokenized(texts, tokenizer), length)
     while batch := list(islice(pieces, max(_BATCH_TOKENS // length, 1))):
