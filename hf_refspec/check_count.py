@@ -8,13 +8,7 @@ import numpy as np
 
 
 def check_count(name: str, value: Any, otherwise: str = "") -> None:
-    """Refuses an option that is not a whole number above 0.
-
-    Args:
-        name (`str`): The option.
-        value: What was given for it.
-        otherwise (`str`, *optional*): What else it may be, for the message: `" or None"`.
-    """
+    """Refuses an option that is not a whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an int{otherwise}, but is {value!r}")
     if value < 1:

@@ -24,11 +24,7 @@ class Calibration:
     For each class of depth and of conditional probability (of a node, once its parent is accepted)
     it keeps the sum of the estimates and the number of acceptances among the nodes with a known
     outcome. A new estimate is multiplied by their ratio. A class with few outcomes backs off to all
-    classes of its depth, and these to the source's own estimates, by a pseudo-count.
-
-    Args:
-        prior_exponent (`float`, *optional*, defaults to 0.0): See `PRIOR_EXPONENT`.
-    """
+    classes of its depth, and these to the source's own estimates, by a pseudo-count."""
 
     def __init__(self, prior_exponent: float = 0.0) -> None:
         self._prior_exponent = prior_exponent

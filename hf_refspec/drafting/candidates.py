@@ -15,11 +15,7 @@ class CandidateChain(Drafter):
     """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
 
     Its candidates are verified as a chain against the target's own choice, sampled or greedy; the
-    logits that a generator may give along are not needed for that.
-
-    Args:
-        generator (`CandidateGenerator`): Asked once a step; it decides how long its drafts are.
-    """
+    logits that a generator may give along are not needed for that."""
 
     decides_length = True
 

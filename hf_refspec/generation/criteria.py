@@ -54,11 +54,7 @@ class BatchCriteria:
         self._ranks = ranks
 
     def ask(self, rows: Sequence[Row]) -> None:
-        """Asks about the lengths that all rows have come to since, stops rows, and streams.
-
-        Args:
-            rows (sequence of [`Row`]): All rows of the call, those that have ended too.
-        """
+        """Asks about the lengths that all rows have come to since, stops rows, and streams."""
         if not self._criteria and self._streamer is None:
             return
         while self._asked < self._reached(rows):

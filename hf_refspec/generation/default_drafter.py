@@ -39,11 +39,7 @@ def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
 
 class DrafterPool:
     """A drafter and, while a call has it, forks for further calls; what they learn they share as
-    [`Drafter.fork`] says.
-
-    Args:
-        drafter ([`Drafter`]): No call may have it now.
-    """
+    [`Drafter.fork`] says."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._idle = [drafter]

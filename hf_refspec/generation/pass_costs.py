@@ -47,13 +47,7 @@ class PassCosts:
 
     A Kalman filter over the logarithms of the costs at `PASS_TOKENS`: what is known of one number
     says something of its neighbours, the more the closer they are, and a change of the machine's
-    speed moves all of them.
-
-    Args:
-        growth (sequence of `float`, *optional*): How the logarithm of the cost is expected to grow
-            from each of `tokens` to the next.
-        tokens (sequence of `int`, *optional*): The numbers of tokens, `PASS_TOKENS` by default.
-    """
+    speed moves all of them."""
 
     def __init__(
         self,
@@ -71,12 +65,7 @@ class PassCosts:
         self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Counts a forward pass.
-
-        Args:
-            tokens (`int`): The tokens of a row in it.
-            seconds (`float`): How long it took, until the next token was known.
-        """
+        """Counts a forward pass."""
         tokens = min(tokens, self.tokens[-1])
         i = bisect_right(self.tokens, tokens) - 1
         # Between two numbers the logarithm is interpolated.

@@ -72,12 +72,7 @@ class Kernel:
 
 
 def kernel(*signatures: str, drafts: bool = True) -> Callable[[Callable], Kernel]:
-    """Turns a function into a `Kernel`.
-
-    Args:
-        signatures (`str`): A numba signature for each combination of types.
-        drafts (`bool`, *optional*, defaults to `True`): Whether drafting needs it.
-    """
+    """Turns a function into a `Kernel`."""
     return lambda function: Kernel(function, signatures, drafts)
 
 

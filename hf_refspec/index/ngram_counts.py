@@ -54,11 +54,6 @@ class _Order:
 def common_ngrams(text: IndexedText, longest: int, per_order: int) -> list[np.ndarray]:
     """Finds the commonest n-grams of each length in a text, in memory that does not grow with it.
 
-    Args:
-        text (`IndexedText`): The text.
-        longest (`int`): The length of the longest n-grams.
-        per_order (`int`): The most n-grams of each length.
-
     Returns:
         `list[np.ndarray]`: Of each length from 1 on, int32 of shape `(count, n)`, those that occur
         at least twice, the commonest first. Where too many are equally common, none of them.

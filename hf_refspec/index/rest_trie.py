@@ -70,13 +70,7 @@ def trie_tree(
     budget: int,
     pseudo_count: float,
 ) -> TreeArrays:
-    """Reads the continuations of matches, the longest first, and grows a draft tree out of them.
-
-    Args:
-        quotas, limits (sequence of `int`): About how many continuations of each match are read, and
-            how many tokens of each.
-        pseudo_count (`float`): See [`grow_trie`].
-    """
+    """Reads the continuations of matches, the longest first, and grows a draft tree out of them."""
     if not matches:
         return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
     plan = [

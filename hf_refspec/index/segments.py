@@ -110,12 +110,7 @@ def joined(segments: Sequence[Segment], oldest: int) -> Segment:
 
 
 def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice | None:
-    """Which consecutive segments should be joined into one of at most `largest` tokens, if any.
-
-    Args:
-        sizes (sequence of `int`): Their tokens, the oldest segment first.
-        largest (`int`, *optional*): The most tokens of one.
-    """
+    """Which consecutive segments should be joined into one of at most `largest` tokens, if any."""
     for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
         oldest, total = newest - 1, sizes[newest - 1]
         while (
@@ -140,11 +135,7 @@ class LinkedDocuments(Documents):
 
 
 class Tail(Documents):
-    """The newest documents, not sorted yet, see [`Documents`].
-
-    Args:
-        first (`int`): The number of the first document that will be added.
-    """
+    """The newest documents, not sorted yet, see [`Documents`]."""
 
     text: TokenBuffer
     ends: array[int]

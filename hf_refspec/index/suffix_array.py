@@ -131,11 +131,6 @@ def find_suffixes(text, context, min_match):
     Nearly every step of a binary search waits for two far places in memory, the suffix and its
     tokens. Several searches that take their steps together wait for them at the same time.
 
-    Args:
-        text: The `IndexedText`.
-        context: The longest pattern; the others are its suffixes.
-        min_match: The length of the shortest one, at least 1.
-
     Returns:
         Of each length that occurs in the text, the range in `suffixes`, its end exclusive, the
         shortest first: int64 of shape (lengths, 2).

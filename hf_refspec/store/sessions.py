@@ -70,13 +70,7 @@ class Sessions(NamedTuple):
 
 
 class SessionDatabase:
-    """The sessions in a folder, for one thread at a time; close it before a fork.
-
-    Args:
-        folder (`Path`): The folder; it is created if there is none.
-        most_tokens (`int`): Longer sessions are skipped.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The tokenizer of the sessions.
-    """
+    """The sessions in a folder, for one thread at a time; close it before a fork."""
 
     def __init__(
         self, folder: Path, most_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None

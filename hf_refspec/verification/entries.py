@@ -74,9 +74,6 @@ class EntriesMark:
 class Entries:
     """A cache that is only added to: no draft was ever run over it.
 
-    Args:
-        cache (`Cache`, *optional*): The call's.
-
     Attributes:
         given (`int`): Entries before the prompt: a given cache may hold more than the ids.
     """

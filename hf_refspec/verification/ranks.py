@@ -40,12 +40,7 @@ class FailedRankError(RuntimeError):
 
 
 class Ranks:
-    """The processes that decode one text together; by default this one alone.
-
-    Args:
-        group (`ProcessGroup`, *optional*): Their own.
-        device (`str`, *optional*, defaults to `"cpu"`): The type of the tensors that it exchanges.
-    """
+    """The processes that decode one text together; by default this one alone."""
 
     def __init__(self, group: Any = None, device: str = "cpu") -> None:
         self._group = group

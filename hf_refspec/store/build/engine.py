@@ -27,13 +27,7 @@ P = TypeVar("P")
 
 
 class LocalEngine:
-    """Tokenises in threads: the tokenizer releases the interpreter's lock.
-
-    Args:
-        content (`str`): The tokenizer's tokenizer.json.
-        config (`StoreConfig`): The token type and the separator.
-        num_proc (`int`, *optional*): How many threads. By default one for each usable core.
-    """
+    """Tokenises in threads: the tokenizer releases the interpreter's lock."""
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
         self._content, self._config = content, config

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 class RayEngine:
     """Tokenises and sorts in Ray tasks; starts Ray if it is not running yet, and then stops it at
-    the end.
-
-    Args:
-        content, config: As of [`LocalEngine`].
-        num_proc (`int`, *optional*): Tasks at once. By default one for each core of the cluster.
-    """
+    the end."""
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
         try:
