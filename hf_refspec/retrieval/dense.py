@@ -44,7 +44,7 @@ class EmbeddingRetriever:
             )
 
     def encode(self, token_ids: np.ndarray) -> np.ndarray:
-        """The embedding of a text's last tokens (int64 of shape `(n,)`), float32 of shape `(d,)`."""
+        """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""
         text = self.knowledge_base.tokenizer.decode(
             np.asarray(token_ids).tolist(),
             skip_special_tokens=True,

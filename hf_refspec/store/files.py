@@ -85,7 +85,7 @@ def unreadable(path: Path, error: OSError | MemoryError) -> DatastoreError:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write into, which replaces `path` once it is whole and synced to the disk."""
+    """Yields a file to write into; once it is whole and synced, it replaces `path`."""
     new = path.with_name(f".{path.name}.new")
     check_no_folder(new, path)
     new.unlink(missing_ok=True)  # left by a killed process, or a link that somebody put there
