@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import threading
 
 import byte_model
@@ -40,6 +41,12 @@ def models_by_type():
 @pytest.fixture(scope="session")
 def llama(models_by_type):
     return models_by_type("llama")
+
+
+@pytest.fixture
+def fresh_llama(llama):
+    """A copy that no other test has probed or changed."""
+    return copy.deepcopy(llama)
 
 
 @pytest.fixture(scope="session")
