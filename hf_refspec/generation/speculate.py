@@ -234,7 +234,7 @@ class _Call:
         )
 
     def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
-        """Plain decoding by transformers itself; the drafters are told what came of it."""
+        """Plain decoding by transformers itself; the drafters observe its tokens."""
         logger.warning(
             "%s returns other logits for several tokens in one pass than for one after another, so "
             "that no draft can be verified: decoding plainly, with the same result and no speed-up "

@@ -111,7 +111,7 @@ class Entries:
         raise NotImplementedError
 
     def close(self, cached: list[int]) -> None:
-        """Ends the call: the cache is left with so many tokens of each row, as it came."""
+        """Ends the call: restores the cache's original form with so many tokens of each row."""
 
     def mark(self) -> EntriesMark:
         """A snapshot for [`~Entries.roll_back`]."""

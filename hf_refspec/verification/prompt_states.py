@@ -74,8 +74,8 @@ def prompt_top_tokens(
     """The best next tokens after the last tokens of the prompts, but not after the very last.
 
     Returns:
-        [`TopTokens`] of shape `(R, m)`, for as many tokens as it may cost; `None` if that is none,
-        or if the model's logits are not those of its output layer.
+        [`TopTokens`] of shape `(R, m)`, for as many tokens as the cost allows; `None` if there are
+        none, or if the model's logits are not those of its output layer.
     """
     head = model.get_output_embeddings()
     if head is None or not states:
