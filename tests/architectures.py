@@ -170,3 +170,8 @@ def build(architecture: Architecture, dtype: torch.dtype = torch.float32) -> Pre
         config = AutoConfig.for_model(architecture.model_type, **{**_SHAPE, **architecture.config})
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def small(model_type: str, dtype: torch.dtype = torch.float32, **config: Any) -> PreTrainedModel:
+    """A random model of a type with these values in its configuration."""
+    return build(Architecture(model_type, "", config), dtype)

@@ -1,14 +1,44 @@
-"""What the tests of `generate` have in common."""
+"""Calls of `generate` for tests: prompts, comparisons, and what is passed along."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from architectures import VOCAB_SIZE
-from drafters import Prophets
+from drafters import Prophet, Prophets
 from transformers import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+
+
+def assert_lossless(
+    model, drafter=0.9, inputs=PROMPT, verification="auto", max_draft_tokens=8, **options
+):
+    """Asserts that a drafter changes no id of a call, greedy unless the options say otherwise.
+
+    Args:
+        drafter: A number is the accuracy of a `Prophet`, several are those of the rows.
+        inputs: Ids, or `input_ids` and `attention_mask`.
+
+    Returns:
+        The drafter's stats.
+    """
+    inputs = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
+    options = {**inputs, **GREEDY, **options}
+    torch.manual_seed(0)
+    plain = model.generate(**options)
+    if isinstance(drafter, float):
+        single = len(inputs["input_ids"]) == 1
+        drafter = Prophet(plain, drafter) if single else Prophets(inputs, plain, drafter)
+    elif isinstance(drafter, (list, np.ndarray)):
+        drafter = Prophets(inputs, plain, drafter)
+    options |= {"verification": verification, "max_draft_tokens": max_draft_tokens}
+    torch.manual_seed(0)
+    drafted = model.generate(**options, candidate_generator=drafter)
+    assert drafted.tolist() == plain.tolist()
+    return getattr(drafter, "stats", None)
 
 
 _PADDING = (0, 5, 2, 9, 0)
@@ -30,7 +60,7 @@ class Call:
 
     Attributes:
         inputs: `input_ids` and `attention_mask`.
-        options: These, and what makes it greedy and 32 tokens long.
+        options: The inputs, greedy decoding, 32 new tokens.
         plain: The ids, `(rows, 12 + 32)`.
     """
 
@@ -39,23 +69,27 @@ class Call:
     def __init__(self, model, rows: int, seed: int = 1):
         self.model, self.rows = model, rows
         self.inputs = padded_prompts(rows, self.prompt_length, seed)
-        self.options = {
-            **self.inputs,
-            "max_new_tokens": self.new_tokens,
-            "do_sample": False,
-            "eos_token_id": None,
-        }
+        self.options = {**self.inputs, **GREEDY, "max_new_tokens": self.new_tokens}
         self.plain = self.generate()
 
     def generate(self, **kwargs):
-        """With other options than those of the call where they are given."""
+        """Calls `generate` with these options in place of the call's own."""
         return self.model.generate(**{**self.options, **kwargs})
 
     def drafter(self, accuracies=0.8, branches: int = 2, seed: int = 0) -> Prophets:
-        """One that knows the texts, each row's as well as its accuracy says."""
+        """A drafter that gets each row's text right as often as its accuracy says."""
         if not isinstance(accuracies, float):
             accuracies = accuracies[: self.rows]
         return Prophets(self.inputs, self.plain, accuracies, branches, seed)
+
+    def assert_lossless(self, accuracies=0.8, drafter=None, max_draft_tokens=8, **options):
+        """Asserts that drafts change no id of the call with these options; returns the stats."""
+        drafter = drafter or self.drafter(accuracies)
+        drafting = {"candidate_generator": drafter, "max_draft_tokens": max_draft_tokens}
+        drafting |= {name: options.pop(name) for name in ["verification"] if name in options}
+        plain = self.generate(**options) if options else self.plain
+        assert self.generate(**options, **drafting).tolist() == plain.tolist()
+        return drafter.stats
 
 
 def up_to_end(tokens: torch.Tensor, ends) -> list[int]:
@@ -66,8 +100,7 @@ def up_to_end(tokens: torch.Tensor, ends) -> list[int]:
 
 
 def prepared(model, input_ids, **kwargs):
-    """The generation config and the keyword arguments of the forward pass that `generate` prepares
-    for its decoding loop."""
+    """The generation config and model inputs that `generate` prepares for its decoding loop."""
     taken = []
 
     def taking(
@@ -81,7 +114,7 @@ def prepared(model, input_ids, **kwargs):
 
 
 class Forced(LogitsProcessor):
-    """Makes the model say a given text."""
+    """Forces the model to emit a given text."""
 
     def __init__(self, ids):
         self.ids = ids[0]

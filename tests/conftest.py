@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import threading
+from functools import cache
 
 import byte_model
 import huggingface_hub
@@ -28,21 +30,20 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session")
 def models_by_type():
-    """Builds the tiny random model of a model type, once a session."""
+    """Builds the tiny random model of a type (and dtype) once a session."""
     by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    built = {}
-
-    def get(model_type: str):
-        if model_type not in built:
-            built[model_type] = build(by_type[model_type])
-        return built[model_type]
-
-    return get
+    return cache(lambda model_type, *dtype: build(by_type[model_type], *dtype))
 
 
 @pytest.fixture(scope="session")
 def llama(models_by_type):
     return models_by_type("llama")
+
+
+@pytest.fixture
+def fresh_llama(llama):
+    """A copy that no other test has probed or changed."""
+    return copy.deepcopy(llama)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Drafters for tests: they know the target text, and draft it with a given accuracy."""
+"""Drafters for tests, which know the target text and draft it with a given accuracy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Prophets(Prophet):
 
     Args:
         inputs: `input_ids` and `attention_mask` of the call.
-        outputs: What plain decoding made of them, `(rows, length)`.
+        outputs: Ids of plain decoding, `(rows, length)`.
         accuracies: Chance that a draft is right, one for each row or one for all.
     """
 

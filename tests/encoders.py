@@ -19,7 +19,7 @@ def letters(dimension: int) -> Callable[[list[str]], np.ndarray]:
 
 
 def load_letters(name: str) -> Callable[[list[str]], np.ndarray]:
-    """Instead of `load_encoder`: "letters-8" has 8 dimensions."""
+    """Stands in for `load_encoder`: "letters-8" has 8 dimensions."""
     kind, _, dimension = name.partition("-")
     if kind != "letters":
         raise ValueError(f"--encoder {name} cannot be loaded")

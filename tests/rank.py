@@ -1,7 +1,7 @@
-"""One rank of a model that is split over several processes: runs what `test_ranks.py` compares.
+"""One rank of a model that is split over several processes, for `test_ranks.py`.
 
-`python rank.py tensor|sharded RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: by case, the
-ids of plain decoding and those with drafts, or what was raised.
+`python rank.py tensor|sharded RANK RANKS FOLDER CASE...` writes `FOLDER/RANK.json`: for each case,
+the ids of plain decoding and those with drafts, or the exception.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from calls import padded_prompts
+from calls import GREEDY, PROMPT, padded_prompts
 from drafters import Prophet, Prophets
 from torch import distributed
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteria
@@ -24,7 +24,6 @@ import hf_refspec as rs
 from hf_refspec.generation.pass_costs import pass_costs
 from hf_refspec.verification.facts import facts_about
 
-PROMPT = torch.tensor([[5, 9, 12, 7, 5, 9, 33, 12, 7]])
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -52,7 +51,7 @@ def save_models(folder: Path) -> None:
 
 
 class Raises(Prophet):
-    """Raises an exception in its second draft, or when it is told of the second pass."""
+    """Raises an exception in its second draft or its second observation."""
 
     def __init__(self, target_ids, where: str):
         super().__init__(target_ids, 0.9)
@@ -93,7 +92,7 @@ class Tensor:
             )
             for name in ("llama", "mistral")
         )
-        self.options = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None}
+        self.options = {**GREEDY, "max_new_tokens": 32}
         self.plain = self.generate(candidate_generator=None)
 
     def generate(self, inputs=PROMPT, **options):
@@ -109,7 +108,7 @@ class Tensor:
         return self.plain, drafted
 
     def clocks(self):
-        """With "auto", where one process has found wide passes cheap and the others have not."""
+        """With "auto", where only one process has measured that wide passes are cheap."""
         wide, narrow = (65, 1) if self.rank == 0 else (1, 65)
         costs = pass_costs(self.model, "tree")
         for _ in range(30):
@@ -127,7 +126,7 @@ class Tensor:
         return self.compared(candidate_generator=self.prophet())
 
     def sampled(self):
-        """With another seed at each rank: all draw as the first one does."""
+        """With another seed at each rank; all ranks draw what the first draws."""
         options = {"do_sample": True, "temperature": 1.5, "top_k": 20}
         torch.manual_seed(0)
         plain = self.generate(**options)
@@ -144,16 +143,15 @@ class Tensor:
         return plain, self.generate(**inputs, inputs=None, candidate_generator=drafter)
 
     def rows_stop(self):
-        """By a criterion that is asked about all rows at once."""
-        inputs = {**padded_prompts(3), "inputs": None}
-        first, own = ([StopsAt(length)] for length in (30, 30 - 4 * self.rank))
-        plain = self.generate(**inputs, stopping_criteria=first)
-        return plain, self.generate(**inputs, stopping_criteria=own, candidate_generator="auto")
+        """By a criterion that sees all rows at once."""
+        return self.stop({**padded_prompts(3), "inputs": None}, "auto")
 
-    def stop(self):
+    def stop(self, inputs=None, drafter=None):
+        """By a criterion that stops earlier at later ranks; all stop where the first does."""
+        options, drafter = inputs or {}, drafter or self.prophet()
         first, own = ([StopsAt(length)] for length in (30, 30 - 4 * self.rank))
-        plain = self.generate(stopping_criteria=first)
-        return plain, self.generate(stopping_criteria=own, candidate_generator=self.prophet())
+        plain = self.generate(**options, stopping_criteria=first)
+        return plain, self.generate(**options, stopping_criteria=own, candidate_generator=drafter)
 
     def attached(self):
         with rs.attach(self.model, self.prophet(self.rank)):
@@ -183,7 +181,7 @@ class Tensor:
         return self.compared(candidate_generator=rs.Drafter() if self.rank else prompt_lookup)
 
     def tables(self):
-        """What Token Recycling has learned: the contexts and best next tokens of its table."""
+        """The contexts and best next tokens in the table of Token Recycling."""
         recycling = rs.TokenRecycling()
         self.generate(PROMPT.repeat(1, 5), candidate_generator=recycling)
         learned = recycling._table.entries()
@@ -200,7 +198,7 @@ class Tensor:
         return plain, self.generate(**inputs, inputs=None, **options)
 
     def boundary(self):
-        """Past the length at which attention becomes another computation, which is probed."""
+        """Past the length of the window, where another probe decides."""
         options = {**self.options, "max_new_tokens": 3 * SLIDING_WINDOW}
         plain = self.windowed.generate(PROMPT, **options)
         drafter = Prophet(plain, 0.9)
@@ -252,11 +250,7 @@ class Sharded:
         )
         own = AutoModelForCausalLM.from_pretrained(folder / "llama")
         self.prompt = (PROMPT + 11 * rank) % 97
-        self.options = {
-            "max_new_tokens": (40, 12, 25)[rank],
-            "do_sample": False,
-            "eos_token_id": None,
-        }
+        self.options = {**GREEDY, "max_new_tokens": (40, 12, 25)[rank]}
         self.plain = own.generate(self.prompt, **self.options)
 
     def generate(self, **options):
@@ -314,7 +308,7 @@ def main() -> None:
         results[name] = (
             result if isinstance(result, str) else [np.asarray(ids).tolist() for ids in result]
         )
-        # As far as it came, should the next one hang.
+        # Written after each case: the next one may hang.
         (folder / f"{rank}.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""It works from wherever people call generate."""
+"""Drafts through every way in which people call `generate`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import threading
 import pytest
 import torch
 from accelerate import dispatch_model
-from calls import PROMPT, Forced
+from calls import PROMPT, Forced, assert_lossless
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
     GenerationConfig,
-    LlamaForCausalLM,
     LogitsProcessorList,
     TextIteratorStreamer,
     TextStreamer,
@@ -96,72 +95,32 @@ def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer)
     assert drafted.tolist() == plain.tolist()
 
 
-@pytest.fixture
-def fresh_llama(llama):
-    torch.manual_seed(0)
-    return LlamaForCausalLM(llama.config).eval()
-
-
-def test_a_lora_model(fresh_llama):
-    config = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+@pytest.mark.parametrize(
+    ("config", "least_mat"),
+    [
+        (LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]), 2),
+        (PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6), 0),
+    ],
+    ids=["lora", "prefix tuning"],
+)
+def test_a_peft_model(fresh_llama, config, least_mat):
     torch.manual_seed(1)
     model = get_peft_model(fresh_llama, config).eval()
-    plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
-    drafter = Prophet(plain, accuracy=0.9)
-    drafted = model.generate(
-        input_ids=PROMPT,
-        candidate_generator=drafter,
-        max_draft_tokens=8,
-        eos_token_id=None,
-        **OPTIONS,
-    )
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.mat > 2
-
-
-def test_a_prefix_tuned_model(fresh_llama):
-    torch.manual_seed(1)
-    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6)
-    model = get_peft_model(fresh_llama, config).eval()
-    torch.nn.init.normal_(model.prompt_encoder["default"].embedding.weight)
-    plain = model.generate(input_ids=PROMPT, eos_token_id=None, **OPTIONS)
-    drafter = Prophet(plain, accuracy=0.9)
-    drafted = model.generate(
-        input_ids=PROMPT,
-        candidate_generator=drafter,
-        max_draft_tokens=8,
-        eos_token_id=None,
-        **OPTIONS,
-    )
-    assert drafted.tolist() == plain.tolist()
+    for name, weights in model.named_parameters():
+        if "prompt_encoder" in name:
+            torch.nn.init.normal_(weights)
+    assert assert_lossless(model, 0.9, max_new_tokens=40).mat > least_mat
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
 def test_a_model_that_accelerate_has_spread(fresh_llama, tmp_path, verification):
     """Half of it lies on disk and comes to the CPU through accelerate's hooks."""
-    plain = fresh_llama.generate(PROMPT, eos_token_id=None, **OPTIONS)
-    device_map = {
-        "model.embed_tokens": "cpu",
-        "model.rotary_emb": "cpu",
-        "model.layers.0": "cpu",
-        "model.layers.1": "disk",
-        "model.norm": "cpu",
-        "lm_head": "cpu",
-    }
+    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+    device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
     model = dispatch_model(
         fresh_llama, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True
     )
-    drafter = Prophet(plain, accuracy=0.9)
-    drafted = model.generate(
-        PROMPT,
-        candidate_generator=drafter,
-        max_draft_tokens=8,
-        verification=verification,
-        eos_token_id=None,
-        **OPTIONS,
-    )
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.mat > 2
+    assert assert_lossless(model, 0.9, verification=verification, max_new_tokens=40).mat > 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -99,8 +99,8 @@ class Loop:
             self.reach.cross(max(len(row.seen) for row in rows if not row.stands_still))
 
     def step(self, rows: Sequence[Row]) -> None:
-        """A forward pass over a draft for each row. It yields the accepted draft tokens and one
-        more; rows that stand still take no part."""
+        """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
+        more. Rows that stand still are left out."""
         with self._timed("drafting_seconds") as drafting_seconds:
             for i, row in enumerate(rows):
                 row.draft = self._draft(i, row)

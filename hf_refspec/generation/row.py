@@ -45,7 +45,7 @@ class Row:
     """The prompt, the tokens that the target model chose, and what is drafted to follow them.
 
     Args:
-        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt, padded as it came.
+        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt with its padding.
         logits_processor (`LogitsProcessorList`): See each prefix of the text once, in order.
         stopping_criteria (`StoppingCriteriaList`): Asked after every token.
         generation_config (`GenerationConfig`): Whether to sample, and what to record.

@@ -235,7 +235,7 @@ def check_reproducible(
         mask = model_kwargs.get("attention_mask")
         seen = generation_config._mask_length if mask is None else mask.shape[1]
         given = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
-        # Rows of a batch that have ended stand still with their last token behind the text.
+        # Ended rows of a batch keep their last token in a slot behind the text.
         needed = generation_config.max_length + given + (len(input_ids) > 1)
         length = max(layer.max_cache_len for layer in cache.layers)
         if length < needed:

@@ -115,7 +115,7 @@ class PlainVerifier(SequentialVerifier):
 
     def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         [row] = rows
-        if self.cache is None:  # the state is in no cache that could be kept
+        if self.cache is None:  # the state is not in a cache
             outputs = self.model(input_ids=row.ids, use_cache=False, return_dict=True)
             return outputs.logits[:, -1:]
         if self.cached and len(row) - self.cached[0] > 1:

@@ -25,9 +25,9 @@ from torch import nn
 
 
 class PathMask(torch.Tensor):
-    """The mask of a pass, int64 `(R, 1, S, length + n)`: for each of its tokens which slots of the
-    cache it sees where they are, 1 or 0, and then the slots of the last `n` tokens of its path, -1
-    where there is none.
+    """The mask of a pass, int64 `(R, 1, S, length + n)`: for each token, whether it sees each slot
+    of the cache in place (1 or 0), then the slots of the last `n` tokens of its path, padded with
+    -1.
 
     `scaled_dot_product_attention` with such a mask is [`path_attention`].
     """

@@ -20,7 +20,7 @@ from .entries import Entries, EntriesMark, Pass
 from .facts import facts_about
 from .static_cache import Slots, SlottedLayer, as_plain, has_begun, keep_all
 
-# Lengths of caches are multiples of it: a prompt that is a little longer compiles nothing anew.
+# Caches have multiples of it as lengths, so that a slightly longer prompt compiles nothing new.
 _LENGTH_STEP = 128
 # Entries of a row that a compiled pass can move; longer paths that do not stand in order are rare.
 _MOST_MOVED = 16

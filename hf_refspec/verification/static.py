@@ -1,6 +1,6 @@
 """Draft trees in a static cache, verified by passes of a few fixed widths that can be compiled.
 
-A pass is padded to one of a few widths, so that nothing is compiled anew while a text grows; with
+A pass is padded to one of a few widths, so that a growing text compiles nothing new; with
 CUDA graphs each width is one graph. Every row writes behind its own last token:
 
     row 0   . . p p p x x x r d d d _ _ _ _         .  left padding   r  root, d  draft nodes

@@ -151,7 +151,7 @@ class MaskedInputs:
         self._cache_name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is cache)
 
     def select(self, rows: list[int]) -> None:
-        """Goes on with some of the rows."""
+        """Keeps these rows alone."""
         index, count = torch.tensor(rows), len(self.prompt_mask)
         self.prompt_mask = self.prompt_mask[index]
         self.is_padded = not bool(self.prompt_mask.all())

@@ -42,7 +42,7 @@ def built(model_type: str) -> PreTrainedModel | Exception:
 
 
 def generated_plainly(model_type: str, rows: int, **kwargs):
-    """The model and what it makes of the prompts; the test is skipped where transformers cannot."""
+    """The model and its plain output; skips the test where transformers cannot decode it."""
     model = built(model_type)
     if isinstance(model, Exception):
         pytest.skip(f"cannot be built: {model!r}")
@@ -82,7 +82,7 @@ def test_one_row_equals_plain_decoding(model_type, verifications):
         if accuracy == 1.0:
             verifications[model_type] = asked[0] if drafter.stats.drafted else "plain"
             assert drafter.stats.mat > 3 or verifications[model_type] == "plain"
-    # What recycles logits finds those of the prompt only in models that are built as it expects.
+    # Token Recycling finds the prompt's logits only in models that are built as it expects.
     few = {**prompts(1), **OPTIONS, "max_new_tokens": 8}
     recycled = model.generate(**few, candidate_generator="auto", max_draft_tokens=8)
     # The last token may be forced to be EOS.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB_SIZE
-from calls import Call
+from calls import Call, assert_lossless
 from drafters import Noise, Prophet
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -19,19 +19,18 @@ PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manua
 
 
 class Alternating(LogitsProcessor):
-    """Keeps state: forbids even tokens at every second call, and remembers what it saw."""
+    """Keeps state: forbids even tokens at every second call."""
 
-    def __init__(self):
-        self.seen = []
+    calls = 0
 
     def __call__(self, input_ids, scores):
-        self.seen.append(input_ids[0].tolist())
-        if len(self.seen) % 2:
+        self.calls += 1
+        if self.calls % 2:
             scores[:, ::2] = -float("inf")
         return scores
 
 
-# Each is given eos_token_id=None or not, so that texts end both ways.
+# Some without an end-of-text token, so that texts end both ways.
 GENERATION = {
     "greedy": {"do_sample": False, "eos_token_id": None},
     "repetition penalty": {"do_sample": False, "repetition_penalty": 1.3, "eos_token_id": None},
@@ -90,18 +89,14 @@ def test_rows_are_decoded_plainly_where_trees_are_not_exact(architecture, models
 
 @pytest.mark.parametrize("architecture", VERIFIED, ids=str)
 def test_gets_the_verification_that_suits_it(architecture, models_by_type):
-    """Asking for it works; a tree is refused where only a chain is exact."""
+    """A call may ask for it; a tree is refused where only a chain is exact."""
     model = models_by_type(architecture.model_type)
-    plain = generate(model, "greedy")
-    asked = {"candidate_generator": Prophet(plain, accuracy=0.9), "max_draft_tokens": 12}
-    chained = generate(model, "greedy", verification="chain", **asked)
-    assert chained.tolist() == plain.tolist()
+    assert_lossless(model, 0.9, PROMPT, "chain", max_draft_tokens=12)
     if architecture.verification == "tree":
-        treed = generate(model, "greedy", verification="tree", **asked)
-        assert treed.tolist() == plain.tolist()
+        assert_lossless(model, 0.9, PROMPT, "tree", max_draft_tokens=12)
     else:
         with pytest.raises(ValueError, match="verification='tree'"):
-            generate(model, "greedy", verification="tree", **asked)
+            generate(model, "greedy", verification="tree", candidate_generator=Noise())
 
 
 @pytest.mark.parametrize("architecture", VERIFIED, ids=str)
@@ -130,14 +125,10 @@ def test_the_returned_cache_goes_on_as_plain_decoding_does(architecture, models_
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral", "gemma2", "mamba2"])
 def test_a_padded_prompt_gives_the_same_ids(model_type, models_by_type):
-    model = models_by_type(model_type)
     prompt = torch.cat([torch.zeros((1, 5), dtype=torch.long), PROMPT], dim=-1)
-    mask = (prompt != 0).long()
-    plain = generate(model, "greedy", prompt, attention_mask=mask)
-    for drafter in (Prophet(plain, accuracy=0.8), rs.ReferenceCopy()):
-        options = {"candidate_generator": drafter, "max_draft_tokens": 8}
-        drafted = generate(model, "greedy", prompt, attention_mask=mask, **options)
-        assert drafted.tolist() == plain.tolist()
+    inputs = {"input_ids": prompt, "attention_mask": (prompt != 0).long()}
+    for drafter in (0.8, rs.ReferenceCopy()):
+        assert_lossless(models_by_type(model_type), drafter, inputs)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -150,11 +141,8 @@ def test_eager_attention_and_sdpa_both_give_the_same_ids(
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:
-        call = Call(model, rows)
-        drafter = call.drafter([0.9, 0.7, 0.2])
-        drafted = call.generate(candidate_generator=drafter, max_draft_tokens=8)
-        assert drafted.tolist() == call.plain.tolist()
-        assert drafter.stats.mat > 1.5 or (model_type == "mistral" and rows > 1)
+        stats = Call(model, rows).assert_lossless([0.9, 0.7, 0.2])
+        assert stats.mat > 1.5 or (model_type == "mistral" and rows > 1)
     finally:
         model.set_attn_implementation(before)
 

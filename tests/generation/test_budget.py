@@ -8,31 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from calls import PROMPT
-from drafters import Prophet
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.generation import budget as budgets
 from hf_refspec.generation.budget import AutoBudget, Budget, make_budget
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts, pass_costs
 
-OPTIONS = {"max_new_tokens": 32, "eos_token_id": None}
 MOST_NODES = PASS_TOKENS[-1] - 1
-
-
-def recorded(*passes: tuple[int, float]) -> PassCosts:
-    costs = PassCosts()
-    for tokens, seconds in passes:
-        costs.record(tokens, seconds)
-    return costs
-
-
-# --- AutoBudget
 
 
 class MadeUp(PassCosts):
@@ -42,13 +27,8 @@ class MadeUp(PassCosts):
         super().__init__()
         self.formula = formula
 
-    @property
-    def most_tokens(self):
-        return PASS_TOKENS[-1]
-
-    @property
-    def plain_seconds(self):
-        return self.formula(1)
+    most_tokens = PASS_TOKENS[-1]
+    plain_seconds = property(lambda self: self.formula(1))
 
     def record(self, tokens, seconds):
         pass
@@ -63,7 +43,7 @@ class Copier(Drafter):
 
 
 def rows_of(drafters, drafts, emitted=()) -> list[SimpleNamespace]:
-    """What a budget sees of rows: a draft each, and the tokens of the pass; `None` stands still."""
+    """Rows with a draft each, and the tokens of the pass; `None` for a row that waits."""
     return [
         SimpleNamespace(
             drafter=drafter,
@@ -134,7 +114,7 @@ def test_no_node_is_kept_where_each_costs_as_much_as_a_token(tree):
 @given(draft_trees(most=MOST_NODES, least_prob=0.5))
 def test_all_nodes_are_kept_where_passes_cost_nothing_more(tree):
     budget = budget_at(same)
-    # Of a tree that promises hardly anything none is worth the trouble.
+    # Not one node of a tree that promises hardly anything is verified.
     promised = budget.drafter.calibration.calibrated(tree).probs.sum(dtype=float)
     assume(promised == 0 or promised > 0.1)
     assert len(budget.trim(tree)) == (len(tree) if promised else 0)
@@ -148,7 +128,7 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     kept = budget.trim(tree)
     kept.checked(vocab_size=100)
     positions = kept.tokens.tolist()
-    # With each node its ancestors, at the places that they had.
+    # Each node is kept with its ancestors, in the same order.
     assert [positions.index(p) if p >= 0 else -1 for p in tree.parents[positions].tolist()] == (
         kept.parents.tolist()
     )
@@ -168,7 +148,7 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
         if all(tree.parents[node] in (-1, *nodes) for node in nodes)
     )
     best = max(map(speed, closed))
-    # A draft that promises little more than none is not worth the trouble.
+    # A draft that promises next to nothing is not verified.
     assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.05)
 
 
@@ -188,7 +168,7 @@ def test_the_first_drafts_of_a_model_grow_by_one_size_at_a_time():
     assert sizes == [tokens - 1 for tokens in PASS_TOKENS[1:]]
 
 
-def test_what_is_not_verified_is_learned_from_all_the_same():
+def test_drafts_that_are_not_verified_are_learned_from_too():
     budget = budget_at(lambda tokens: 1.0 if tokens == 1 else 1.5)
     tree = DraftTree.chain([4], [0.2])
     for _ in range(30):
@@ -200,7 +180,10 @@ def test_what_is_not_verified_is_learned_from_all_the_same():
 
 @pytest.mark.parametrize("drafted", [True, False])
 def test_after_drafts_that_do_not_pay_it_pauses_and_goes_on_when_one_does(drafted):
-    budget = OneRow(recorded(*[(1, 1.0)] * 3))
+    costs = PassCosts()
+    for _ in range(3):
+        costs.record(1, 1.0)
+    budget = OneRow(costs)
     tree = DraftTree.chain([4, 5], [0.9, 0.8])
     wrong = DraftTree.chain([8], [0.01]) if drafted else DraftTree.empty()
 
@@ -239,7 +222,7 @@ def test_a_pause_is_short_or_as_long_as_drafting_is_dear(drafting_seconds, pass_
 
 
 def seconds_a_token(nodes: int, cost, prob: float, right: float, tokens: int = 800) -> float:
-    """The mean of a call in which each node is right with a chance, and promises another."""
+    """The mean of a call whose nodes are right with one probability and promise another."""
     random = np.random.default_rng(0)
     budget = OneRow(PassCosts())
     tree = DraftTree.chain(range(nodes), np.cumprod([prob] * nodes))
@@ -258,7 +241,7 @@ def seconds_a_token(nodes: int, cost, prob: float, right: float, tokens: int = 8
 @pytest.mark.parametrize("nodes", [1, 3, 8, 10, 40, 64])
 @pytest.mark.parametrize("prob", [0.3, 0.9])
 def test_drafts_that_are_always_wrong_cost_next_to_nothing(nodes, prob):
-    """As float32 on a CPU: two tokens cost twice as much as one."""
+    """As in float32 on a CPU, two tokens cost twice as much as one."""
     wrong = seconds_a_token(nodes, lambda t: 1.0 if t == 1 else 2.0, prob, right=0.0)
     assert wrong < 1.2
 
@@ -312,7 +295,7 @@ def test_costs_are_kept_for_each_number_of_rows():
 # --- make_budget
 
 
-def test_a_number_is_kept_to_as_it_is():
+def test_a_given_number_of_nodes_never_changes():
     tree = DraftTree.chain([4] * 20, [0.01] * 20)
     theirs = CandidateChain(PromptLookupCandidateGenerator())
     for drafter in (Copier(), theirs):
@@ -348,118 +331,3 @@ def test_auto_leaves_a_candidate_generator_its_own_length():
     tree = DraftTree.chain([4] * 500, [0.0] * 500)
     assert budget.nodes >= 10**6
     assert budget.trim(rows_of([drafter], [tree]), 0.0)[0] is tree
-
-
-# --- generate
-
-
-class Timed(PassCosts):
-    """Is told how long passes take by a formula, not by the clock.
-
-    Attributes:
-        sizes: The tokens of a row in each pass so far.
-        total: How long they took.
-    """
-
-    def __init__(self, formula):
-        super().__init__()
-        self.formula = formula
-        self.sizes, self.total = [], 0.0
-
-    def record(self, tokens, seconds):
-        seconds = self.formula(tokens)
-        self.sizes.append(tokens)
-        self.total += seconds
-        super().record(tokens, seconds)
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Has passes of all models take as long as a formula says; returns their costs."""
-
-    def timed_by(formula) -> Timed:
-        costs = Timed(formula)
-        monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: costs)
-        return costs
-
-    return timed_by
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("accuracy", [0.0, 0.7, 1.0])
-def test_ids_are_those_of_plain_decoding_whatever_the_times(llama, timed, do_sample, accuracy):
-    options = {"do_sample": do_sample, **OPTIONS}
-    random = np.random.default_rng(0)
-    timed(lambda tokens: random.exponential(1.0 + 0.1 * tokens))
-    drafted = 0
-    for seed in range(4):
-        torch.manual_seed(seed)
-        plain = llama.generate(PROMPT, **options)
-        state = torch.get_rng_state()
-        drafter = Prophet(plain, accuracy, seed=seed)
-        torch.manual_seed(seed)
-        ids = llama.generate(
-            PROMPT, candidate_generator=drafter, max_draft_tokens="auto", **options
-        )
-        assert ids.tolist() == plain.tolist()
-        assert torch.equal(torch.get_rng_state(), state)
-        drafted += drafter.stats.drafted
-    assert drafted > 0 or accuracy == 0
-
-
-def generated(model, accuracy: float, calls: int = 2):
-    """The stats of the last of some calls; in the first the costs become known."""
-    plain = model.generate(PROMPT, do_sample=False, **OPTIONS)
-    for _ in range(calls):
-        drafter = Prophet(plain, accuracy, branches=0)
-        ids = model.generate(PROMPT, do_sample=False, candidate_generator=drafter, **OPTIONS)
-        assert ids.tolist() == plain.tolist()
-    return drafter.stats
-
-
-def test_by_default_drafts_are_verified_where_that_is_cheap(llama, timed):
-    timed(lambda tokens: 1.0 + 0.01 * tokens)
-    assert generated(llama, accuracy=1.0).mat > 4
-
-
-def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama, timed):
-    costs = timed(lambda tokens: 1.0 if tokens == 1 else 2.0)
-    generated(llama, accuracy=0.2, calls=1)
-    costs.total = 0.0
-    stats = generated(llama, accuracy=0.2, calls=1)
-    assert costs.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
-
-
-def test_the_first_call_of_a_model_drafts_from_the_first_pass_on(llama, timed):
-    costs = timed(same)
-    assert generated(llama, accuracy=1.0, calls=1).mat > 4
-    assert costs.sizes[0] > 1
-    first = max(costs.sizes)
-    costs.sizes.clear()
-    generated(llama, accuracy=1.0, calls=1)
-    assert costs.sizes[0] == first  # what a pass costs is still known
-
-
-def test_what_passes_cost_is_measured_and_kept_at_the_model(llama):
-    model = LlamaForCausalLM(llama.config).eval()
-    model.load_state_dict(llama.state_dict())
-    stats = generated(model, accuracy=0.5, calls=1)
-    costs = pass_costs(model, "tree")
-    assert sum(costs.passes) == stats.forward_passes - 1
-    assert 0 < costs.plain_seconds < 10
-
-
-def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):
-    lengths = []
-
-    class Theirs(PromptLookupCandidateGenerator):
-        def get_candidates(self, input_ids):
-            ids = plain[:, : input_ids.shape[1] + 6]
-            lengths.append(ids.shape[1] - input_ids.shape[1])
-            return ids, None
-
-    plain = llama.generate(PROMPT, do_sample=False, **OPTIONS)
-    timed(each)
-    ids = llama.generate(PROMPT, do_sample=False, candidate_generator=Theirs(), **OPTIONS)
-    assert ids.tolist() == plain.tolist()
-    assert lengths == [6, 6, 6, 6, 3]  # 32 tokens: the prefill's, 4 * (6 + 1) and the last 3

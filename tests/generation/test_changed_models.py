@@ -1,41 +1,28 @@
-"""A model may be changed between calls: what was found out about it before no longer counts."""
+"""A model may change between calls; what was learned about it before no longer counts."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import weakref
 from types import MethodType
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, Architecture, build
-from calls import PROMPT
-from drafters import Prophet
+from architectures import ARCHITECTURES, small
+from calls import GREEDY, PROMPT, assert_lossless
 
 from hf_refspec.verification.facts import facts_about_state
 
-OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
 BY_TYPE = {architecture.model_type: architecture for architecture in ARCHITECTURES}
 
 
-def drafted(model, plain):
-    drafter = Prophet(plain, accuracy=0.8)
-    torch.manual_seed(0)
-    ids = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=6, **OPTIONS)
-    return ids, drafter.stats.mat
-
-
-def check(model) -> float:
+def check(model, drafter=0.8, **options) -> float:
     """Compares with plain decoding, and returns the MAT."""
-    torch.manual_seed(0)
-    plain = model.generate(PROMPT, **OPTIONS)
-    ids, mat = drafted(model, plain)
-    assert ids.tolist() == plain.tolist()
-    return mat
+    return assert_lossless(model, drafter, **{"max_draft_tokens": 6, **options}).mat
 
 
 def steer_last_token(model):
-    """Changes the last token of each pass, as if passes had only one."""
+    """Changes the last token of each pass, as if it were the only one."""
 
     def steer(module, args, output):
         output[:, -1] += 3.0
@@ -57,8 +44,8 @@ class Reading:
 
 @pytest.fixture
 def model():
-    """One of which something has been found out."""
-    model = build(BY_TYPE["llama"])
+    """A model that has been probed."""
+    model = small("llama", num_key_value_heads=2)
     assert check(model) > 1.5
     return model
 
@@ -75,30 +62,21 @@ def test_a_hook_on_every_token_alike_lets_drafts_go_on(model):
     assert check(model) > 1.5
 
 
-def test_layers_quantised_in_place_are_seen(model):
-    """Activations are scaled by all tokens of a pass."""
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_layers_quantised_in_place_are_seen(model, use_cache):
+    """Activations are scaled by all tokens of a pass, which differs from the last one's."""
     torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
     assert check(model) == 1.0
-    plain = model.generate(PROMPT, **OPTIONS)
-    options = {"candidate_generator": "auto", "max_draft_tokens": 0, **OPTIONS}
-    assert model.generate(PROMPT, **options).tolist() == plain.tolist()
-
-
-@pytest.mark.parametrize("nodes", [0, 8])
-def test_a_model_without_a_cache_that_no_draft_suits_is_decoded_without_one(model, nodes):
-    """Its passes over all tokens are not those over the last."""
-    torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
-    model.generation_config.use_cache = False
-    plain = model.generate(PROMPT, **OPTIONS)
-    drafting = {"candidate_generator": "auto", "max_draft_tokens": nodes}
-    assert model.generate(PROMPT, **drafting, **OPTIONS).tolist() == plain.tolist()
+    model.generation_config.use_cache = use_cache
+    for nodes in (0, 8):
+        assert_lossless(model, "auto", max_draft_tokens=nodes)
 
 
 @pytest.mark.parametrize("offload", ["cpu", "disk"])
 def test_offloaded_weights_are_drafted_for(offload, tmp_path):
-    """They stand nowhere between passes, and each pass that is saved is a transfer saved."""
+    """They are loaded for each pass, so that a saved pass saves a transfer."""
     accelerate = pytest.importorskip("accelerate")
-    model = build(BY_TYPE["llama"])
+    model = small("llama", num_key_value_heads=2)
     before = check(model)
     if offload == "cpu":
         accelerate.cpu_offload(model, execution_device="cpu")
@@ -107,16 +85,14 @@ def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     assert check(model) == before
     facts_about_state(model)["a fact"] = 1
     check(model)
-    assert "a fact" in facts_about_state(model)  # new weights at every pass are the same model
+    assert "a fact" in facts_about_state(model)  # new tensors at every pass, the same model
 
 
 @pytest.mark.parametrize("model_type", ["opt", "bloom", "falcon", "biogpt", "gpt2", "llama"])
 def test_dropout_in_training_mode_is_decoded_plainly(model_type):
-    """Some have modules for it, others call a function, with a rate of their own or of theirs."""
-    architecture = BY_TYPE[model_type]
+    """Some models have dropout modules, others call a function with a rate of their own."""
     rates = ("dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "attention_dropout")
-    config = architecture.config | dict.fromkeys(rates, 0.3)
-    model = build(Architecture(model_type, "tree", config))
+    model = small(model_type, **BY_TYPE[model_type].config | dict.fromkeys(rates, 0.3))
     before = check(model)
     model.train()
     assert check(model) == 1.0
@@ -126,14 +102,11 @@ def test_dropout_in_training_mode_is_decoded_plainly(model_type):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_little_dropout_is_found_by_the_random_numbers_it_draws(model, dtype):
+    """Too little to change a logit beyond rounding."""
     model.to(dtype).train()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 1e-3
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    plain = model.generate(PROMPT, **OPTIONS)
-    assert drafted(model, plain)[1] == 1.0
-    torch.set_rng_state(state)
+    assert check(model) == 1.0
 
 
 def test_a_probe_leaves_random_numbers_alone(model):
@@ -141,17 +114,16 @@ def test_a_probe_leaves_random_numbers_alone(model):
         lambda module, args, output: output + 1e-2 * torch.randn_like(output)
     )
     torch.manual_seed(0)
-    plain = model.generate(PROMPT, **OPTIONS)
+    model.generate(PROMPT, **GREEDY)
     after = torch.get_rng_state()
-    ids, mat = drafted(model, plain)
-    assert mat == 1.0 and ids.tolist() == plain.tolist()
+    assert check(model) == 1.0
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_what_fails_under_autocast_is_asked_again_without():
-    model = build(BY_TYPE["llama"])
+def test_a_model_that_fails_under_autocast_is_probed_again_without():
+    model = small("llama", num_key_value_heads=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        drafted(model, model.generate(PROMPT, **OPTIONS))
+        model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=6, **GREEDY)
     assert check(model) > 1.5
 
 
@@ -167,19 +139,19 @@ def test_a_module_that_was_swapped_is_seen(model):
     assert check(model) == 1.0
 
 
-def test_a_state_that_a_models_own_modules_hold_is_not_probed_away():
-    """RecurrentGemma's, which no cache has: a probe is a text of its own."""
+def test_a_probe_keeps_a_state_that_the_models_modules_hold():
+    """RecurrentGemma's, which no cache has."""
     texts = []
     for drafter in (None, "auto"):
-        model = build(BY_TYPE["recurrent_gemma"])
-        first = model.generate(PROMPT, return_dict_in_generate=True, **OPTIONS)
+        model = small("recurrent_gemma", **BY_TYPE["recurrent_gemma"].config)
+        first = model.generate(PROMPT, return_dict_in_generate=True, **GREEDY)
         options = {"past_key_values": first.past_key_values, "candidate_generator": drafter}
-        texts.append(model.generate(first.sequences, **options, **OPTIONS).tolist())
+        texts.append(model.generate(first.sequences, **options, **GREEDY).tolist())
     assert texts[0] == texts[1]
 
 
 class TestFactsAboutAState:
-    """They are found again where nothing changed, and only there."""
+    """They are found again where nothing has changed, and only there."""
 
     @pytest.mark.parametrize(
         "change",
@@ -200,16 +172,16 @@ class TestFactsAboutAState:
         }.items(),
         ids=lambda change: change[0],
     )
-    def test_what_can_change_logits_makes_another_state(self, llama, change):
-        model = copy.deepcopy(llama)
+    def test_what_can_change_logits_makes_another_state(self, fresh_llama, change):
+        model = fresh_llama
         facts_about_state(model)["a fact"] = 1
         assert facts_about_state(model)["a fact"] == 1
         change[1](model)
         assert "a fact" not in facts_about_state(model)
 
-    def test_adapters_that_are_switched_on_and_off_keep_theirs(self, llama):
+    def test_adapters_that_are_switched_on_and_off_keep_theirs(self, fresh_llama):
         peft = pytest.importorskip("peft")
-        model = copy.deepcopy(llama)
+        model = fresh_llama
         config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
         adapted = peft.get_peft_model(model, config)
         facts_about_state(model)["adapter"] = True
@@ -235,8 +207,8 @@ class TestFactsAboutAState:
         }.items(),
         ids=lambda change: change[0],
     )
-    def test_what_is_set_anew_for_each_call_is_the_state_of_the_last(self, llama, change):
-        model = copy.deepcopy(llama)
+    def test_what_each_call_sets_anew_does_not_change_the_state(self, fresh_llama, change):
+        model = fresh_llama
         facts = []
         for _ in range(2):
             change[1](model)
@@ -244,39 +216,29 @@ class TestFactsAboutAState:
             model.lm_head._forward_hooks.clear()
         assert facts[0] is facts[1]
 
-    def test_a_patched_class_is_another_state(self, llama, monkeypatch):
-        facts_about_state(llama)["a fact"] = 1
+    def test_a_patched_class_is_another_state(self, fresh_llama, monkeypatch):
+        facts_about_state(fresh_llama)["a fact"] = 1
         with monkeypatch.context() as patch:
-            patch.setattr(type(llama.model.norm), "forward", lambda self, states: states)
-            assert "a fact" not in facts_about_state(llama)
-        assert facts_about_state(llama).pop("a fact") == 1
+            patch.setattr(type(fresh_llama.model.norm), "forward", lambda self, states: states)
+            assert "a fact" not in facts_about_state(fresh_llama)
+        assert facts_about_state(fresh_llama)["a fact"] == 1
 
-    def test_a_hook_on_all_modules_is_another_state(self, llama):
-        facts_about_state(llama)["a fact"] = 1
-        handle = torch.nn.modules.module.register_module_forward_hook(ends_with_zero)
-        assert "a fact" not in facts_about_state(llama)
-        handle.remove()
-        assert facts_about_state(llama).pop("a fact") == 1
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+            lambda: torch.nn.modules.module.register_module_forward_hook(ends_with_zero),
+        ],
+        ids=["autocast", "a hook on all modules"],
+    )
+    def test_while_something_changes_every_model_the_state_is_another(self, fresh_llama, changed):
+        facts_about_state(fresh_llama)["a fact"] = 1
+        with changed():
+            assert "a fact" not in facts_about_state(fresh_llama)
+        assert facts_about_state(fresh_llama)["a fact"] == 1
 
-    def test_autocast_is_another_state(self, llama):
-        facts_about_state(llama)["a fact"] = 1
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert "a fact" not in facts_about_state(llama)
-        assert facts_about_state(llama)["a fact"] == 1
-        del facts_about_state(llama)["a fact"]
-
-    def test_hooks_of_all_modules_are_another_state(self, llama):
-        facts_about_state(llama)["a fact"] = 1
-        with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
-            assert "a fact" not in facts_about_state(llama)
-        del facts_about_state(llama)["a fact"]
-
-    def test_what_was_swapped_out_is_freed(self, llama):
-        import weakref
-
-        model = copy.deepcopy(llama)
-        facts_about_state(model)
-        old = weakref.ref(model.lm_head)
-        with contextlib.suppress(AttributeError):
-            model.lm_head = torch.nn.Linear(32, 97, bias=False)
+    def test_a_module_that_was_swapped_out_is_freed(self, fresh_llama):
+        facts_about_state(fresh_llama)
+        old = weakref.ref(fresh_llama.lm_head)
+        fresh_llama.lm_head = torch.nn.Linear(32, 97, bias=False)
         assert old() is None

@@ -1,38 +1,31 @@
-"""`candidate_generator="auto"`: no drafter to choose, and what is learned stays at the model."""
+"""`candidate_generator="auto"`: the default drafter, which learns and stays with the model."""
 
 from __future__ import annotations
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
-from calls import PROMPT, Call
-from transformers import LlamaForCausalLM
+from calls import GREEDY, PROMPT, Call, assert_lossless
 
 import hf_refspec as rs
 from hf_refspec.generation import default_drafter as module
 from hf_refspec.generation.default_drafter import default_drafter, default_sources
 
-OPTIONS = {"max_new_tokens": 48, "do_sample": False, "eos_token_id": None}
+OPTIONS = {**GREEDY, "max_new_tokens": 48}
 
 
 @pytest.fixture
-def model(llama):
-    """One that no other test has taught anything."""
-    model = LlamaForCausalLM(copy.deepcopy(llama.config)).eval()
-    model.load_state_dict(llama.state_dict())
-    return model
+def model(fresh_llama):
+    return fresh_llama
 
 
 def test_ids_are_those_of_plain_decoding(model):
-    plain = model.generate(PROMPT, **OPTIONS)
     for nodes in ("auto", 8, 64):
-        drafted = model.generate(
-            PROMPT, candidate_generator="auto", max_draft_tokens=nodes, **OPTIONS
-        )
-        assert drafted.tolist() == plain.tolist()
+        assert_lossless(model, "auto", max_draft_tokens=nodes, max_new_tokens=48)
+    plain = model.generate(PROMPT, **OPTIONS)
     speculate = partial(rs.speculate, max_draft_tokens=8)
     assert model.generate(PROMPT, custom_generate=speculate, **OPTIONS).tolist() == plain.tolist()
 
@@ -52,18 +45,10 @@ def test_a_second_call_has_learned_from_the_first(model, rows):
 
 def test_calls_in_several_threads_share_what_they_learn(model):
     plain = model.generate(PROMPT, **OPTIONS)
-    drafted = []
-
-    def call():
-        ids = model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=8, **OPTIONS)
-        drafted.append(ids.tolist())
-
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert drafted == [plain.tolist()] * 4
+    options = {"candidate_generator": "auto", "max_draft_tokens": 8, **OPTIONS}
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(model.generate, PROMPT, **options) for _ in range(4)]
+    assert [call.result().tolist() for call in calls] == [plain.tolist()] * 4
     with default_drafter(model) as one, default_drafter(model) as other:
         assert one is not other
         contexts = [len(each.drafters[1]) for each in (one, other)]
@@ -84,19 +69,14 @@ def test_a_copy_of_a_model_begins_anew(model):
 
 
 def test_a_model_whose_vocabulary_changes_begins_anew(model):
-    model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=8, **OPTIONS)
+    assert_lossless(model, "auto")
     model.resize_token_embeddings(model.config.vocab_size + 8)
-    plain = model.generate(PROMPT, **OPTIONS)
-    drafted = model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=8, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+    assert_lossless(model, "auto")
 
 
 def test_a_small_vocabulary_will_do(model):
-    small = copy.deepcopy(model)
-    small.resize_token_embeddings(6)
-    prompt = torch.tensor([[1, 2, 3, 4, 1, 2]])
-    plain = small.generate(prompt, **OPTIONS)
-    assert small.generate(prompt, candidate_generator="auto", **OPTIONS).tolist() == plain.tolist()
+    model.resize_token_embeddings(6)
+    assert_lossless(model, "auto", torch.tensor([[1, 2, 3, 4, 1, 2]]), max_draft_tokens="auto")
 
 
 def test_it_copies_and_recycles():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from calls import Call, up_to_end
@@ -14,6 +13,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    StaticCache,
     StoppingCriteria,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
@@ -60,7 +60,7 @@ def test_no_drafts_change_greedy_ids(
 
 
 class Recorder(LogitsProcessor):
-    """Notes what it sees, copies of it in the same list."""
+    """Records what it sees; copies share the list."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -119,19 +119,12 @@ PROCESSED = {
 
 @pytest.mark.parametrize("processed", PROCESSED)
 def test_transformers_logits_processors_see_each_rows_prefix(call, processed):
-    plain = call.generate(**PROCESSED[processed])
     for accuracies in (UNEQUAL, 0.0):
-        drafter = Prophets(
-            call.inputs, plain, accuracies if accuracies == 0.0 else UNEQUAL[: call.rows]
-        )
-        drafted = call.generate(
-            **PROCESSED[processed], candidate_generator=drafter, max_draft_tokens=8
-        )
-        assert drafted.tolist() == plain.tolist()
+        call.assert_lossless(accuracies, **PROCESSED[processed])
 
 
 class StopAtCall(StoppingCriteria):
-    """Stops when it has been asked so often."""
+    """Stops at its n-th call."""
 
     def __init__(self, calls: int):
         self.calls = calls
@@ -163,30 +156,22 @@ def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_
 @pytest.mark.parametrize("accuracies", [1.0, UNEQUAL])
 @pytest.mark.parametrize("place", range(12, 40, 2))
 def test_an_end_of_text_inside_a_draft_ends_the_text(call, place, accuracies):
-    options = {"eos_token_id": call.plain[:3, place].tolist(), "pad_token_id": 7}
-    plain = call.generate(**options)
-    drafter = call.drafter(accuracies)
-    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
-    assert drafted.tolist() == plain.tolist()
+    ends = call.plain[:3, place].tolist()
+    call.assert_lossless(accuracies, eos_token_id=ends, pad_token_id=7)
 
 
 @pytest.mark.parametrize("new_tokens", range(1, 14))
 def test_max_new_tokens_is_never_overrun(call, new_tokens):
-    drafter = call.drafter([1.0, 0.5, 0.0, 1.0])
-    drafting = {"candidate_generator": drafter, "max_draft_tokens": 8}
-    drafted = call.generate(max_new_tokens=new_tokens, **drafting)
-    assert drafted.tolist() == call.plain[:, : 12 + new_tokens].tolist()
+    call.assert_lossless([1.0, 0.5, 0.0, 1.0], max_new_tokens=new_tokens)
 
 
-def test_the_shortest_of_two_maximal_lengths_holds(call):
+def test_the_shortest_of_several_maximal_lengths_holds(call):
     criteria = StoppingCriteriaList([MaxLengthCriteria(14), MaxLengthCriteria(20)])
-    options = {"stopping_criteria": criteria, "max_new_tokens": None}
-    drafting = {"candidate_generator": call.drafter(1.0), "max_draft_tokens": 8}
-    assert call.generate(**drafting, **options).tolist() == call.generate(**options).tolist()
+    call.assert_lossless(1.0, stopping_criteria=criteria, max_new_tokens=None)
 
 
 class ForcedRows(LogitsProcessor):
-    """Makes the model say one of some texts, each row that which begins as it does."""
+    """Forces each row to emit the text that begins as the row does."""
 
     def __init__(self, texts: torch.Tensor):
         self.texts = texts
@@ -240,23 +225,27 @@ def test_stop_strings_end_each_row_as_plain_generate_does(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "verification", "rows"),
+    ("model_type", "verification", "rows", "room"),
     [
-        ("llama", "tree", 1),
-        ("llama", "chain", 1),
-        ("mistral", "chain", 1),
-        ("qwen3_next", "chain", 1),
-        ("llama", "tree", 4),
-        ("gpt2", "tree", 4),
+        ("llama", "tree", 1, None),
+        ("llama", "chain", 1, None),
+        ("mistral", "chain", 1, None),
+        ("qwen3_next", "chain", 1, None),
+        ("llama", "tree", 4, None),
+        ("gpt2", "tree", 4, None),
+        ("llama", "auto", 1, 96),
+        ("llama", "auto", 3, 96),
     ],
 )
-def test_a_given_cache_is_gone_on_with_and_holds_all_but_the_last_token(
-    models_by_type, model_type, verification, rows
+def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
+    models_by_type, model_type, verification, rows, room
 ):
+    """With `room` the cache is a static one."""
     first = Call(models_by_type(model_type), rows)
     texts = []
     for drafts in (False, True):
-        cache = DynamicCache(config=first.model.config)
+        config = first.model.config
+        cache = StaticCache(config, max_cache_len=room) if room else DynamicCache(config=config)
         ids, mask = first.inputs["input_ids"], first.inputs["attention_mask"]
         for turn in range(3):
             options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 15}
@@ -269,13 +258,13 @@ def test_a_given_cache_is_gone_on_with_and_holds_all_but_the_last_token(
                 assert ids.tolist() == texts[turn].tolist()
                 assert drafter.stats.mat > 1.2
             texts.append(ids)
-            assert cache.get_seq_length() == ids.shape[1] - 1
+            assert int(cache.get_seq_length()) == ids.shape[1] - 1
             ids = torch.cat([ids, first.inputs["input_ids"][:, -3:]], dim=-1)
             mask = torch.cat([mask, mask.new_ones((rows, ids.shape[1] - mask.shape[1]))], dim=-1)
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_returned_cache_is_plain_generates(call, ends):
+def test_the_returned_cache_equals_that_of_plain_decoding(call, ends):
     options = {"return_dict_in_generate": True}
     if ends:  # rows at different times
         places = call.plain[-1, 22], call.plain[call.rows // 2, 30]
@@ -295,60 +284,44 @@ def test_the_returned_cache_is_plain_generates(call, ends):
 
 
 def test_a_zero_budget_decodes_plainly(call):
-    drafter = call.drafter(1.0)
-    drafted = call.generate(candidate_generator=drafter, max_draft_tokens=0)
-    assert drafted.tolist() == call.plain.tolist()
-    assert drafter.stats.drafted == 0
-    assert drafter.stats.tokens == 32 * call.rows
-    assert drafter.stats.forward_passes == 32
+    stats = call.assert_lossless(1.0, max_draft_tokens=0)
+    assert (stats.drafted, stats.tokens, stats.forward_passes) == (0, 32 * call.rows, 32)
 
 
 def test_stats_add_up(call):
-    drafter = call.drafter(0.7)
-    call.generate(candidate_generator=drafter, max_draft_tokens=8)
-    stats = drafter.stats
-    assert stats.tokens == 32 * call.rows == stats.accepted + sum(stats.accepted_lengths)
+    """Further sums are those of `test_no_drafts_change_greedy_ids`."""
+    stats = call.assert_lossless(0.7)
     assert stats.forward_passes <= sum(stats.accepted_lengths) <= call.rows * stats.forward_passes
-    assert sum(n * count for n, count in enumerate(stats.accepted_lengths)) == stats.accepted
     assert min(stats.prefill_seconds, stats.drafting_seconds, stats.verifying_seconds) > 0
 
 
-class TooMuch(rs.Drafter):
-    def draft(self, budget):
-        return rs.DraftTree.chain([5] * (budget + 1))
+class Broken(rs.Drafter):
+    """Returns or raises what a function of the budget does."""
+
+    def __init__(self, draft):
+        self.draft = draft
 
 
-class Nothing(rs.Drafter):
-    def draft(self, budget):
-        return None
+def failing(budget):
+    raise KeyError("broken")
 
 
-@pytest.mark.parametrize("drafter", [TooMuch(), Nothing()])
-def test_a_drafter_that_does_not_keep_to_its_budget_is_named(call, drafter):
-    with pytest.raises(ValueError, match=f"{type(drafter).__name__} was asked for .* at most 8"):
-        call.generate(candidate_generator=drafter, max_draft_tokens=8)
-
-
-class BadTree(rs.Drafter):
-    def draft(self, budget):
-        return rs.DraftTree.chain(np.array([3, 10_000]))
-
-
-def test_a_drafter_that_leaves_the_vocabulary_is_named(call):
-    with pytest.raises(ValueError, match="10000"):
-        call.generate(candidate_generator=BadTree())
-
-
-class Failing(rs.Drafter):
-    def draft(self, budget):
-        raise KeyError("broken")
-
-
-def test_an_exception_in_a_drafter_frees_it_for_the_next_call(call):
-    drafter = Failing()
+@pytest.mark.parametrize(
+    ("draft", "error", "message"),
+    [
+        (lambda n: rs.DraftTree.chain([5] * (n + 1)), ValueError, "Broken was asked .* at most 8"),
+        (lambda n: None, ValueError, "Broken was asked for .* at most 8"),
+        (lambda n: rs.DraftTree.chain([3, 10_000]), ValueError, "10000"),
+        (failing, KeyError, "broken"),
+    ],
+)
+def test_a_broken_draft_is_an_error_and_frees_the_drafter_for_the_next_call(
+    call, draft, error, message
+):
+    drafter = Broken(draft)
     for _ in range(2):
-        with pytest.raises(KeyError, match="broken"):
-            call.generate(candidate_generator=drafter)
+        with pytest.raises(error, match=message):
+            call.generate(candidate_generator=drafter, max_draft_tokens=8)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -356,9 +329,6 @@ def test_an_exception_in_a_drafter_frees_it_for_the_next_call(call):
 def test_a_model_that_cannot_verify_is_decoded_plainly_with_a_warning(
     models_by_type, model_type, rows, caplog
 ):
-    call = Call(models_by_type(model_type), rows)
-    drafter = Noise()
-    drafted = call.generate(candidate_generator=drafter)
-    assert drafted.tolist() == call.plain.tolist()
+    stats = Call(models_by_type(model_type), rows).assert_lossless(drafter=Noise())
     assert "decoding plainly, with the same result" in caplog.text
-    assert (drafter.stats.tokens, drafter.stats.mat) == (32 * rows, 1.0)
+    assert (stats.tokens, stats.mat) == (32 * rows, 1.0)

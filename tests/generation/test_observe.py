@@ -1,4 +1,4 @@
-"""Drafters are told the tree that was verified, and the target's logits at each of its nodes."""
+"""Observations hold the verified tree and the target's logits at each of its nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCURACIES = [0.9, 0.4, 0.7]
 
 
 @dataclass
-class Told:
+class Observed:
     """One call of `observe`, and the text before it."""
 
     text: list[int]
@@ -30,15 +30,15 @@ class Told:
 
 
 class Listening(Prophets):
-    """Writes down what it is told; the forks of a call in the same list."""
+    """Records its observations; the forks of a call share the list."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.told, self.drafted = [], []
+        self.seen, self.drafted = [], []
 
     def fork(self):
         fork = super().fork()
-        fork.told, fork.drafted = self.told, self.drafted
+        fork.seen, fork.drafted = self.seen, self.drafted
         return fork
 
     def begin(self, prompt_ids, vocab_size):
@@ -46,15 +46,17 @@ class Listening(Prophets):
         self.text = prompt_ids.tolist()
 
     def observe(self, observation):
-        # Copied: they are read before the next pass.
+        # Logits are valid until the next pass.
         tokens = observation.tokens.tolist()
-        self.told.append(Told(self.text, tokens, observation.verified, observation.logits.clone()))
+        self.seen.append(
+            Observed(self.text, tokens, observation.verified, observation.logits.clone())
+        )
         self.text = self.text + tokens
         super().observe(observation)
 
     def draft(self, budget):
         tree = super().draft(budget)
-        # Of different probabilities, so that some are worth verifying and others are not.
+        # Probabilities differ, so that only some nodes are worth verifying.
         depths = tree.depths()
         self.drafted.append(len(tree))
         return rs.DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** depths)
@@ -68,10 +70,10 @@ def paths(tree: rs.DraftTree):
     return found
 
 
-def check(model, told: list[Told]) -> None:
+def check(model, seen: list[Observed]) -> None:
     """Against plain forward passes over the text with the path to each node behind it."""
     vocab_size = model.config.vocab_size
-    for each in told:
+    for each in seen:
         assert each.logits.shape == (1 + len(each.verified), vocab_size)
         for path, logits in zip([[], *paths(each.verified)], each.logits, strict=True):
             with torch.no_grad():
@@ -96,7 +98,7 @@ def check(model, told: list[Told]) -> None:
         ("qwen3_next", 1, "chain"),
     ],
 )
-def test_every_source_is_told_the_verified_tree_and_the_logits_of_its_nodes(
+def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
     models_by_type, model_type, rows, verification, blended, budget
 ):
     call = Call(models_by_type(model_type), rows)
@@ -110,17 +112,17 @@ def test_every_source_is_told_the_verified_tree_and_the_logits_of_its_nodes(
     assert drafted.tolist() == call.plain.tolist()
 
     for source in listening:
-        check(call.model, source.told)
-        assert [len(each.verified) for each in source.told[:rows]] == [0] * rows  # the prefill
-        sizes = [len(each.verified) for each in source.told]
+        check(call.model, source.seen)
+        assert [len(each.verified) for each in source.seen[:rows]] == [0] * rows  # the prefill
+        sizes = [len(each.verified) for each in source.seen]
         assert sum(sizes) == drafter.stats.drafted > 0
-        assert sum(len(each.tokens) for each in source.told) == drafter.stats.tokens
+        assert sum(len(each.tokens) for each in source.seen) == drafter.stats.tokens
         if budget != "auto":
             assert max(sizes) <= budget
-    if blended:  # both are told the same: the merged tree
-        for mine, theirs in zip(listening[0].told, listening[1].told, strict=True):
+    if blended:  # both observe the merged tree
+        for mine, theirs in zip(listening[0].seen, listening[1].seen, strict=True):
             assert mine.verified is theirs.verified
-    branching = any(not each.verified.is_chain for each in listening[0].told)
+    branching = any(not each.verified.is_chain for each in listening[0].seen)
     assert branching == (verification == "tree")
 
 
@@ -134,14 +136,14 @@ class Dear(PassCosts):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_was_trimmed_is_not_told(llama, rows, monkeypatch):
+def test_trimmed_nodes_are_not_observed(llama, rows, monkeypatch):
     monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: Dear())
     call = Call(llama, rows)
     drafter = Listening(call.inputs, call.plain, 0.9, branches=4)
     drafted = call.generate(candidate_generator=drafter, max_draft_tokens="auto")
     assert drafted.tolist() == call.plain.tolist()
-    check(llama, drafter.told)
-    sizes = [len(each.verified) for each in drafter.told]
+    check(llama, drafter.seen)
+    sizes = [len(each.verified) for each in drafter.seen]
     assert 0 < sum(sizes) == drafter.stats.drafted < sum(drafter.drafted)
     assert drafter.stats.mat > 1
 
@@ -150,28 +152,28 @@ def test_a_pass_without_a_draft_has_the_logits_of_the_root(llama):
     call = Call(llama, rows=3)
     drafter = Listening(call.inputs, call.plain, 0.9)
     call.generate(candidate_generator=drafter, max_draft_tokens=0, max_new_tokens=8)
-    assert len(drafter.told) == 3 * 8
-    assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.told)
-    check(llama, drafter.told)
+    assert len(drafter.seen) == 3 * 8
+    assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.seen)
+    check(llama, drafter.seen)
 
 
 def test_without_verification_there_are_no_logits(models_by_type):
-    class Told(rs.Drafter):
+    class Plain(rs.Drafter):
         def begin(self, prompt_ids, vocab_size):
-            self.told = []
+            self.observed = []
 
         def observe(self, observation):
             tokens, verified = observation.tokens.tolist(), observation.verified
-            self.told.append((tokens, len(verified), observation.logits))
+            self.observed.append((tokens, len(verified), observation.logits))
 
     call = Call(models_by_type("mamba"), rows=1)
-    drafter = Told()
+    drafter = Plain()
     call.generate(candidate_generator=drafter)
-    assert drafter.told == [([token], 0, None) for token in call.plain[0, 12:].tolist()]
+    assert drafter.observed == [([token], 0, None) for token in call.plain[0, 12:].tolist()]
 
 
-def test_a_candidate_generator_is_told_the_scores_of_its_candidates(llama):
-    call, told = Call(llama, rows=1), []
+def test_a_candidate_generator_receives_the_scores_of_its_candidates(llama):
+    call, seen = Call(llama, rows=1), []
 
     class Theirs(PromptLookupCandidateGenerator):
         def get_candidates(self, input_ids):
@@ -181,12 +183,12 @@ def test_a_candidate_generator_is_told_the_scores_of_its_candidates(llama):
             return ids, None
 
         def update_candidate_strategy(self, input_ids, scores, num_matches):
-            told.append((self.candidates, input_ids.clone(), scores.clone(), num_matches))
+            seen.append((self.candidates, input_ids.clone(), scores.clone(), num_matches))
 
     drafted = call.generate(candidate_generator=Theirs(), max_new_tokens=9)
     assert drafted.tolist() == call.plain[:, : 12 + 9].tolist()
-    assert [matches for *_, matches in told][:2] == [2, 2]
-    for candidates, input_ids, scores, matches in told[:2]:
+    assert [matches for *_, matches in seen][:2] == [2, 2]
+    for candidates, input_ids, scores, matches in seen[:2]:
         assert scores.shape == (1, 4, llama.config.vocab_size)
         with torch.no_grad():
             plain = llama(candidates).logits[:, -4:]

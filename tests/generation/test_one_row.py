@@ -1,22 +1,21 @@
-"""What only a call with one row has: its random numbers, streamers, scores, a cache to go on from
-where a call is cancelled."""
+"""What only a call with one row has: random numbers, streamers, scores, a cache that survives an
+exception."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from calls import PROMPT, ListStreamer
+from calls import GREEDY, PROMPT, ListStreamer
 from drafters import Noise, Prophet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
-from transformers.generation.streamers import BaseStreamer
 
 
 @pytest.fixture(scope="module")
 def plain_ids(llama) -> np.ndarray:
-    return llama.generate(PROMPT, max_new_tokens=48, do_sample=False, eos_token_id=None)[0].numpy()
+    return llama.generate(PROMPT, **{**GREEDY, "max_new_tokens": 48})[0].numpy()
 
 
 @settings(max_examples=25, deadline=None)
@@ -37,7 +36,7 @@ def test_no_draft_changes_sampled_ids_or_uses_up_other_random_numbers(
 
 def test_streamers_get_what_plain_decoding_gives_them(llama, plain_ids):
     streamers = ListStreamer(), ListStreamer()
-    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    options = {**GREEDY, "max_new_tokens": 30}
     llama.generate(PROMPT, streamer=streamers[0], **options)
     options |= {"candidate_generator": Prophet(plain_ids, accuracy=0.8), "max_draft_tokens": 8}
     llama.generate(PROMPT, streamer=streamers[1], **options)
@@ -67,32 +66,26 @@ def test_scores_and_logits_match(llama, plain_ids, verification):
     assert drafted.scores[0].dtype == torch.float32
 
 
-class Cancelled(Exception):
-    pass
-
-
-class CancellingStreamer(BaseStreamer):
+class CancellingStreamer(ListStreamer):
     def __init__(self, tokens: int):
-        self.left = tokens + 1  # the prompt comes first
+        super().__init__()
+        self.tokens = tokens
 
     def put(self, value):
-        if self.left == 0:
-            raise Cancelled
-        self.left -= 1
-
-    def end(self):
-        pass
+        if len(self.puts) > self.tokens:  # the prompt comes first
+            raise KeyboardInterrupt
+        super().put(value)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
 @pytest.mark.parametrize("tokens", [0, 4, 5, 6, 7, 8])
 def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
     model = models_by_type(model_type)
-    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    options = {**GREEDY, "max_new_tokens": 30}
     plain = model.generate(PROMPT, **options)
     cache = DynamicCache(config=model.config)
     drafter = Prophet(plain, accuracy=1.0)
-    with pytest.raises(Cancelled):
+    with pytest.raises(KeyboardInterrupt):
         model.generate(
             PROMPT,
             past_key_values=cache,
@@ -109,9 +102,9 @@ def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_typ
     assert gone_on.tolist() == plain.tolist()
 
 
-def test_a_model_that_cannot_verify_streams_and_counts_as_plain_decoding_does(models_by_type):
+def test_a_model_that_cannot_verify_streams_as_plain_decoding_does(models_by_type):
     model = models_by_type("mamba")
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    options = {**GREEDY, "max_new_tokens": 12}
     streamers = ListStreamer(), ListStreamer()
     model.generate(PROMPT, streamer=streamers[0], **options)
     drafter = Noise()

@@ -1,4 +1,4 @@
-"""What a pass costs, as far as measured, and how measurements are believed."""
+"""What passes cost, estimated from noisy measurements."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def ratios(costs: PassCosts) -> list[float]:
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.05, 30.0])
-def test_one_pass_says_how_long_all_take_as_they_are_expected_to_grow(seconds):
+def test_one_pass_predicts_all_by_their_expected_growth(seconds):
     growth = (0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5)
     costs = PassCosts(growth)
     costs.record(1, seconds)
     assert costs.plain_seconds == pytest.approx(seconds, rel=0.01)
-    # What is not known well is taken to be cheaper, the less is known the more.
+    # The less is known about a number, the cheaper it is assumed to be.
     expected = np.exp(np.concatenate(([0.0], np.cumsum(growth))))
     assert (costs.seconds() <= 1.01 * seconds * expected).all()
     assert (costs.seconds() >= 0.7 * seconds * expected).all()
@@ -48,13 +48,13 @@ def test_before_the_first_pass_nothing_is_known():
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-def test_what_was_measured_often_is_what_is_believed(power):
+def test_frequent_measurements_are_believed(power):
     costs = recorded(*[(tokens, tokens**power) for tokens in PASS_TOKENS * 20])
     assert costs.seconds().tolist() == pytest.approx([t**power for t in PASS_TOKENS], rel=0.1)
     assert costs.passes == [20] * 8
 
 
-def test_a_measurement_says_something_of_its_neighbours_and_more_of_the_nearer_ones():
+def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
     before = ratios(recorded((1, 1.0), (1, 1.0)))
     after = ratios(recorded((1, 1.0), (1, 1.0), *[(5, 3.0)] * 4))
     changes = np.array(after) / before
@@ -62,7 +62,7 @@ def test_a_measurement_says_something_of_its_neighbours_and_more_of_the_nearer_o
     assert (changes[3:] > 1.5).all()  # all the longer ones are as much dearer
 
 
-def test_a_number_between_two_says_something_of_both():
+def test_a_number_between_two_informs_both():
     costs = recorded(*[(1, 1.0), (11, 3.0)] * 20)
     assert seconds_of(costs, 9) <= 3.1 and seconds_of(costs, 17) >= 2.9
     assert costs.passes == [20, 0, 0, 0, 20, 0, 0, 0]
@@ -96,13 +96,13 @@ def test_a_first_pass_that_sets_something_up_does_not_make_drafts_look_dear_for_
 
 @settings(deadline=None)
 @given(st.lists(st.floats(1.0, 1e6), max_size=20))
-def test_however_many_were_disturbed_a_few_quiet_passes_set_it_right(disturbed):
+def test_a_few_quiet_passes_correct_any_number_of_disturbed_ones(disturbed):
     costs = recorded(*[(1, 1.0)] * 4, *[(1, seconds) for seconds in disturbed], *[(1, 1.0)] * 40)
     assert costs.plain_seconds == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize("now", [0.2, 5.0])
-def test_a_machine_that_becomes_faster_or_slower_is_found_out(now):
+def test_costs_follow_a_machine_that_becomes_faster_or_slower(now):
     costs = recorded(*[(1, 1.0)] * 5, *[(1, now)] * 100)
     assert costs.plain_seconds == pytest.approx(now, rel=0.05)
 
@@ -116,7 +116,7 @@ def test_when_the_machine_becomes_slower_all_numbers_do():
     assert ratios(costs) == pytest.approx(before, rel=0.1)
 
 
-def test_what_was_slow_is_doubted_the_longer_ago_it_was_measured():
+def test_an_old_slow_measurement_is_believed_less_and_less():
     costs = recorded(*[(1, 1.0)] * 3, *[(33, 8.0)] * 2)
     believed = [seconds_of(costs, 33)]
     for _ in range(3):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from architecture_mapping import tiny_model
-from architectures import Architecture, build
+from architectures import Architecture, build, small
+from calls import assert_lossless, padded_prompts
 from drafters import Prophet, Prophets
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
@@ -17,33 +17,15 @@ LLAMA = Architecture("llama", "tree", {"num_key_value_heads": 2})
 MISTRAL = Architecture("mistral", "chain", {"num_key_value_heads": 2, "sliding_window": 16})
 
 
-def padded_prompt(*padding: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(3, 97, (len(padding), 12), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    for row, count in enumerate(padding):
-        ids[row, :count], mask[row, :count] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-@pytest.mark.parametrize("padding", [(4,), (0, 4)])
+@pytest.mark.parametrize("rows", [slice(1, 2), slice(0, 2)])
 @pytest.mark.parametrize("model_type", ["falcon", "openai-gpt", "git"])
-def test_no_drafts_behind_padding(model_type, padding):
+def test_no_drafts_behind_padding(model_type, rows):
     """Under the 4D mask of a tree these have other logits (ALiBi, no positions)."""
-    model = (
-        build(Architecture("falcon", "chain", {"multi_query": True, "alibi": True}))
-        if model_type == "falcon"
-        else tiny_model(model_type)
-    )
-    inputs = padded_prompt(*padding)
-    plain = model.generate(**inputs, max_new_tokens=16, **OPTIONS)
-    drafted = model.generate(
-        **inputs,
-        max_new_tokens=16,
-        candidate_generator=rs.ReferenceCopy(),
-        max_draft_tokens=0,
-        **OPTIONS,
-    )
-    assert drafted.tolist() == plain.tolist()
+    is_falcon = model_type == "falcon"
+    alibi = {"multi_query": True, "alibi": True}
+    model = small("falcon", **alibi) if is_falcon else tiny_model(model_type)
+    inputs = {name: value[rows] for name, value in padded_prompts(2).items()}
+    assert_lossless(model, rs.ReferenceCopy(), inputs, max_draft_tokens=0, pad_token_id=0)
 
 
 class Interrupt:
@@ -64,7 +46,7 @@ class Interrupt:
 @pytest.mark.parametrize("verification", ["auto", "chain"])
 @pytest.mark.parametrize("architecture", [LLAMA, MISTRAL], ids=str)
 def test_a_pass_that_raises_leaves_a_usable_cache(architecture, verification, layer):
-    model, inputs = build(architecture), padded_prompt(0)
+    model, inputs = build(architecture), padded_prompts(1)
     plain = model.generate(**inputs, max_new_tokens=40, **OPTIONS)
     options = {"max_draft_tokens": 8, "verification": verification, **OPTIONS}
     warm = Prophet(plain, accuracy=0.8)
@@ -99,7 +81,7 @@ class EndsWith(StoppingCriteria):
 
 def test_the_cache_where_rows_go_on_until_all_are_stopped():
     """Without an end-of-text token; the rows run past the returned ids."""
-    model, inputs = build(LLAMA), padded_prompt(0, 2, 5)
+    model, inputs = build(LLAMA), padded_prompts(3)
     free = model.generate(**inputs, max_new_tokens=50, **OPTIONS)
     token = int(free[0, 12 + 7])
     options = {"max_new_tokens": 50, "return_dict_in_generate": True, **OPTIONS}
@@ -140,7 +122,7 @@ class Listener(rs.Drafter):
 
 
 def test_plainly_decoded_rows_are_observed_without_their_padding():
-    model, inputs = build(Architecture("mamba", "none", {"state_size": 8})), padded_prompt(0, 0)
+    model, inputs = small("mamba", state_size=8), padded_prompts(2, seed=0)
     free = model.generate(**inputs, max_new_tokens=20, **OPTIONS)
     options = {**OPTIONS, "max_new_tokens": 20, "eos_token_id": int(free[0, 12 + 3])}
     plain = model.generate(**inputs, **options)

@@ -7,9 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from calls import PROMPT, padded_prompts
-from transformers import ElectraConfig, ElectraForCausalLM, LlamaForCausalLM
+from architectures import small
+from calls import assert_lossless, padded_prompts
+from transformers import LlamaForCausalLM
 
+import hf_refspec as rs
 from hf_refspec import TokenRecycling
 from hf_refspec.verification.prompt_states import last_token, prompt_top_tokens, records_prompt
 
@@ -79,7 +81,7 @@ def test_compiled_passes_get_no_index(llama):
     assert not records_prompt(compiled, {"logits_to_keep": 1})
 
 
-def test_forward_passes_that_calculate_with_a_number_of_logits_get_a_number(llama):
+def test_forward_passes_that_calculate_with_logits_to_keep_get_a_number(llama):
     """As models of remote code may."""
 
     class Calculating(LlamaForCausalLM):
@@ -89,10 +91,7 @@ def test_forward_passes_that_calculate_with_a_number_of_logits_get_a_number(llam
             return outputs
 
     model = Calculating(llama.config).eval()
-    options = {"max_new_tokens": 8, "eos_token_id": None, "do_sample": False}
-    plain = model.generate(PROMPT, **options)
-    ids = model.generate(PROMPT, candidate_generator=TokenRecycling(), **options)
-    assert ids.tolist() == plain.tolist()
+    assert_lossless(model, TokenRecycling())
 
 
 def test_a_model_whose_logits_come_from_elsewhere_is_left_alone(llama):
@@ -117,69 +116,46 @@ def test_probabilities_are_not_taken_from_before_the_logits_are_scaled_or_capped
 
 
 def test_an_output_layer_behind_a_projection_is_left_alone():
-    config = ElectraConfig(
-        vocab_size=300,
-        embedding_size=32,
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        is_decoder=True,
-    )
-    model = ElectraForCausalLM(config).eval()
-    options = {**padded_prompts(1), "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    plain = model.generate(**options)
-    assert model.generate(**options, candidate_generator="auto").tolist() == plain.tolist()
+    model = small("electra", embedding_size=32, hidden_size=64, is_decoder=True)
+    assert_lossless(model, "auto", padded_prompts(1))
 
 
-class TestInACall:
-    @pytest.mark.parametrize("rows", [1, 3])
-    def test_drafters_are_told_of_their_own_prompt(self, llama, rows):
-        import hf_refspec as rs
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_drafter_observes_its_own_prompt(llama, rows):
+    prompts, nodes = [], []
 
-        told, nodes = [], []
+    class Listening(rs.Drafter):
+        observed_top_k, prompt_fraction = 4, ALL
 
-        class Listening(rs.Drafter):
-            observed_top_k, prompt_fraction = 4, ALL
+        def fork(self):
+            return Listening()
 
-            def fork(self):
-                return Listening()
+        def begin(self, prompt_ids, vocab_size):
+            self.prompt = prompt_ids
 
-            def begin(self, prompt_ids, vocab_size):
-                self.prompt = prompt_ids
+        def draft(self, budget):
+            return rs.DraftTree.chain([5, 9])
 
-            def draft(self, budget):
-                return rs.DraftTree.chain([5, 9])
+        def observe(self, observation):
+            top = observation.top_tokens, observation.top_probs
+            if observation.of_prompt:
+                assert observation.tokens.tolist() == self.prompt.tolist()
+                prompts.append((observation.tokens, *top))
+            else:
+                nodes.append((observation.verified, *top))
 
-            def observe(self, observation):
-                top = observation.top_tokens, observation.top_probs
-                if observation.of_prompt:
-                    assert observation.tokens.tolist() == self.prompt.tolist()
-                    told.append((observation.tokens, *top))
-                else:
-                    nodes.append((observation.verified, *top))
-
-        inputs = padded_prompts(rows)
-        drafter = rs.Blend([Listening(), rs.ReferenceCopy()])
-        ids = llama.generate(
-            **inputs,
-            max_new_tokens=6,
-            do_sample=False,
-            eos_token_id=None,
-            candidate_generator=drafter,
-            max_draft_tokens=8,
-        )
-        plain = llama.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=None)
-        assert ids.tolist() == plain.tolist()
-        assert len(told) == rows
-        for row, (prompt_ids, tokens, probs) in enumerate(told):
-            kept = inputs["attention_mask"][row].bool()
-            assert prompt_ids.tolist() == inputs["input_ids"][row][kept].tolist()
-            with torch.no_grad():
-                logits = llama(torch.from_numpy(prompt_ids)[None]).logits[0, :-1]
-            assert tokens[:, 0].tolist() == logits.argmax(dim=-1).tolist()
-            assert tokens.shape == probs.shape == (len(prompt_ids) - 1, 4)
-        for verified, tokens, probs in nodes:
-            assert tokens.shape == probs.shape == (1 + len(verified), 4)
-            assert tokens.dtype == np.int32 and probs.dtype == np.float32
-        assert len(nodes) > rows
+    inputs = padded_prompts(rows)
+    drafter = rs.Blend([Listening(), rs.ReferenceCopy()])
+    assert_lossless(llama, drafter, inputs, max_new_tokens=6)
+    assert len(prompts) == rows
+    for row, (prompt_ids, tokens, probs) in enumerate(prompts):
+        kept = inputs["attention_mask"][row].bool()
+        assert prompt_ids.tolist() == inputs["input_ids"][row][kept].tolist()
+        with torch.no_grad():
+            logits = llama(torch.from_numpy(prompt_ids)[None]).logits[0, :-1]
+        assert tokens[:, 0].tolist() == logits.argmax(dim=-1).tolist()
+        assert tokens.shape == probs.shape == (len(prompt_ids) - 1, 4)
+    for verified, tokens, probs in nodes:
+        assert tokens.shape == probs.shape == (1 + len(verified), 4)
+        assert tokens.dtype == np.int32 and probs.dtype == np.float32
+    assert len(nodes) > rows

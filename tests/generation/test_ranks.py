@@ -1,6 +1,6 @@
 """A model that is split over several processes: all of them return what plain decoding does.
 
-The processes are real ones, on gloo; what each of them does stands in `rank.py`.
+The processes are real ones, on gloo; each of them runs `rank.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def models(tmp_path_factory):
 
 
 def run(models: Path, folder: Path, kind: str, ranks: int, cases: tuple[str, ...]):
-    """What each rank has written, and what it said."""
+    """What each rank has written, and its output."""
     for name in ("llama", "mistral"):
         (folder / name).symlink_to(models / name)
     env = {
@@ -71,7 +71,7 @@ def run(models: Path, folder: Path, kind: str, ranks: int, cases: tuple[str, ...
         for process in processes:
             process.wait(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        pass  # whoever did not come to an end has not written all results
+        pass  # a rank that hangs has not written all of its results
     finally:
         for process in processes:
             process.kill()
@@ -132,7 +132,7 @@ def test_the_call_after_an_exception_is_right(tensor):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_keep_several_ranks_in_step_is_refused_at_all_of_them(tensor, case):
+def test_what_cannot_keep_ranks_in_step_is_refused_at_each_of_them(tensor, case):
     for own, text in zip(*tensor, strict=True):
         assert REFUSED[case] in own.get(case, text)
 

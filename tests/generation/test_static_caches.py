@@ -6,11 +6,10 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, VOCAB_SIZE, Architecture, build
-from calls import Call
+from architectures import ARCHITECTURES, VOCAB_SIZE, small
+from calls import GREEDY, Call
 from drafters import Noise, Prophet, Prophets
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +19,8 @@ import hf_refspec as rs
 from hf_refspec.verification.static import WIDTHS
 
 PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
-UNEQUAL = np.array([0.95, 0.5, 0.2])
+UNEQUAL = [0.95, 0.5, 0.2]
+STATIC = {"cache_implementation": "static"}
 # Without position ids, with running states, or outside of transformers' caches.
 PLAIN = {"bloom", "mpt", "qwen3_next", "lfm2", "falcon_h1", "bamba"}
 ATTENTIVE = [a for a in ARCHITECTURES if a.model_type not in PLAIN and "mamba" not in str(a)]
@@ -39,7 +39,7 @@ def on_any_device(**options) -> CompileConfig:
 
 def generate(model, drafter=None, **options):
     torch.manual_seed(5)
-    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, **options}
+    options = {**GREEDY, **options}
     if options.get("past_key_values") is None:
         options["cache_implementation"] = "static"
     if drafter is not None:
@@ -64,12 +64,7 @@ def test_ids_equal_plain_decoding_in_the_same_cache(architecture, models_by_type
 @pytest.mark.parametrize("architecture", ATTENTIVE, ids=str)
 def test_rows_equal_plain_batched_decoding(architecture, models_by_type):
     call = Call(models_by_type(architecture.model_type), rows=3, seed=3)
-    plain = call.generate(cache_implementation="static")
-    drafter = Prophets(call.inputs, plain, UNEQUAL)
-    options = {"cache_implementation": "static", "max_draft_tokens": 12}
-    drafted = call.generate(candidate_generator=drafter, **options)
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.mat > 1.2
+    assert call.assert_lossless(UNEQUAL, max_draft_tokens=12, **STATIC).mat > 1.2
 
 
 @pytest.mark.parametrize("architecture", OTHERS, ids=str)
@@ -82,10 +77,7 @@ def test_what_keeps_no_static_keys_decodes_as_without_a_drafter(architecture, mo
 def test_rows_that_end_early_stand_still(models_by_type):
     call = Call(models_by_type("qwen2"), rows=3)
     ends = [int(call.plain[0, 20]), int(call.plain[2, 30])]
-    options = {"cache_implementation": "static", "eos_token_id": ends, "pad_token_id": 0}
-    plain = call.generate(**options)
-    drafter = Prophets(call.inputs, call.plain, UNEQUAL)
-    assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
+    call.assert_lossless(UNEQUAL, eos_token_id=ends, pad_token_id=0, **STATIC)
 
 
 # --- caches that are passed in
@@ -150,22 +142,16 @@ def test_a_cache_that_generate_makes_is_returned_as_plain_decoding_does(models_b
 def test_a_prefill_in_chunks_leaves_room_for_drafts(models_by_type, model_type, verification):
     """transformers then allocates a static cache before the prefill."""
     call = Call(models_by_type(model_type), rows=3)
-    options = {"cache_implementation": "static", "prefill_chunk_size": 5}
-    plain = call.generate(**options)
-    drafter = Prophets(call.inputs, plain, UNEQUAL)
-    drafted = call.generate(candidate_generator=drafter, verification=verification, **options)
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.mat > 1.2
+    options = {**STATIC, "prefill_chunk_size": 5, "verification": verification}
+    assert call.assert_lossless(UNEQUAL, **options).mat > 1.2
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_rows_of_all_positions_that_a_model_has_stand_still(static):
     """No position is left for the last token of a row that ended first."""
-    model = build(Architecture("gpt2", "tree", {"n_positions": 48}))
-    call = Call(model, rows=3)
+    call = Call(small("gpt2", n_positions=48), rows=3)
     options = {"max_length": 49, "max_new_tokens": None, "return_dict_in_generate": True}
-    if static:
-        options["cache_implementation"] = "static"
+    options |= STATIC if static else {}
     plain = call.generate(**options).sequences
     drafter = Prophets(call.inputs, plain, UNEQUAL)
     drafted = call.generate(candidate_generator=drafter, **options).sequences
@@ -191,42 +177,17 @@ def test_a_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
     assert int(cache.get_seq_length()) == 20  # a prefix of the text
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_turns_go_on_from_a_cache(models_by_type, rows):
-    call = Call(models_by_type("llama"), rows)
-    texts: list[torch.Tensor] = []
-    for drafts in (False, True):
-        cache = StaticCache(config=call.model.config, max_cache_len=96)
-        ids, mask = call.inputs["input_ids"], call.inputs["attention_mask"]
-        for turn in range(3):
-            options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 15}
-            if drafts:
-                drafter = Prophets(options, texts[turn], UNEQUAL[:rows])
-                options |= {"candidate_generator": drafter, "max_draft_tokens": 8}
-            ids = call.generate(past_key_values=cache, **options)
-            if drafts:
-                assert ids.tolist() == texts[turn].tolist()
-                assert drafter.stats.mat > 1.2
-            texts.append(ids)
-            assert int(cache.get_seq_length()) == ids.shape[1] - 1
-            ids = torch.cat([ids, call.inputs["input_ids"][:, -3:]], dim=-1)
-            mask = torch.cat([mask, mask.new_ones((rows, ids.shape[1] - mask.shape[1]))], dim=-1)
-
-
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_cancelled_call_leaves_a_cache_to_go_on_from(llama, tokens):
-    class Cancelled(Exception):
-        pass
-
     class Cancels(Prophet):
         def draft(self, budget):
             if len(self.observed) > tokens:
-                raise Cancelled
+                raise KeyboardInterrupt
             return super().draft(budget)
 
     plain = generate(llama)
     cache = StaticCache(config=llama.config, max_cache_len=64)
-    with pytest.raises(Cancelled):
+    with pytest.raises(KeyboardInterrupt):
         generate(llama, Cancels(plain, accuracy=0.8), past_key_values=cache)
     cached = int(cache.get_seq_length())
     assert cached > PROMPT.shape[1]
@@ -295,8 +256,8 @@ def test_after_warmup_nothing_is_compiled(own, rows, graphs):
     assert graphs() == known
 
 
-def test_threads_compile_at_a_time(own, graphs):
-    """Each call alone would compile the same; kept layers go to one of them."""
+def test_threads_compile_one_at_a_time(own, graphs):
+    """Each would compile the same alone; one of them gets the kept layers."""
     llama = own("llama")
     compiled = {"compile_config": on_any_device(backend="eager"), "max_draft_tokens": 7}
     plain = generate(llama)

@@ -1,4 +1,4 @@
-"""Calls in several threads on one model, drafted and plain ones, do not notice each other."""
+"""Calls in several threads on one model, drafted and plain, do not affect each other."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import padded_prompts
+from calls import GREEDY, padded_prompts
 
 import hf_refspec as rs
+from hf_refspec.ralm.hidden_states import recorded
 
-OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+OPTIONS = {**GREEDY, "max_new_tokens": 12}
 THREADS, CALLS = 4, 60
 
 
@@ -30,8 +31,6 @@ def test_calls_of_different_rows_return_what_each_returns_alone(models_by_type, 
 
 
 def test_hidden_states_of_another_threads_passes_are_not_recorded(llama):
-    from hf_refspec.ralm.hidden_states import recorded
-
     inputs = padded_prompts(rows=2)["input_ids"]
     with torch.no_grad(), ThreadPoolExecutor(1) as pool, recorded(llama, "last_mlp") as hidden:
         llama(inputs[:1])

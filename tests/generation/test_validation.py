@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import Architecture, build
+from architectures import small
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
 from transformers import (
@@ -33,9 +33,6 @@ def untouched(llama):
     assert streamer.puts == []
 
 
-LLAMA = Architecture("llama", "tree", {"num_key_value_heads": 2})
-
-
 class FromHiddenStates(CandidateGenerator):
     requires_model_outputs = True
 
@@ -43,15 +40,7 @@ class FromHiddenStates(CandidateGenerator):
 REFUSED = {
     "an unknown verification": ({"verification": "trees"}, "`verification`.*'trees'"),
     "a negative budget": ({"max_draft_tokens": -1}, "`max_draft_tokens`.*-1"),
-    "scores of two rows": (
-        {
-            "inputs": PROMPT.repeat(2, 1),
-            "output_scores": True,
-            "return_dict_in_generate": True,
-        },
-        "`output_scores=True` and `input_ids` with 2 rows",
-    ),
-    "beam search": ({"num_beams": 3}, "`num_beams=3`"),
+    "beam search": ({"num_beams": 3}, "`num_beams=3`: beam search .*Pass `num_beams=1`"),
     "an offloaded static cache": (
         {"cache_implementation": "offloaded_static"},
         "cache_implementation='offloaded_static'",
@@ -94,18 +83,20 @@ def test_is_refused(llama, untouched, case):
         llama.generate(streamer=untouched, **options)
 
 
-@pytest.mark.parametrize("value", [2.5, "8", True])
-def test_a_budget_that_is_no_int_is_refused(llama, untouched, value):
-    with pytest.raises(TypeError, match=f"`max_draft_tokens`.*{value!r}"):
-        llama.generate(
-            PROMPT, max_length=40, candidate_generator=rs.ReferenceCopy(), max_draft_tokens=value
-        )
-
-
-@pytest.mark.parametrize("value", ["ReferenceCopy", 3, rs.ReferenceCopy, [rs.ReferenceCopy()]])
-def test_a_candidate_generator_that_is_none_is_refused(llama, untouched, value):
-    with pytest.raises(TypeError, match="`candidate_generator` must be"):
-        llama.generate(PROMPT, max_length=40, candidate_generator=value)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_draft_tokens", value) for value in (2.5, "8", True)),
+        ("candidate_generator", "ReferenceCopy"),
+        ("candidate_generator", 3),
+        ("candidate_generator", rs.ReferenceCopy),
+        ("candidate_generator", [rs.ReferenceCopy()]),
+    ],
+)
+def test_a_value_of_another_type_is_refused(llama, untouched, name, value):
+    options = {"candidate_generator": rs.ReferenceCopy(), name: value}
+    with pytest.raises(TypeError, match=f"`{name}` must be"):
+        llama.generate(PROMPT, max_length=40, **options)
 
 
 def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched):
@@ -116,20 +107,19 @@ def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched
         )
 
 
-def test_retrieval_while_generating_refuses_a_static_cache(llama):
+@pytest.mark.parametrize(
+    ("kind", "asked_by", "message"),
+    [
+        ("static", "knn_lm", "`knn_lm` cannot be combined with `cache_impl"),
+        ("quantized", "candidate_generator", "a quantized cache"),
+    ],
+)
+def test_kinds_of_caches_are_refused(kind, asked_by, message):
     config = GenerationConfig(
-        num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="static"
+        num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation=kind
     )
-    with pytest.raises(ValueError, match="`knn_lm` cannot be combined with `cache_impl"):
-        check_request(PROMPT, config, {}, "knn_lm")
-
-
-def test_a_quantized_cache_is_refused():
-    config = GenerationConfig(
-        num_beams=1, num_return_sequences=1, use_cache=True, cache_implementation="quantized"
-    )
-    with pytest.raises(ValueError, match="a quantized cache"):
-        check_request(PROMPT, config, {}, "candidate_generator")
+    with pytest.raises(ValueError, match=message):
+        check_request(PROMPT, config, {}, asked_by)
 
 
 def test_inputs_embeds_are_refused(llama, untouched):
@@ -139,8 +129,8 @@ def test_inputs_embeds_are_refused(llama, untouched):
 
 
 @pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
-def test_what_is_not_returned_is_neither_refused_nor_computed(name):
-    model = build(LLAMA)  # what records hidden states is never taken off again
+def test_outputs_that_are_not_returned_are_neither_refused_nor_computed(name):
+    model = small("llama", num_key_value_heads=2)  # its recording hooks are never removed
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, name: True}
     plain = model.generate(PROMPT, **options)
     asked = []
@@ -155,7 +145,7 @@ def test_what_is_not_returned_is_neither_refused_nor_computed(name):
 
 
 class Fading(LlamaForCausalLM):
-    """Shifts its logits by what a call says, less and less with each step."""
+    """Shifts its logits by an argument of the call, which shrinks with each step."""
 
     def forward(self, *args, shift=None, **kwargs):
         outputs = super().forward(*args, **kwargs)

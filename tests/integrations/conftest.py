@@ -43,7 +43,7 @@ def trained_model(loaded, trained_tokenizer):
 
 @pytest.fixture(scope="session")
 def messages() -> list[list[dict[str, str]]]:
-    """Three chats about a document, in whose answers much of it is said again."""
+    """Three chats about a document, whose answers repeat much of it."""
     questions = (
         "When is the museum open? Quote the text.",
         "What do tickets cost? Quote the text.",
@@ -54,14 +54,14 @@ def messages() -> list[list[dict[str, str]]]:
 
 @pytest.fixture(scope="session")
 def prompts(trained_tokenizer, messages) -> list[str]:
-    """The same as texts."""
+    """The chats as texts."""
     options = {"tokenize": False, "add_generation_prompt": True}
     return [trained_tokenizer.apply_chat_template(chat, **options) for chat in messages]
 
 
 @contextmanager
 def counted_passes(model: PreTrainedModel) -> Iterator[list[Any]]:
-    """One entry for each forward pass of a model, seen at the model."""
+    """A list that gets one entry for each forward pass of the model."""
     passes: list[Any] = []
 
     def count(*_):
@@ -77,8 +77,8 @@ def counted_passes(model: PreTrainedModel) -> Iterator[list[Any]]:
 
 @pytest.fixture
 def drafted_as_plain(trained_model):
-    """Calls something that generates with the model plainly and then with a drafter attached, which
-    must return the same from fewer forward passes. It returns that."""
+    """Calls a function plainly and then with a drafter attached, asserts that it returns the same
+    from fewer forward passes of the model, and returns it."""
 
     def called_twice(call: Callable[[], Any]) -> Any:
         with counted_passes(trained_model) as plainly:
@@ -97,7 +97,7 @@ def drafted_as_plain(trained_model):
 
 
 def finished(call: Callable[[], Any]) -> Any:
-    """What it returns, once its threads have ended: a stream ends before `generate` returns."""
+    """Its result, once its threads have ended: a stream ends before `generate` returns."""
     before = threading.enumerate()
     returned = call()
     for thread in threading.enumerate():

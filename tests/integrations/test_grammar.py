@@ -26,14 +26,14 @@ MAX_NEW_TOKENS = 32
 
 
 def checked(text: str) -> str:
-    """A text that is JSON of the schema."""
+    """Asserts that a text is JSON of the schema, and returns it."""
     assert json.loads(text).keys() == SCHEMA["properties"].keys()
     return text
 
 
 @pytest.fixture(scope="module")
 def xgrammar_processor(trained_model, trained_tokenizer):
-    """Makes a processor for one call."""
+    """Builds a processor for one call."""
     xgrammar = pytest.importorskip("xgrammar", reason="xgrammar is not installed (see setup.cfg)")
     from xgrammar.contrib.hf import LogitsProcessor
 

@@ -17,7 +17,7 @@ ANSWERS = ["harbour", "museum", "ticket"]
 
 @pytest.fixture
 def tasks(tmp_path):
-    """Tasks are made anew for each evaluation: one keeps its requests."""
+    """Builds new tasks for each evaluation: a task keeps its requests."""
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps({"answer": answer}) + "\n" for answer in ANSWERS))
     common = {
@@ -59,11 +59,11 @@ def test_scores_are_the_same(trained_model, trained_tokenizer, tasks, drafted_as
 
     def evaluation():
         found = evaluate(evaluated, tasks(), bootstrap_iters=0, log_samples=True)
-        said = {
+        responses = {
             name: [sample["resps"] for sample in samples]
             for name, samples in found["samples"].items()
         }
-        return found["results"], said
+        return found["results"], responses
 
     results, _ = drafted_as_plain(evaluation)
     assert results["museum"]["exact_match,word"] > 0.5

@@ -18,7 +18,7 @@ def entries(seed: int, count: int, dtype: torch.dtype = torch.float32) -> torch.
 
 
 def mask_of(seen: torch.Tensor, paths: torch.Tensor) -> PathMask:
-    """Of what tokens `(S, length)` see and of their paths `(S, n)`, the same in all rows."""
+    """The mask of what tokens see, `(S, length)`, and of their paths, `(S, n)`, for all rows."""
     mask = torch.cat([seen.long(), paths], dim=-1)
     return mask.expand(ROWS, 1, *mask.shape).as_subclass(PathMask)
 
@@ -26,7 +26,7 @@ def mask_of(seen: torch.Tensor, paths: torch.Tensor) -> PathMask:
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_a_text_in_order_has_the_result_of_torch(scale):
     query, key, value = entries(0, 5), entries(1, LENGTH), entries(2, LENGTH)
-    places = torch.arange(1, 6)[:, None]  # the first tokens of a text: paths begin before it
+    places = torch.arange(1, 6)[:, None]  # the first tokens: their paths begin before the text
     slots = torch.arange(LENGTH)
     paths = places - torch.arange(N - 1, -1, -1)
     mask = mask_of(slots <= places - N, paths.clamp(min=-1))
@@ -57,7 +57,7 @@ def test_bits_do_not_depend_on_the_slots_of_a_path(dtype):
 
 
 def test_a_mask_that_does_not_fit_the_cache_raises():
-    """Such as one that a model has cut to the length of its keys: the paths are lost."""
+    """A model may cut the mask to the length of its keys, which loses the paths."""
     query, key = entries(0, 5), entries(1, LENGTH)
     mask = mask_of(torch.ones(5, LENGTH), torch.zeros(5, N, dtype=torch.int64))
     with pytest.raises(ValueError, match="no paths"):

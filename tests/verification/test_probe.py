@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from architectures import VOCAB_SIZE
-from calls import PROMPT, prepared
-from drafters import Noise, Prophet, Prophets
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GPTNeoConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from architectures import small
+from calls import GREEDY, PROMPT, assert_lossless, prepared
+from drafters import Noise
+from transformers import AutoModelForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.verification import entries
@@ -22,25 +18,15 @@ from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.probe import probe
 from hf_refspec.verification.tree import TreeVerifier
 
-OPTIONS = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
-SMALL = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.25,
-    "pad_token_id": 0,
-}
 BATCH = {
     "input_ids": torch.cat([PROMPT, PROMPT.flip(1)]),
     "attention_mask": torch.ones((2, PROMPT.shape[1]), dtype=torch.int64),
 }
+small_llama = partial(small, "llama")
 
 
-def small_llama(dtype=torch.float32, **config) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**{**SMALL, **config})).to(dtype).eval()
+def first(rows: int) -> dict[str, torch.Tensor]:
+    return {name: value[:rows] for name, value in BATCH.items()}
 
 
 @torch.no_grad()
@@ -56,35 +42,33 @@ def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "qwen3_moe"])
 def test_a_deep_model_in_a_short_type_gets_its_tree(model_type, dtype, models_by_type):
     config = models_by_type(model_type).config.to_dict()
-    for name in ("layer_types", "n_layer"):
+    for name in ("layer_types", "model_type", "dtype"):
         config.pop(name, None)
     config |= {"num_hidden_layers": 24, "hidden_size": 64, "initializer_range": 0.05}
     if model_type == "gpt2":
         config |= {"n_layer": 24, "n_embd": 64}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**config)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = small(model_type, dtype, **config)
     assert verified_as(model) == verified_as(model, rows=3) == "tree"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba"])
-def test_a_model_that_forgets_its_state_is_found_out(model_type, dtype, models_by_type):
+def test_a_model_that_forgets_its_state_gets_no_verifier(model_type, dtype, models_by_type):
     model = models_by_type(model_type)
     model = type(model)(model.config).to(dtype).eval()
     assert verified_as(model) == "none"
 
 
-def heed_no_mask(model, args, kwargs):
+def ignore_mask(model, args, kwargs):
     mask = kwargs.get("attention_mask")
     if mask is not None and mask.ndim == 4:
         kwargs["attention_mask"] = torch.ones_like(mask)
     return args, kwargs
 
 
-def test_a_mask_that_is_not_heeded_is_found_out():
+def test_a_model_that_ignores_the_mask_gets_no_tree():
     model = small_llama()
-    model.register_forward_pre_hook(heed_no_mask, with_kwargs=True)
+    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
     assert verified_as(model) == "chain"
     assert verified_as(model, rows=2) == "none"
 
@@ -94,18 +78,18 @@ def as_float32(model, args, output):
 
 
 @torch.no_grad()
-def test_other_branches_are_compared_also_where_logits_are_longer_than_the_weights():
+def test_other_branches_are_compared_where_logits_are_wider_than_the_weights():
     model = small_llama(torch.bfloat16)
-    model.register_forward_pre_hook(heed_no_mask, with_kwargs=True)
+    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
     model.register_forward_hook(as_float32)
     _, kwargs = prepared(model, PROMPT, max_new_tokens=3)
     assert probe(TreeVerifier, model, 1, kwargs).leak > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_asked_for_and_refused_is_an_error_with_the_numbers(dtype):
+def test_an_inexact_verification_that_the_call_asks_for_is_an_error_with_the_numbers(dtype):
     model = small_llama(dtype)
-    model.register_forward_pre_hook(heed_no_mask, with_kwargs=True)
+    model.register_forward_pre_hook(ignore_mask, with_kwargs=True)
     number = r"\d\.\de[+-]\d\d"
     leak = "" if dtype == torch.float32 else rf", and .* change them by {number}"
     refused = (
@@ -113,37 +97,24 @@ def test_what_is_asked_for_and_refused_is_an_error_with_the_numbers(dtype):
         rf"are {number} off .* rounding alone makes {number}{leak}\)"
     )
     with pytest.raises(ValueError, match=refused):
-        model.generate(PROMPT, candidate_generator=Noise(), verification="tree", **OPTIONS)
+        model.generate(PROMPT, candidate_generator=Noise(), verification="tree", **GREEDY)
 
 
-def test_moved_entries_at_wrong_places_are_found_out(monkeypatch, caplog):
+def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     model = small_llama()
     monkeypatch.setattr(entries, "move_entries", lambda *_: None)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
-        model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **OPTIONS)
-    plain = model.generate(**BATCH, **OPTIONS)
-    drafted = model.generate(**BATCH, candidate_generator=Noise(), **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+        model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)
+    assert_lossless(model, Noise(), BATCH)
     assert "decoding plainly" in caplog.text and "off those of single steps" in caplog.text
 
 
 def test_local_attention_gets_a_chain():
     """GPT-Neo keeps all of its cache and attends to a window of it."""
-    config = GPTNeoConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=16,
-        initializer_range=0.25,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    plain = model.generate(PROMPT, **OPTIONS)
-    drafter = Prophet(plain, accuracy=0.8)
-    assert model.generate(PROMPT, candidate_generator=drafter, **OPTIONS).tolist() == plain.tolist()
+    kinds = [[["global", "local"], 1]]
+    model = small("gpt_neo", num_layers=2, num_heads=4, attention_types=kinds, window_size=16)
+    assert_lossless(model, 0.8)
     assert verified_as(model) == "chain"
 
 
@@ -163,13 +134,8 @@ def test_special_tokens_at_the_lowest_ids_do_not_matter(rows):
     with torch.no_grad():
         model.model.embed_tokens.weight[:16] = 0
     assert verified_as(model, rows) == "tree"
-    inputs = {name: 20 + value[:rows] for name, value in BATCH.items() if name == "input_ids"}
-    inputs["attention_mask"] = BATCH["attention_mask"][:rows]
-    plain = model.generate(**inputs, **OPTIONS)
-    drafter = Prophets(inputs, plain, 0.9)
-    drafted = model.generate(**inputs, candidate_generator=drafter, max_draft_tokens=8, **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
-    assert drafter.stats.mat > 1.5
+    inputs = {**first(rows), "input_ids": 20 + first(rows)["input_ids"]}
+    assert assert_lossless(model, 0.9, inputs).mat > 1.5
 
 
 class Disturbing:
@@ -198,7 +164,7 @@ def test_a_verifier_that_is_refused_on_one_text_is_tried_on_a_second(rows):
     assert verified_as(model, rows) == ("chain" if rows == 1 else "none")
 
 
-# --- what is found, and kept
+# --- findings
 
 
 @torch.no_grad()
@@ -211,21 +177,7 @@ def test_a_finding_has_the_numbers(llama):
         assert f"{finding.error:.1e}" in str(finding)
 
 
-def test_is_done_once_and_not_at_all_without_drafts():
-    model = small_llama()
-    passes = []
-    model.register_forward_pre_hook(lambda *_: passes.append(1))
-    counts = []
-    for budget in (0, 8, 8):
-        passes.clear()
-        options = {**OPTIONS, "max_new_tokens": 4, "max_draft_tokens": budget}
-        drafter = Noise()
-        model.generate(PROMPT, candidate_generator=drafter, **options)
-        counts.append(len(passes) - drafter.stats.forward_passes)
-    assert counts[0] == counts[2] == 0 < counts[1]
-
-
-def test_running_out_of_memory_is_not_taken_for_an_answer():
+def test_running_out_of_memory_is_not_a_finding():
     model = small_llama()
 
     def out_of_memory(model, args, kwargs):
@@ -234,48 +186,39 @@ def test_running_out_of_memory_is_not_taken_for_an_answer():
 
     hook = model.register_forward_pre_hook(out_of_memory, with_kwargs=True)
     with pytest.raises(torch.OutOfMemoryError):
-        model.generate(PROMPT, candidate_generator=Noise(), **OPTIONS)
+        model.generate(PROMPT, candidate_generator=Noise(), **GREEDY)
     hook.remove()
     assert verified_as(model) == "tree"
 
 
-def test_whatever_else_a_model_raises_is_a_finding(caplog):
+def test_any_other_exception_of_a_model_is_a_finding(caplog):
     model = small_llama()
 
     def refuse(model, args, kwargs):
         if kwargs["input_ids"].shape[1] > 1 and kwargs["past_key_values"].get_seq_length() > 0:
             raise NotImplementedError("one token at a time")
 
-    plain = model.generate(PROMPT, **OPTIONS)
     model.register_forward_pre_hook(refuse, with_kwargs=True)
-    drafted = model.generate(PROMPT, candidate_generator=Noise(), **OPTIONS)
-    assert drafted.tolist() == plain.tolist()
+    assert_lossless(model, Noise())
     assert "NotImplementedError('one token at a time')" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_dropout_at_work_is_decoded_plainly(rows, caplog):
-    model, texts = small_llama(attention_dropout=0.3).train(), []
-    inputs = {name: value[:rows] for name, value in BATCH.items()}
-    for drafter in (None, Noise(), rs.ReferenceCopy()):
-        torch.manual_seed(0)
-        texts.append(model.generate(**inputs, candidate_generator=drafter, **OPTIONS).tolist())
-    assert texts[0] == texts[1] == texts[2]
+def test_models_with_active_dropout_are_decoded_plainly(rows, caplog):
+    model = small_llama(attention_dropout=0.3).train()
+    for drafter in (Noise(), rs.ReferenceCopy()):
+        assert_lossless(model, drafter, first(rows))
     assert "dropout is at work" in caplog.text
 
 
 @pytest.mark.parametrize("max_draft_tokens", [0, 8])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_gradient_checkpointing_at_work_is_decoded_plainly(rows, max_draft_tokens, caplog):
-    """In training the layers then run without the cache; a model that was probed before too."""
-    model = small_llama()
-    inputs = {name: value[:rows] for name, value in BATCH.items()}
-    options = {**inputs, **OPTIONS}
-    drafting = {"candidate_generator": rs.ReferenceCopy(), "max_draft_tokens": max_draft_tokens}
-    model.generate(**options, **drafting)
+def test_models_that_checkpoint_gradients_are_decoded_plainly(rows, max_draft_tokens, caplog):
+    """In training their layers run without the cache. A model that was probed before is one too."""
+    model, drafting = small_llama(), {"max_draft_tokens": max_draft_tokens}
+    assert_lossless(model, rs.ReferenceCopy(), first(rows), **drafting)
     model.gradient_checkpointing_enable()
-    model.train()
-    assert model.generate(**options, **drafting).tolist() == model.generate(**options).tolist()
+    assert_lossless(model.train(), rs.ReferenceCopy(), first(rows), **drafting)
     assert "gradient checkpointing is at work" in caplog.text
 
 
@@ -289,7 +232,4 @@ def test_a_model_with_offloaded_weights_is_probed(on_disk, tmp_path):
         device_map=devices | dict.fromkeys(on_disk, "disk"),
         offload_folder=tmp_path / "offloaded",
     )
-    plain = model.generate(PROMPT, **OPTIONS)
-    options = {**OPTIONS, "candidate_generator": (drafter := Prophet(plain, 1.0))}
-    assert torch.equal(model.generate(PROMPT, **options, max_draft_tokens=8), plain)
-    assert drafter.stats.forward_passes < OPTIONS["max_new_tokens"] / 2
+    assert assert_lossless(model, 1.0).forward_passes < GREEDY["max_new_tokens"] / 2

@@ -1,4 +1,4 @@
-"""The same bits with drafts and without, whatever was drafted."""
+"""Reproducible passes: drafts change no bit of the logits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, Architecture, build
-from calls import Call
+from architectures import VOCAB_SIZE, small
+from calls import GREEDY, Call
 from drafters import Noise, Prophet, Prophets
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,38 +23,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_p": 0.9}}
 
 
-@pytest.fixture(scope="module")
-def models():
-    """Of each model type and dtype, once."""
-    from architectures import ARCHITECTURES
-
-    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    built: dict = {}
-
-    def get(model_type: str, dtype: torch.dtype):
-        if (model_type, dtype) not in built:
-            built[model_type, dtype] = build(by_type[model_type], dtype)
-        return built[model_type, dtype]
-
-    return get
-
-
 def generate(model, drafter=None, **options) -> GenerateDecoderOnlyOutput:
     torch.manual_seed(7)
-    return model.generate(
-        **{
-            "inputs": PROMPT,
-            "max_new_tokens": 32,
-            "eos_token_id": None,
-            "do_sample": False,
-            "verification": "reproducible",
-            "candidate_generator": drafter,
-            "return_dict_in_generate": True,
-            "output_logits": True,
-            "output_scores": True,
-            **options,
-        }
-    )
+    returned = ("return_dict_in_generate", "output_logits", "output_scores")
+    options = {**GREEDY, "max_new_tokens": 32, **dict.fromkeys(returned, True), **options}
+    options = {"inputs": PROMPT, "verification": "reproducible", **options}
+    return model.generate(candidate_generator=drafter, **options)
 
 
 class Watched(Prophet):
@@ -79,8 +53,8 @@ def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyO
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("model_type", MODELS)
-def test_no_drafter_leaves_a_trace(models, model_type, dtype, sampling):
-    model, options = models(model_type, dtype), SAMPLING[sampling]
+def test_no_drafter_changes_a_bit(models_by_type, model_type, dtype, sampling):
+    model, options = models_by_type(model_type, dtype), SAMPLING[sampling]
     plain = generate(model, **options)
     good = Prophet(plain.sequences, accuracy=0.9)
     for drafter, nodes in ((good, 15), (good, "auto"), (Noise(), 5), (rs.ReferenceCopy(), 64)):
@@ -98,48 +72,50 @@ def test_no_drafter_leaves_a_trace(models, model_type, dtype, sampling):
     st.booleans(),
     st.sampled_from(["llama", "mistral"]),
 )
-def test_no_trees_of_any_shape_leave_a_trace(
-    models, accuracy, branches, nodes, seed, samples, model_type
+def test_no_tree_of_any_shape_changes_a_bit(
+    models_by_type, accuracy, branches, nodes, seed, samples, model_type
 ):
-    model = models(model_type, torch.bfloat16)
+    model = models_by_type(model_type, torch.bfloat16)
     options = SAMPLING["sampled" if samples else "greedy"]
     plain = generate(model, **options)
     drafter = Prophet(plain.sequences, accuracy, branches, seed)
     assert_same_bits(generate(model, drafter, max_draft_tokens=nodes, **options), plain)
 
 
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [2, 4])
-def test_rows_of_different_lengths_have_the_same_texts(models, dtype, rows):
-    call = Call(models("llama", dtype), rows)
-    plain = call.generate(verification="reproducible")
+def test_rows_have_the_same_texts_and_random_numbers_of_their_own(
+    models_by_type, dtype, rows, sampling
+):
+    call = Call(models_by_type("llama", dtype), rows)
+    options = {"verification": "reproducible", **SAMPLING[sampling]}
+    torch.manual_seed(3)
+    plain = call.generate(**options)
     for accuracies in ([0.9, 0.5, 0.1, 0.7], [0.2, 0.95, 0.6, 0.0]):
+        torch.manual_seed(3)
         drafter = Prophets(call.inputs, plain, accuracies[:rows])
-        drafted = call.generate(candidate_generator=drafter, verification="reproducible")
-        assert drafted.tolist() == plain.tolist()
+        assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_trees_where_torch_attends_and_chains_where_the_model_does(models, dtype):
-    for model_type, has_trees in (("llama", True), ("mistral", True), ("gemma2", False)):
-        model = models(model_type, dtype)
-        plain = generate(model)
-        drafter = Watched(plain.sequences, accuracy=0.8)
-        assert_same_bits(generate(model, drafter, max_draft_tokens=15), plain)
-        assert (drafter.trees > 0) == has_trees, model_type
-
-
-def test_texts_longer_than_a_window_leave_no_trace(models):
-    model = models("mistral", torch.bfloat16)
-    plain = generate(model, max_new_tokens=80)
+@pytest.mark.parametrize(
+    ("model_type", "new_tokens", "has_trees"),
+    [("llama", 32, True), ("mistral", 80, True), ("gemma2", 32, False)],  # mistral past its window
+)
+def test_trees_where_torch_attends_and_chains_where_the_model_does(
+    models_by_type, model_type, new_tokens, has_trees, dtype
+):
+    model, options = models_by_type(model_type, dtype), {"max_new_tokens": new_tokens}
+    plain = generate(model, **options)
     drafter = Watched(plain.sequences, accuracy=0.8)
-    assert_same_bits(generate(model, drafter, max_draft_tokens=15, max_new_tokens=80), plain)
-    assert drafter.trees > 0
+    assert_same_bits(generate(model, drafter, max_draft_tokens=15, **options), plain)
+    assert (drafter.trees > 0) == has_trees
 
 
-def test_calls_beside_it_attend_as_they_always_do(models):
-    """Nothing of a model or of torch is switched for the passes over trees."""
-    model = models("llama", torch.bfloat16)
+def test_other_calls_at_the_same_time_attend_as_always(models_by_type):
+    """Passes over trees switch nothing in the model or in torch."""
+    model = models_by_type("llama", torch.bfloat16)
     ordinary = {"verification": "auto", "cache_implementation": "static"}
     alone = generate(model), generate(model, Prophet([0], 0), **ordinary)
 
@@ -152,30 +128,33 @@ def test_calls_beside_it_attend_as_they_always_do(models):
             assert_same_bits(output, alone[i % 2])
 
 
-def test_what_drafters_remember_leaves_no_trace(models):
-    model = models("llama", torch.bfloat16)
+def test_what_drafters_remember_changes_no_bit(models_by_type):
+    model = models_by_type("llama", torch.bfloat16)
     drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
     outputs = [generate(model, drafter) for _ in range(3)]
-    assert drafter.stats.mat > 2  # the third time it has seen it all
+    assert drafter.stats.mat > 2  # the third call has seen it all
     for output in outputs:
         assert_same_bits(output, generate(model))
 
 
-def test_an_attached_drafter_leaves_no_trace(models):
-    model = models("llama", torch.bfloat16)
-    plain = generate(model)
-    options = {"max_new_tokens": 32, "eos_token_id": None, "do_sample": False}
-    with rs.attach(model, verification="reproducible") as attachment:
+@pytest.mark.parametrize("attached", [True, False])
+def test_an_attached_drafter_and_the_explicit_loop_change_no_id(models_by_type, attached):
+    model, options = models_by_type("llama", torch.bfloat16), {**GREEDY, "max_new_tokens": 32}
+    if attached:
+        with rs.attach(model, verification="reproducible") as attachment:
+            ids = model.generate(PROMPT, **options)
+        assert attachment.stats.tokens == 32
+    else:
+        options |= {"custom_generate": rs.speculate, "verification": "reproducible"}
         ids = model.generate(PROMPT, **options)
-    assert ids.tolist() == plain.sequences.tolist()
-    assert attachment.stats.tokens == 32
+    assert ids.tolist() == generate(model).sequences.tolist()
 
 
 def mixture(dtype):
-    """Large enough that the product over several tokens is another kernel than that over one."""
+    """Large enough that a product over several tokens runs another kernel than over one."""
     config = {"hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "num_experts": 8}
     config |= {"num_experts_per_tok": 2, "initializer_range": 0.1, "num_key_value_heads": 2}
-    return build(Architecture("qwen3_moe", "tree", config), dtype)
+    return small("qwen3_moe", dtype, **config)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -185,7 +164,7 @@ def test_a_mixture_whose_shapes_depend_on_other_tokens_is_refused(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_mixture_that_runs_each_token_by_itself_has_the_same_bits(dtype):
+def test_a_mixture_that_runs_each_token_alone_has_the_same_bits(dtype):
     model = mixture(dtype)
     model.set_experts_implementation("batched_mm")
     for token in range(3, 9):  # short prompts, so that experts get few tokens
@@ -195,12 +174,11 @@ def test_a_mixture_that_runs_each_token_by_itself_has_the_same_bits(dtype):
         assert_same_bits(drafted, plain)
 
 
-def test_a_cache_that_is_not_static_is_refused(llama):
-    cache = DynamicCache(config=llama.config)
+@pytest.mark.parametrize("given", [True, False])
+def test_a_cache_that_is_not_static_is_refused(llama, given):
+    cache = {"past_key_values": DynamicCache(config=llama.config)}
     with pytest.raises(ValueError, match="`verification='reproducible'` needs a static cache"):
-        generate(llama, past_key_values=cache)
-    with pytest.raises(ValueError, match="`verification='reproducible'` needs a static cache"):
-        generate(llama, cache_implementation="dynamic")
+        generate(llama, **(cache if given else {"cache_implementation": "dynamic"}))
 
 
 def test_a_cache_without_room_for_a_pass_is_refused(llama):
@@ -214,48 +192,20 @@ def test_a_cache_without_room_for_a_pass_is_refused(llama):
     assert_same_bits(drafted, plain)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-def test_rows_draw_from_random_numbers_of_their_own(models, sampling):
-    call = Call(models("llama", torch.bfloat16), rows=3)
-    options = {"verification": "reproducible", **SAMPLING[sampling]}
-    torch.manual_seed(3)
-    plain = call.generate(**options)
-    for accuracies in ([0.9, 0.5, 0.1], [0.2, 0.95, 0.6]):
-        torch.manual_seed(3)
-        drafter = Prophets(call.inputs, plain, accuracies)
-        assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
-
-
-def test_what_the_model_is_configured_with_does_not_matter(models):
-    model = models("qwen3", torch.float32)
+def test_the_models_default_cache_does_not_matter(models_by_type, monkeypatch):
+    model = models_by_type("qwen3", torch.float32)
     plain = generate(model)
-    model.generation_config.cache_implementation = "dynamic"
-    try:
-        assert_same_bits(generate(model), plain)
-    finally:
-        model.generation_config.cache_implementation = None
+    monkeypatch.setattr(model.generation_config, "cache_implementation", "dynamic")
+    assert_same_bits(generate(model), plain)
 
 
-def test_as_a_loop_by_name_it_drafts_by_default(models):
-    model = models("llama", torch.bfloat16)
-    ids = model.generate(
-        PROMPT,
-        max_new_tokens=32,
-        eos_token_id=None,
-        do_sample=False,
-        custom_generate=rs.speculate,
-        verification="reproducible",
-    )
-    assert ids.tolist() == generate(model).sequences.tolist()
-
-
-def test_compiled_passes_have_the_same_bits(models):
+def test_compiled_passes_have_the_same_bits(models_by_type):
     """Of one graph, which the probe compiles."""
     torch._dynamo.reset()
     counters.clear()
     config = CompileConfig(mode="default", backend="aot_eager")
     config._compile_all_devices = True
-    model, options = models("llama", torch.bfloat16), {"compile_config": config}
+    model, options = models_by_type("llama", torch.bfloat16), {"compile_config": config}
     plain = generate(model, **options)
     drafter = Prophet(plain.sequences, accuracy=0.8)
     assert_same_bits(generate(model, drafter, **options), plain)

@@ -55,7 +55,7 @@ KINDS = {
 
 
 class Bench:
-    """A verifier of some rows, whose texts are the prompts of a call and after them others."""
+    """A verifier of some rows; their texts are the prompts of a call and a given continuation."""
 
     def __init__(self, kind: type[Verifier], model: PreTrainedModel, rows: int):
         self.kind, self.model, self.rows = kind, model, rows
@@ -85,18 +85,19 @@ class Bench:
         verifier = self.verifier if verifier is None else verifier
         return verifier.forward(self.at(lengths), drafts or [EMPTY] * self.rows)
 
-    def next(self, row: int, length: int, count: int) -> list[int]:
-        """What follows so many tokens of a row in its text."""
-        return self.text[row, length : length + count].tolist()
-
     def draft(self, row: int, length: int, count: int = 3) -> tuple[DraftTree, list[int]]:
         """A draft of what follows, and its nodes on that path."""
-        path = self.next(row, length, count)
+        path = self.text[row, length : length + count].tolist()
         if self.kind is PlainVerifier:
             return EMPTY, []
         if self.kind.takes_trees:
             return branching(*path), [2 * depth + 1 for depth in range(count)]
         return DraftTree.chain(path), list(range(count))
+
+    def drafts(self, lengths) -> tuple[list[DraftTree], list[list[int]]]:
+        """Such a draft of each row, and their nodes on the path."""
+        drafts, paths = zip(*map(self.draft, range(self.rows), lengths), strict=True)
+        return list(drafts), list(paths)
 
     @torch.no_grad()
     def plain(self, row: int, ids: list[int]) -> torch.Tensor:
@@ -130,17 +131,17 @@ def bench(request, models_by_type) -> Bench:
 def test_several_pending_tokens_and_a_draft_behind_them_have_the_logits_of_plain_steps(bench):
     for length in (15, 17, 20, 33):
         lengths = [length] * bench.rows
-        drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
+        drafts, paths = bench.drafts(lengths)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:1] for path in paths])
 
 
-def test_what_is_kept_of_a_draft_counts_as_run(bench):
-    """All, some and none of it: the next pass is right wherever it goes on."""
+def test_kept_nodes_of_a_draft_are_cached(bench):
+    """All, some and none of them: the next pass is right wherever it goes on."""
     length = 13
     for kept in (3, 1, 0, 2):
         lengths = [length] * bench.rows
-        drafts, paths = zip(*(bench.draft(row, length) for row in range(bench.rows)), strict=True)
+        drafts, paths = bench.drafts(lengths)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:kept] for path in paths])
         if not bench.verifier.entries.reruns and bench.verifier.cache is not None:
@@ -150,13 +151,13 @@ def test_what_is_kept_of_a_draft_counts_as_run(bench):
     bench.assert_plain(bench.forward([length] * bench.rows), [length] * bench.rows)
 
 
-def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
+def test_a_rolled_back_verifier_equals_a_fresh_one(bench):
     lengths, further = [14] * bench.rows, [30] * bench.rows
     bench.forward(lengths)
     bench.verifier.keep([[]] * bench.rows)
     mark = bench.verifier.mark()
     for _ in range(2):  # any number of times
-        drafts, paths = zip(*(bench.draft(row, 15) for row in range(bench.rows)), strict=True)
+        drafts, paths = bench.drafts([15] * bench.rows)
         bench.forward([15] * bench.rows, drafts)
         bench.verifier.keep(paths)
         bench.forward(further)
@@ -166,7 +167,7 @@ def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
 
         fresh = bench.new(14)
         lengths = [17] * bench.rows
-        drafts, paths = zip(*(bench.draft(row, 17) for row in range(bench.rows)), strict=True)
+        drafts, paths = bench.drafts(lengths)
         logits = bench.forward(lengths, drafts)
         bench.assert_plain(logits, lengths, drafts)
         expected = bench.forward(lengths, drafts, fresh)
@@ -181,19 +182,14 @@ def test_after_a_roll_back_all_is_as_in_a_fresh_verifier(bench):
         assert cache.get_seq_length() == 14
 
 
-ROWS = ["tree, 3 rows", "tree, gpt2, 3 rows", "static, some windows, 3 rows"]
+ROWS = [name for name in KINDS if name.endswith("3 rows")]
+rows_benches = pytest.mark.parametrize("bench", ROWS, indirect=True)
 
 
-@pytest.fixture(params=[*ROWS, "reproducible, 3 rows", "reproducible, trees, 3 rows"])
-def rows_bench(request, models_by_type) -> Bench:
-    kind, model_type, rows = KINDS[request.param]
-    return Bench(kind, models_by_type(model_type), rows)
-
-
-def test_rows_with_different_numbers_of_pending_tokens(rows_bench):
-    bench = rows_bench
+@rows_benches
+def test_rows_with_different_numbers_of_pending_tokens(bench):
     for lengths, kept in (([13, 15, 20], [0, 2, 1]), ([17, 18, 30], [3, 0, 2])):
-        drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+        drafts, paths = bench.drafts(lengths)
         drafts = [drafts[0], EMPTY if kept[1] == 0 else drafts[1], drafts[2]]
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep([path[:count] for path, count in zip(paths, kept, strict=True)])
@@ -202,38 +198,37 @@ def test_rows_with_different_numbers_of_pending_tokens(rows_bench):
         bench.assert_width(max(after))
 
 
-def test_rows_of_different_lengths_are_rolled_back(rows_bench):
-    bench = rows_bench
+@rows_benches
+def test_rows_of_different_lengths_are_rolled_back(bench):
     bench.forward([13, 15, 20])
     bench.verifier.keep([[], [], []])
     mark = bench.verifier.mark()
     for _ in range(2):
-        drafts, paths = zip(*(bench.draft(row, 22) for row in range(3)), strict=True)
+        drafts, paths = bench.drafts([22] * 3)
         bench.forward([22] * 3, drafts)
         bench.verifier.keep([paths[0], None, paths[2][:1]])
         bench.verifier.roll_back(mark)
         assert bench.verifier.cached == [13, 15, 20]
         bench.assert_width(20)
         lengths = [16, 16, 21]
-        drafts, paths = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+        drafts, paths = bench.drafts(lengths)
         bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
         bench.verifier.keep(paths)
         bench.verifier.roll_back(mark)
 
 
-def test_a_row_that_waits_keeps_nothing_of_a_pass(rows_bench):
-    bench = rows_bench
+@rows_benches
+def test_a_row_that_waits_keeps_nothing_of_a_pass(bench):
     bench.forward([14] * 3)
     bench.verifier.keep([[], None, []])
     assert bench.verifier.cached == [14, 12, 14]
     lengths = [16, 15, 17]
-    drafts, _ = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+    drafts, _ = bench.drafts(lengths)
     bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
 
 
-@pytest.mark.parametrize("rows_bench", ROWS[:2], indirect=True)
-def test_rows_that_leave_do_not_disturb_the_others(rows_bench):
-    bench = rows_bench
+@pytest.mark.parametrize("bench", ROWS[:2], indirect=True)
+def test_rows_leave_without_disturbing_the_others(bench):
     bench.forward([14, 20, 16])
     bench.verifier.keep([[], [], []])
     bench.verifier.select([0, 2])
@@ -241,12 +236,12 @@ def test_rows_that_leave_do_not_disturb_the_others(rows_bench):
     bench.text, bench.rows = bench.text[[0, 2]], 2
     bench.inputs = {name: value[[0, 2]] for name, value in bench.inputs.items()}
     lengths = [15, 19]
-    drafts, _ = zip(*(bench.draft(row, n) for row, n in enumerate(lengths)), strict=True)
+    drafts, _ = bench.drafts(lengths)
     bench.assert_plain(bench.forward(lengths, drafts), lengths, drafts)
 
 
-def test_finish_leaves_all_but_the_last_column_in_the_cache(rows_bench):
-    bench = rows_bench
+@rows_benches
+def test_finish_leaves_all_but_the_last_column_in_the_cache(bench):
     bench.forward([14, 18, 16])
     bench.verifier.keep([[], [], []])
     with torch.no_grad():

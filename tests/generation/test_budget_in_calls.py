@@ -1,0 +1,120 @@
+"""Calls whose budget is "auto": what passes cost decides what is verified, and never the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from calls import GREEDY, PROMPT, assert_lossless
+from drafters import Prophet
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from hf_refspec.generation import budget as budgets
+from hf_refspec.generation.pass_costs import PassCosts, pass_costs
+
+
+class Timed(PassCosts):
+    """Records the seconds of a formula instead of those of the clock.
+
+    Attributes:
+        sizes: The tokens of a row in each pass so far.
+        total: How long they took.
+    """
+
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+        self.sizes, self.total = [], 0.0
+
+    def record(self, tokens, seconds):
+        seconds = self.formula(tokens)
+        self.sizes.append(tokens)
+        self.total += seconds
+        super().record(tokens, seconds)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Has passes of all models take as long as a formula says; returns their costs."""
+
+    def timed_by(formula) -> Timed:
+        costs = Timed(formula)
+        monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: costs)
+        return costs
+
+    return timed_by
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("accuracy", [0.0, 0.7, 1.0])
+def test_ids_are_those_of_plain_decoding_whatever_the_times(llama, timed, do_sample, accuracy):
+    options = {**GREEDY, "max_new_tokens": 32, "do_sample": do_sample}
+    random = np.random.default_rng(0)
+    timed(lambda tokens: random.exponential(1.0 + 0.1 * tokens))
+    drafted = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        plain = llama.generate(PROMPT, **options)
+        state = torch.get_rng_state()
+        drafter = Prophet(plain, accuracy, seed=seed)
+        torch.manual_seed(seed)
+        ids = llama.generate(PROMPT, candidate_generator=drafter, **options)
+        assert ids.tolist() == plain.tolist()
+        assert torch.equal(torch.get_rng_state(), state)
+        drafted += drafter.stats.drafted
+    assert drafted > 0 or accuracy == 0
+
+
+def generated(model, accuracy: float, calls: int = 2):
+    """The stats of the last of some calls; in the first the costs become known."""
+    options = {**GREEDY, "max_new_tokens": 32}
+    plain = model.generate(PROMPT, **options)
+    for _ in range(calls):
+        drafter = Prophet(plain, accuracy, branches=0)
+        stats = assert_lossless(model, drafter, max_draft_tokens="auto", max_new_tokens=32)
+    return stats
+
+
+def test_by_default_drafts_are_verified_where_that_is_cheap(llama, timed):
+    timed(lambda tokens: 1.0 + 0.01 * tokens)
+    assert generated(llama, accuracy=1.0).mat > 4
+
+
+def test_by_default_a_call_is_not_slower_where_drafts_are_dear(llama, timed):
+    costs = timed(lambda tokens: 1.0 if tokens == 1 else 2.0)
+    generated(llama, accuracy=0.2, calls=1)
+    costs.total = 0.0
+    stats = generated(llama, accuracy=0.2, calls=1)
+    assert costs.total <= 1.1 * (stats.tokens - 1)  # the first is the prefill's
+
+
+def test_the_first_call_of_a_model_drafts_from_the_first_pass_on(llama, timed):
+    costs = timed(lambda tokens: 1.0)
+    assert generated(llama, accuracy=1.0, calls=1).mat > 4
+    assert costs.sizes[0] > 1
+    first = max(costs.sizes)
+    costs.sizes.clear()
+    generated(llama, accuracy=1.0, calls=1)
+    assert costs.sizes[0] == first  # what a pass costs is still known
+
+
+def test_costs_are_measured_and_kept_with_the_model(fresh_llama):
+    stats = generated(fresh_llama, accuracy=0.5, calls=1)
+    costs = pass_costs(fresh_llama, "tree")
+    assert sum(costs.passes) == stats.forward_passes - 1
+    assert 0 < costs.plain_seconds < 10
+
+
+def test_a_candidate_generators_draft_is_not_cut_by_default(llama, timed):
+    lengths = []
+
+    class Theirs(PromptLookupCandidateGenerator):
+        def get_candidates(self, input_ids):
+            ids = plain[:, : input_ids.shape[1] + 6]
+            lengths.append(ids.shape[1] - input_ids.shape[1])
+            return ids, None
+
+    plain = llama.generate(PROMPT, **GREEDY)
+    timed(float)
+    assert_lossless(llama, Theirs(), max_draft_tokens="auto")
+    assert lengths == [6, 6, 6, 2]  # 24 tokens: the prefill's, 3 * (6 + 1) and the last 2
