@@ -83,8 +83,10 @@ class Loop:
             fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
             states: list[torch.Tensor] = []
             self.verifier.prompt_states = states if fraction > 0 else None
-            none = [DraftTree.empty()] * len(rows)
-            logits = self.verifier.forward([row.seen for row in rows], none)  # (R, 1, vocab_size)
+            for row in rows:
+                row.draft = row.verified = DraftTree.empty()
+            drafts = [row.verified for row in rows]
+            logits = self.verifier.forward([row.seen for row in rows], drafts)  # (R, 1, vocab_size)
             self.verifier.prompt_states = None
             top = self._accept(rows, logits)
             self.verifier.keep([row.path for row in rows])
