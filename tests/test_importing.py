@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,46 @@ def test_every_public_name_is_there(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'hf_refspec' has no attribute 'nothing'"):
         _ = rs.nothing
+
+
+PACKAGE = Path(rs.__file__).parent
+# What each room of the library may import; files beside the rooms are free to all.
+ROOMS = {
+    "index": set(),
+    "store": {"index"},
+    "retrieval": {"index", "store"},
+    "drafting": {"index", "store"},
+    "verification": {"drafting"},
+    "generation": {"index", "drafting", "verification"},
+    "ralm": {"drafting", "generation", "retrieval", "store", "verification"},
+}
+
+
+def imported_by(file: Path) -> set[str]:
+    """The modules of this package that a file imports, without its name: `store.files`."""
+    package = file.relative_to(PACKAGE).parts[:-1]
+    modules = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = [*package[: len(package) + 1 - node.level], node.module or node.names[0].name]
+            modules.add(".".join(module))
+    return modules
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_the_library_import_one_way(room):
+    others = {*ROOMS, "apps"} - ROOMS[room] - {room}
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    assert files
+    for file in files:
+        rooms = {module.partition(".")[0] for module in imported_by(file)}
+        assert not rooms & others, file
+
+
+def test_an_application_imports_the_library_and_what_is_shared_but_no_other():
+    apps = {path.name for path in (PACKAGE / "apps").iterdir() if (path / "__init__.py").exists()}
+    assert {"cli", "shared"} < apps
+    for app in apps - {"cli"}:
+        for file in (PACKAGE / "apps" / app).rglob("*.py"):
+            imported = {module.split(".")[1] for module in imported_by(file) if "apps." in module}
+            assert imported <= {app, "shared"}, file
