@@ -117,3 +117,6 @@ def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
     parents = np.concatenate([tree.parents for tree in trees])
     probs = np.concatenate([tree.probs for tree in trees])
     return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
+
+
+Drafter._blended = Blend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class Drafter(Printed, AssistedDrafter):
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
     calibration: Calibration
+    # What `a | b` is: `Blend`, which stands on this file and puts itself here.
+    _blended: ClassVar[Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
         drafter = super().__new__(cls)
@@ -93,14 +95,10 @@ class Drafter(Printed, AssistedDrafter):
 
     def __or__(self, other: Any) -> Drafter:
         """`a | b` drafts from both, see [`Blend`]; one of them may be a datastore."""
-        from .blend import Blend  # it imports this file
-
-        return Blend([self, other])
+        return self._blended([self, other])
 
     def __ror__(self, other: Any) -> Drafter:
-        from .blend import Blend
-
-        return Blend([other, self])
+        return self._blended([other, self])
 
 
 def valid_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -> DraftTree:

@@ -22,7 +22,8 @@ from ..drafting.tree import DraftTree
 from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
-from ..verification.verifier import StandingTokens, Verifier
+from ..verification.token_sequence import StandingTokens
+from ..verification.verifier import Verifier
 from .acceptance import accept
 from .budget import Budget
 from .criteria import BatchCriteria, longest_row

@@ -24,7 +24,7 @@ from transformers import (
 from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
 from ..verification.restored import random_numbers
-from ..verification.verifier import TokenSequence
+from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

@@ -23,7 +23,8 @@ from ..verification.cache import find_cache, fresh_kwargs
 from ..verification.chain import PlainVerifier
 from ..verification.choice import select_verifier
 from ..verification.positions import length_dependent_rope
-from ..verification.verifier import CacheMark, FixedTokens, Verifier
+from ..verification.token_sequence import FixedTokens
+from ..verification.verifier import CacheMark, Verifier
 
 # Passages whose caches are kept: more of them save prefills, and take memory.
 _PASSAGES = 4

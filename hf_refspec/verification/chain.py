@@ -17,7 +17,8 @@ from ..text_config import text_config
 from .cache import caches_images, find_cache, fresh_kwargs, holds_running_state
 from .entries import CroppedEntries, Entries, Pass, RunningState
 from .static_cache import has_static_layers
-from .verifier import TokenSequence, Verifier
+from .token_sequence import TokenSequence
+from .verifier import Verifier
 
 
 class SequentialVerifier(Verifier):

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..drafting.tree import DraftTree
 from .cache import crop_layers, keeps_every_position, move_entries, restore, snapshot
-
-if TYPE_CHECKING:
-    from .verifier import TokenSequence
+from .token_sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from .cache import fresh_kwargs
 from .facts import facts_about_state
 from .ranks import Ranks
 from .restored import modules_restored, random_state, set_random_state
-from .verifier import FixedTokens, Verifier
+from .token_sequence import FixedTokens
+from .verifier import Verifier
 
 logger = logging.getLogger("hf_refspec")
 

@@ -26,8 +26,9 @@ from .entries import Pass
 from .positions import attention_windows
 from .slotted_entries import SlottedEntries
 from .static_cache import has_begun, is_static, keeps_all
+from .token_sequence import TokenSequence
 from .tree import MaskedInputs, as_attention_takes, from_roots, laid_out, takes_masks
-from .verifier import TokenSequence, Verifier
+from .verifier import Verifier
 
 # The tokens of a row in a pass. More of them fit drafts closer, and take longer to compile.
 WIDTHS = (1, 8, 16, 32, 65)

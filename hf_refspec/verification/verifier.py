@@ -25,9 +25,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
@@ -37,50 +36,7 @@ from ..text_config import text_config
 from .cache import CACHE_NAMES, find_cache, keeps_every_position
 from .entries import Entries, EntriesMark, Pass
 from .prompt_states import last_token, records_prompt
-
-
-class TokenSequence(Protocol):
-    """What a verifier needs of a row."""
-
-    @property
-    def ids(self) -> torch.Tensor:
-        """All tokens, including padding, int64 of shape `(1, length)`."""
-
-    def tail(self, count: int) -> np.ndarray:
-        """The last `count` tokens on the host, int64 of shape `(count,)`."""
-
-    def __len__(self) -> int: ...
-
-
-class FixedTokens:
-    """Tokens `(1, length)` that do not grow."""
-
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids = ids
-
-    def tail(self, count: int) -> np.ndarray:
-        return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
-
-    def __len__(self) -> int:
-        return self.ids.shape[1]
-
-
-class StandingTokens:
-    """A row that stands still: all tokens but the last, which must not run, since the model may
-    have no position for it."""
-
-    def __init__(self, row: TokenSequence) -> None:
-        self._row = row
-
-    @property
-    def ids(self) -> torch.Tensor:
-        return self._row.ids[:, :-1]
-
-    def tail(self, count: int) -> np.ndarray:
-        return self._row.tail(count + 1)[:-1]
-
-    def __len__(self) -> int:
-        return len(self._row) - 1
+from .token_sequence import FixedTokens, TokenSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from hf_refspec.verification.cache import keeps_every_position
 from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
 from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from hf_refspec.verification.static import StaticVerifier
+from hf_refspec.verification.token_sequence import FixedTokens
 from hf_refspec.verification.tree import TreeVerifier
-from hf_refspec.verification.verifier import FixedTokens, Verifier
+from hf_refspec.verification.verifier import Verifier
 
 # A text long enough to cross Mistral's window of 16.
 TEXT = torch.randint(3, VOCAB_SIZE, (1, 40), generator=torch.Generator().manual_seed(3))

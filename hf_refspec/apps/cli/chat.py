@@ -122,7 +122,7 @@ class Chat:
                 self.console.print("\n/exit or Ctrl-D leaves")
 
     def _answer(self, question: str) -> None:
-        """Streams an answer. One that Ctrl-C stops stays in the conversation as far as it came."""
+        """Streams an answer. What Ctrl-C leaves of it stays in the conversation."""
         first = not self.messages and self.document is not None
         content = with_document(self.document or "", question) if first else question
         messages = [*self.messages, user(content)]
