@@ -33,9 +33,10 @@ from ..store.card import readable_size
 from ..store.files import DatastoreError, FileEntry, read_arrays, write_arrays
 from ..store.fingerprint import public_name
 from ..store.folder import check_writable, new_folder, only_writer
+from ..store.folder_config import FolderConfig
 from ..store.printable import printable
 from ..store.schema import Named, Range
-from ..store.stored_folder import FolderConfig, StoredFolder
+from ..store.stored_folder import StoredFolder
 from ..text_config import text_config
 from .hidden_states import Layer, probe, recorded
 from .interpolation import LEAST_TOKENS, Interpolation, choose

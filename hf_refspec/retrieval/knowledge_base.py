@@ -26,8 +26,9 @@ from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
 from ..store.fingerprint import vocabulary_size
 from ..store.folder import new_folder
+from ..store.folder_config import FolderConfig, token_dtype
 from ..store.schema import Named, Range
-from ..store.stored_folder import FolderConfig, StoredFolder, token_dtype
+from ..store.stored_folder import StoredFolder
 from ..version import __version__
 from .passages import cut_passages, decode, embedded
 from .text_encoder import TextEncoder

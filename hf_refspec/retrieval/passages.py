@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..store.build.source import Source, batches
 from ..store.build.tokenizing import encode
 from ..store.fingerprint import vocabulary_size
-from ..store.stored_folder import token_dtype
+from ..store.folder_config import token_dtype
 from ..store.tokenizer_file import load_backend
 from .text_encoder import TextEncoder
 

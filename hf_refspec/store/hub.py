@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from huggingface_hub import (
     CommitInfo,
@@ -21,12 +21,10 @@ from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from .card import card
 from .files import CONFIG, DatastoreError, check_file, open_file, unreadable
+from .folder_config import FolderConfig
 from .hub_repo import LIBRARY, commit
 from .names import is_here, is_only_cached
 from .printable import one_line
-
-if TYPE_CHECKING:
-    from .stored_folder import FolderConfig
 
 C = TypeVar("C", bound="FolderConfig")
 # Reduces a config to one that names only some of its files.

@@ -29,8 +29,9 @@ from ..version import __version__
 from .files import DatastoreError, FileEntry, read_arrays, write_arrays
 from .fingerprint import public_name
 from .folder import new_folder
+from .folder_config import FolderConfig, token_dtype
 from .schema import Named, Range
-from .stored_folder import FolderConfig, StoredFolder, token_dtype
+from .stored_folder import StoredFolder
 
 TABLE = Named("a recycling table", r"table\.safetensors")
 # Next tokens of a context. A drafter that continues to learn has room for as many of each context,
