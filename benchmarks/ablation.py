@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from replay import replay, stand_in_model
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.plots import ACCENT, DARK, MARKERS, ORANGE, line_legend, new_figure
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import RecordedAnswer, humaneval
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.datastore import Datastore

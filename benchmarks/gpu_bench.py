@@ -33,8 +33,7 @@ from hf_refspec.apps.bench.methods import (
     static_options,
     transformers_methods,
 )
-from hf_refspec.apps.bench.models import llama_config
-from hf_refspec.apps.bench.plots import check_plotting
+from hf_refspec.apps.bench.models import random_model
 from hf_refspec.apps.bench.registry import Job
 from hf_refspec.apps.bench.report import write_report
 from hf_refspec.apps.bench.results import new_results
@@ -42,6 +41,7 @@ from hf_refspec.apps.bench.run import measure_suite
 from hf_refspec.apps.bench.suites import RecordedAnswer, answered, chat_prompt
 from hf_refspec.apps.bench.summary import Entry
 from hf_refspec.apps.shared.default_model import default_model, load_model, load_tokenizer
+from hf_refspec.apps.shared.extras import require
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.hook import install
 
@@ -66,9 +66,8 @@ class Text(NamedTuple):
 class ForcedLlama(LlamaForCausalLM):
     """A Llama that writes the texts that it is given, whatever its weights.
 
-    A logits processor can force a text too, see [`~bench.replay.ForcedText`], but then tokens are
-    chosen one by one, each with a wait for the GPU: here `generate` is as fast as with a trained
-    model.
+    With a logits processor, see [`~bench.forced_text.ForcedText`], tokens are chosen one by one,
+    each with a wait for the GPU: here `generate` is as fast as with a trained model.
     """
 
     MOST_ROWS, MOST_TOKENS = 8, 8192
@@ -116,19 +115,6 @@ class ForcedLlama(LlamaForCausalLM):
             2, following.clamp(min=0)[..., None], bonus[..., None].to(logits.dtype)
         )
         return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
-
-
-def forced_model(
-    size: str, vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> ForcedLlama:
-    """A [`ForcedLlama`] of one of [`~bench.models.SIZES`] with random weights."""
-    config = llama_config(size, vocab_size)
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
-        model: ForcedLlama = ForcedLlama._from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
-    return model.eval()
 
 
 def gpu_methods(static: dict[str, Any], rows: int = 1) -> list[Method]:
@@ -195,7 +181,7 @@ def _check(options: argparse.Namespace) -> PreTrainedTokenizerBase:
         )
     if options.seconds <= 0:
         raise ValueError(f"--seconds must be above 0, but is {options.seconds:g}")
-    check_plotting()
+    require("bench", "matplotlib")
     if options.out is None:
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else "small"
         options.out = HERE / re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
@@ -214,7 +200,7 @@ def _measure_random_model(
     else:
         size, dtype, vocab_size = "8B", torch.bfloat16, max(VOCABULARY, len(tokenizer))
     texts = _recorded(options.data, tokenizer, left_out)
-    model = forced_model(size, vocab_size, options.device, dtype)
+    model = random_model(size, vocab_size, options.device, dtype, ForcedLlama)
     for rows, end in zip(ROWS, ends, strict=True):
         bench = Bench(model, tokenizer, list, False, NEW_TOKENS)
         measure(bench, f"random {size}", texts, rows, end, results, left_out, options.out)

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from replay import replay, stand_in_model
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.records import read_records
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import (
     Question,
     RecordedAnswer,

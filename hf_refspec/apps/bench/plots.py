@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from .methods import LOOK_UP, PLAIN
-from .summary import Entry, Key, Summary, summaries
+from .summary import Entry, Key, Sample, Summary, by_setting, suites_by_dtype, summaries
 
 WIDTH = 8  # inches
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -41,19 +41,35 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.3,
     "lines.solid_capstyle": "butt",
 }
+NAMED = 2  # suites in the title of a panel
 LABEL = 40  # characters of a line of a method's name
 TITLE = 80  # of a panel's title, over the whole width
 BESIDE = {"speed-up": 44, "MAT": 74}  # columns of numbers, in points from the axes
 
 
-def check_plotting() -> None:
-    """Raises `ImportError`, before the work starts, if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            'hf-refspec bench plots with matplotlib: pip install "hf_refspec[bench]"'
-        ) from None
+def charts(results: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
+    """The entries of each panel of each chart, by file and title.
+
+    One chart has all suites without retrieval, a panel for each dtype. Each suite with retrieval
+    has its own, a panel for each retriever and dtype, without the methods that do not retrieve.
+    """
+    files: dict[str, dict[str, list[Entry]]] = {}
+    for dtype, suites in suites_by_dtype(results["suites"]).items():
+        names = ", ".join(suites) if len(suites) <= NAMED else f"{len(suites)} suites"
+        entries = [entry for of_suite in suites.values() for entry in of_suite]
+        files.setdefault("speed_ups.png", {})[f"{names}, {dtype}"] = entries
+    for suite in results["suites"].values():
+        for setting, entries in by_setting(suite["entries"]).items():
+            if setting:
+                panels = files.setdefault(f"speed_ups_{suite['suite']}.png", {})
+                panels[f"{setting}, {suite['dtype']}"] = [
+                    {**entry, "samples": _that_retrieve(entry)} for entry in entries
+                ]
+    return files
+
+
+def _that_retrieve(entry: Entry) -> list[Sample]:
+    return [sample for sample in entry["samples"] if sample["other_tokens"] is not None]
 
 
 @contextmanager

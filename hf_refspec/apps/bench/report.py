@@ -8,8 +8,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from .charts import charts
-from .plots import plot_speed_ups, speed_up_title
+from .plots import charts, plot_speed_ups, speed_up_title
 from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
 
 FEW = 10  # prompts

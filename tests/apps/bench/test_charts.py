@@ -6,9 +6,8 @@ import pytest
 from bench_samples import entry, results, retrieving, sample
 from PIL import Image
 
-from hf_refspec.apps.bench.charts import charts
 from hf_refspec.apps.bench.methods import DEFAULT, LOOK_UP, PLAIN
-from hf_refspec.apps.bench.plots import kind, plot_speed_ups
+from hf_refspec.apps.bench.plots import charts, kind, plot_speed_ups
 
 PLAINLY = sample(PLAIN, 11, 11, 1.0, 10.0, nodes=0)
 DRAFTED = sample(DEFAULT, 11, 5, 1.0, 4.0, nodes="auto")

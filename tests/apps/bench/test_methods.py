@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 import hf_refspec as rs
 from hf_refspec.apps.bench.methods import BLEND, DEFAULT, RECYCLING, decoding_methods
-from hf_refspec.apps.bench.models import llama_config, random_model
+from hf_refspec.apps.bench.models import random_model
 
 
 def recycling(methods) -> list[str]:
@@ -39,8 +38,7 @@ def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(("size", "billions"), [("500M", 0.495), ("8B", 7.24)])
 def test_models_have_the_sizes_that_they_are_named_for(size, billions):
-    with torch.device("meta"):
-        model = LlamaForCausalLM(llama_config(size, 32000))
+    model = random_model(size, 32000, "meta")
     assert model.num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)
 
 

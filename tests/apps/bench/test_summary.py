@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from bench_samples import entry, retrieving, sample
+from bench_samples import entry, sample
 
 from hf_refspec.apps.bench.summary import Spread, summaries
 
@@ -46,15 +46,3 @@ def test_an_answer_of_one_token_has_no_decoding_speed():
     assert f"{ours.decoding_speed_up:.1f}" == "3.5 [2.8, 4.2]"
     [alone] = summaries([{"samples": ENTRIES[2]["samples"][:1]}]).values()
     assert math.isnan(alone.decoding_speed_up.median)
-
-
-def test_a_text_of_fewer_tokens_is_no_gain():
-    samples = [sample("plain", 20, 20, 1.0, 9.0), sample("ours", 10, 5, 1.0, 4.0)]
-    _, ours = summaries([entry("a", samples)]).values()
-    assert ours.speed_up == pytest.approx(1.0)
-
-
-def test_texts_that_cannot_be_equal_are_not_counted_and_figures_are_averaged():
-    samples = [[retrieving("ours", 4.0, searches=n) | {"other_tokens": None}] for n in (2, 4)]
-    [ours] = summaries([entry("a", each) for each in samples]).values()
-    assert ours.equal is None and ours.figures == {"searches": 3.0}

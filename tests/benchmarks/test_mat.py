@@ -6,11 +6,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from replay import replay, stand_in_model
 from shared_data import data_file
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import RecordedAnswer, humaneval, llma_rag
 from hf_refspec.apps.shared.default_model import load_tokenizer
 
