@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from .methods import LOOK_UP, PLAIN
-from .summary import Entry, Key, Sample, Summary, by_setting, suites_by_dtype, summaries
+from .summary import Entry, Key, Summary, retrieves, suites_by_dtype, summaries
 
 WIDTH = 8  # inches
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -50,26 +50,22 @@ BESIDE = {"speed-up": 44, "MAT": 74}  # columns of numbers, in points from the a
 def charts(results: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
     """The entries of each panel of each chart, by file and title.
 
-    One chart has all suites without retrieval, a panel for each dtype. Each suite with retrieval
-    has its own, a panel for each retriever and dtype, without the methods that do not retrieve.
+    One chart has all suites without retrieval, a panel for each dtype. The others have a chart for
+    each kind, a panel for each suite, without the methods that do not retrieve.
     """
     files: dict[str, dict[str, list[Entry]]] = {}
     for dtype, suites in suites_by_dtype(results["suites"]).items():
         names = ", ".join(suites) if len(suites) <= NAMED else f"{len(suites)} suites"
         entries = [entry for of_suite in suites.values() for entry in of_suite]
         files.setdefault("speed_ups.png", {})[f"{names}, {dtype}"] = entries
-    for suite in results["suites"].values():
-        for setting, entries in by_setting(suite["entries"]).items():
-            if setting:
-                panels = files.setdefault(f"speed_ups_{suite['suite']}.png", {})
-                panels[f"{setting}, {suite['dtype']}"] = [
-                    {**entry, "samples": _that_retrieve(entry)} for entry in entries
-                ]
+    for name, suite in results["suites"].items():
+        if retrieves(suite["entries"]):
+            kind = suite["suite"].partition(",")[0]
+            files.setdefault(f"speed_ups_{kind}.png", {})[name] = [
+                {**entry, "samples": [each for each in entry["samples"] if each["figures"]]}
+                for entry in suite["entries"]
+            ]
     return files
-
-
-def _that_retrieve(entry: Entry) -> list[Sample]:
-    return [sample for sample in entry["samples"] if sample["other_tokens"] is not None]
 
 
 @contextmanager

@@ -24,12 +24,11 @@ def drafting(dtypes: tuple[str, ...], *names: str, samples=(PLAINLY, DRAFTED)) -
 
 def of_retrievers() -> dict:
     samples = [
-        retrieving("baseline", 8.0),
-        retrieving("ours", 2.0),
+        retrieving("baseline", 8.0, searches=4),
+        retrieving("ours", 2.0, searches=2),
         {**PLAINLY, "other_tokens": None},
     ]
-    names = ("flat", "bm25")
-    return results(ralm=[entry("a", samples, setting=name, size=9) for name in names])
+    return results(**{f"ralm, {name}": [entry("a", samples)] for name in ("flat", "bm25")})
 
 
 BOTH = drafting(("float32",), "rag")

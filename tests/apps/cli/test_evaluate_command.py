@@ -18,14 +18,6 @@ TEXTS = {f"{i}.txt": f"text {i}: the cat sat on the mat, the cat sat on the hat\
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, byte_llama, tokenizer) -> str:
-    folder = tmp_path_factory.mktemp("models") / "bytes"
-    byte_llama.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     for name, text in TEXTS.items():
@@ -41,12 +33,12 @@ def store(tmp_path_factory, tokenizer) -> Datastore:
 
 
 @pytest.fixture
-def run(monkeypatch, model_folder, capsys):
+def run(monkeypatch, folder, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("hf_refspec.apps.cli.evaluate._NEW_TOKENS", 12)
 
     def run(*arguments) -> tuple[int, str, str]:
-        status = main(["evaluate", *map(str, arguments), "--model", model_folder])
+        status = main(["evaluate", *map(str, arguments), "--model", folder])
         return (status, *capsys.readouterr())
 
     return run

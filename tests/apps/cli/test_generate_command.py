@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -123,26 +121,12 @@ def test_bad_input_is_named_with_the_way_out(refused, arguments, messages, tmp_p
     assert all(part in message for part in messages)
 
 
-def test_bytes_that_are_no_text_are_no_prompt(folder):
-    command = [sys.executable, "-m", "hf_refspec", "generate", "--model", folder]
-    done = subprocess.run(command, input=b"\xff\xfe\x00", capture_output=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"hf-refspec: the prompt is not a text in UTF-8")
+def test_bytes_that_are_no_text_are_no_prompt(refused, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00"), "utf-8"))
+    assert "the prompt is not a text in UTF-8" in refused()
 
 
 def test_an_answer_ends_where_the_context_of_the_model_does(generate):
     prompt = "x" * (2048 - len("user: \nassistant: ") - 5)
     _, statistics = generate(prompt)
     assert statistics.startswith("5 tokens in ")
-
-
-def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
-    command = [sys.executable, "-m", "hf_refspec", "generate", "the cat", "--model", folder]
-    child = subprocess.Popen(
-        [*command, "--max-new-tokens", "1500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.read(1)
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait() == 141

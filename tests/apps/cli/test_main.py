@@ -9,6 +9,7 @@ import pytest
 
 import hf_refspec
 from hf_refspec.apps.cli.main import COMMANDS, main
+from hf_refspec.store.datastore import Datastore
 
 AND_LOADED = """
 import sys
@@ -75,3 +76,14 @@ def test_what_is_no_command_is_refused_with_the_usage(arguments, capsys):
         main(arguments)
     assert exit.value.code == 2
     assert "usage: hf-refspec" in capsys.readouterr().err
+
+
+def test_a_pipe_that_its_reader_closes_ends_it_quietly(tmp_path, tokenizer):
+    Datastore.build(["a text"], tokenizer, tmp_path / "store", progress=False)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hf_refspec", "info", tmp_path / "store"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait() == 141

@@ -65,14 +65,6 @@ def test_a_second_push_replaces_the_files_and_never_what_is_private_publicly(hub
     assert b"bfloat16" in hub.repos[REPO].files()["app.py"]
 
 
-def test_nobody_who_may_not_write_pushes(hub, monkeypatch, capsys):
-    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
-    assert main(["space", "--push", REPO]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "does not let you write" in line and "hf auth login" in line
-    assert hub.repos == {}
-
-
 @pytest.mark.parametrize("option", ["model", "datastore"])
 def test_a_folder_of_this_machine_is_no_part_of_a_space(option, tmp_path, capsys):
     assert main(["space", "--push", REPO, f"--{option}", str(tmp_path)]) == 2

