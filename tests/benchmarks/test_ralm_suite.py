@@ -21,7 +21,6 @@ TEXTS = [f"{name} is a {kind} cat." for name in ("Tom", "Kit", "Al") for kind in
 ENCODER = "letters-64"
 MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
 MAIN |= {f"{name}{WITH_DRAFTS}" for name in (BASELINE, OURS)}
-ALL = {*MAIN, *speculations(ablate=True)}
 
 
 @pytest.fixture(autouse=True)
@@ -73,12 +72,6 @@ def test_measures_all_retrievers_by_all_methods(given, base, capsys):
     assert capsys.readouterr().out.strip() in report
     assert "## ralm, flat, 56 to search, float32\n" in report
     assert report.count(f"| {LOOK_UP} |") == 3
-
-
-def test_every_setting_of_speculation_is_measured_if_asked(given, base):
-    assert main([*given, "--knowledge-base", base, "--limit", "1", "--ablate"]) == 0
-    [entry] = measured()
-    assert {sample["method"] for sample in entry["samples"]} == ALL
 
 
 def test_bm25_needs_no_encoder_and_a_model_that_writes_freely_gets_spec_bench(

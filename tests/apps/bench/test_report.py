@@ -24,8 +24,25 @@ def test_columns_that_are_empty_are_left_out():
     columns = "| method | nodes | MAT | seconds | tokens/s | speed-up | of decoding | texts equal |"
     assert lines[0] == columns
     assert lines[2] == "| plain | 8 | 2.00 | 4.0 | 1.0 | 1.00 | 1.00 [1.00, 1.00] | 1 of 1 |"
-    on_a_gpu = table_of(sample("plain", 4, 2, 1.0, 3.0, peak_bytes=3 << 29))
-    assert cells(on_a_gpu, "memory, GiB") == ["1.5"]
+    others = {"peak_bytes": 3 << 29, "drafting_seconds": 0.5, "learning_seconds": 0.25}
+    on_a_gpu = table_of(sample("ours", 4, 2, 1.0, 3.0, **others))
+    columns = ("memory, GiB", "drafting, µs a pass", "learning")
+    assert [cells(on_a_gpu, each) for each in columns] == [["1.5"], ["250000"], ["125000"]]
+
+
+def test_decoding_has_the_median_and_the_quartiles_of_the_prompts():
+    def measured(tokens: int, plain: float, ours: float) -> dict:
+        samples = [
+            sample("plain", tokens, tokens, 1.0, plain),
+            sample("ours", tokens, 4, 1.0, ours),
+        ]
+        return entry(str(tokens), samples)
+
+    entries = [measured(11, 10.0, 2.0), measured(21, 20.0, 10.0), measured(1, 0.0, 0.0)]
+    table = methods_table(summaries(entries))
+    # 5x and 2x; an answer of one token has no decoding.
+    assert cells(table, "of decoding")[1] == "**3.50 [2.75, 4.25]**"
+    assert cells(table, "speed-up")[1] == f"**{33 / 15:.2f}**"
 
 
 def test_the_automatic_budget_s_regret_is_beside_the_best_fixed_one():
