@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from hf_refspec.apps.bench.measure import Bench
 from hf_refspec.apps.bench.methods import Method, transformers_methods
-from hf_refspec.apps.bench.outputs import Output
 from hf_refspec.apps.bench.registry import Job
-from hf_refspec.apps.bench.summary import Entry, Sample
+from hf_refspec.apps.bench.summary import Entry
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 
@@ -52,19 +51,11 @@ def retrieving_methods(settings: dict[str, Speculation | None], **options: Any) 
 class RetrievalBench(Bench):
     """A [`Bench`] that also records searches, and compares the passages that were retrieved."""
 
-    def call(
-        self,
-        method: Method,
-        prompts: list[list[int]],
-        answer_ids: list[int] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Sample, list[list[int]], list[Output]]:
+    def call(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         if not method.retrieves:
-            return super().call(method, prompts, answer_ids, **kwargs)
+            return super().call(method, *args, **kwargs)
         stats = RetrievalStats()
-        sample, rows, outputs = super().call(
-            method, prompts, answer_ids, **kwargs, retrieval_stats=stats
-        )
+        sample, rows, outputs = super().call(method, *args, **kwargs, retrieval_stats=stats)
         seconds = sample["prefill_seconds"] + sample["decoding_seconds"]
         figures = {"searches": stats.searches, "waiting": stats.waiting_seconds / seconds}
         if stats.strides:
