@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..shared.default_model import HUB_ID, load_config, load_model, load_tokeniz
 from ..shared.extras import require
 from ..shared.listening import listen, port
 from .answering import add_sources, quieten_transformers, sources
-from .arguments import DTYPES, positive
+from .arguments import DTYPES, log_to_stderr, positive
 
 if TYPE_CHECKING:
     from ..serve.engine import Engine
@@ -61,7 +60,7 @@ def _serve(args: Namespace) -> int:
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
-    _log_to_stderr()
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     with listen(args.host, args.port) as listening:
         served, engine = _load(args)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
@@ -92,11 +91,3 @@ def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     is_folder = args.model is not None and Path(args.model).exists()
     name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
     return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine
-
-
-def _log_to_stderr() -> None:
-    """Prints a line for each request."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
