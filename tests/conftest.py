@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
-from architectures import ARCHITECTURES, build
+from architectures import small
 from hub_server import running_hub
 from huggingface_hub import constants
 from shared_data import whats_missing
@@ -31,8 +31,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def models_by_type():
     """Builds the tiny random model of a type (and dtype) once a session."""
-    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    return cache(lambda model_type, *dtype: build(by_type[model_type], *dtype))
+    return cache(small)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from architecture_mapping import tiny_config
+from architectures import tiny_config
 from calls import GREEDY, PROMPT, Call
 from transformers import (
     GenerationMixin,

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from architecture_mapping import CHAIN, MODEL_TYPES, ONE_ROW, PLAIN, VOCAB_SIZE, tiny_model
+from architectures import CHAIN, MODEL_TYPES, ONE_ROW, PLAIN, VOCAB_SIZE, small
 from drafters import Prophet, Prophets
 from transformers import PreTrainedModel
 
@@ -36,7 +36,7 @@ def prompts(rows: int) -> dict[str, torch.Tensor]:
 @cache
 def built(model_type: str) -> PreTrainedModel | Exception:
     try:
-        return tiny_model(model_type)
+        return small(model_type)
     except Exception as error:
         return error
 

@@ -130,7 +130,7 @@ def test_inputs_embeds_are_refused(llama, untouched):
 
 @pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
 def test_outputs_that_are_not_returned_are_neither_refused_nor_computed(name):
-    model = small("llama", num_key_value_heads=2)  # its recording hooks are never removed
+    model = small("llama")  # its recording hooks are never removed
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, name: True}
     plain = model.generate(PROMPT, **options)
     asked = []

@@ -112,8 +112,7 @@ def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
 
 def test_local_attention_gets_a_chain():
     """GPT-Neo keeps all of its cache and attends to a window of it."""
-    kinds = [[["global", "local"], 1]]
-    model = small("gpt_neo", num_layers=2, num_heads=4, attention_types=kinds, window_size=16)
+    model = small("gpt_neo")
     assert_lossless(model, 0.8)
     assert verified_as(model) == "chain"
 
@@ -224,7 +223,7 @@ def test_models_that_checkpoint_gradients_are_decoded_plainly(rows, max_draft_to
 
 @pytest.mark.parametrize("on_disk", [("model.embed_tokens", "lm_head"), ("model.layers.1",)])
 def test_a_model_with_offloaded_weights_is_probed(on_disk, tmp_path):
-    small_llama(num_key_value_heads=2).save_pretrained(tmp_path)
+    small_llama().save_pretrained(tmp_path)
     parts = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
     devices = dict.fromkeys((*(f"model.{part}" for part in parts), "lm_head"), "cpu")
     model = AutoModelForCausalLM.from_pretrained(
