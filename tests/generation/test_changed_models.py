@@ -86,7 +86,7 @@ def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     assert "a fact" in facts_about_state(model)  # new tensors at every pass, the same model
 
 
-@pytest.mark.parametrize("model_type", ["opt", "bloom", "falcon", "biogpt", "gpt2", "llama"])
+@pytest.mark.parametrize("model_type", ["opt", "gpt2", "llama"])
 def test_dropout_in_training_mode_is_decoded_plainly(model_type):
     """Some models have dropout modules, others call a function with a rate of their own."""
     rates = ("dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "attention_dropout")
@@ -123,18 +123,6 @@ def test_a_model_that_fails_under_autocast_is_probed_again_without():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=6, **GREEDY)
     assert check(model) > 1.5
-
-
-def test_a_module_that_was_swapped_is_seen(model):
-    class LastOnly(torch.nn.Module):
-        def forward(self, states):
-            states = states.clone()
-            states[:, -1] += 3.0
-            return states
-
-    for layer in model.model.layers:
-        layer.mlp = LastOnly()
-    assert check(model) == 1.0
 
 
 def test_a_probe_keeps_a_state_that_the_models_modules_hold():

@@ -12,8 +12,7 @@ from copy import deepcopy
 import pytest
 import torch
 from drafters import Noise, Prophet
-from torch._dynamo.utils import counters
-from transformers import CompileConfig, DynamicCache
+from transformers import DynamicCache
 
 import hf_refspec as rs
 from hf_refspec.apps.shared.default_model import load
@@ -131,12 +130,12 @@ DRAFTERS = {
 
 WITH = {
     "chat": list(DRAFTERS),
-    "short answer": ["the prompt", "a blend", "noise"],
-    "code": ["the prompt", "LLMA", "REST", "a blend"],
-    "edit": ["the prompt", "LLMA", "a datastore", "REST", "a blend"],
-    "rag": ["the prompt", "LLMA", "a datastore", "a blend"],
-    "third turn": ["the prompt", "a blend"],
-    "long code": ["the prompt", "a blend"],
+    "short answer": ["a blend"],
+    "code": ["LLMA", "REST"],
+    "edit": ["the prompt", "a datastore", "REST"],
+    "rag": ["the prompt", "LLMA", "a blend"],
+    "third turn": ["the prompt"],
+    "long code": ["a blend"],
 }
 
 
@@ -172,9 +171,6 @@ def test_no_number_of_nodes_and_no_verification_changes_a_text(
     drafter = Prophet(plain("chat"), accuracy=0.7)
     assert decode("chat", candidate_generator=drafter, **options).tolist() == plain("chat").tolist()
     assert drafter.stats.mat > 1.3
-    copying = rs.ReferenceCopy()
-    assert decode("edit", candidate_generator=copying, **options).tolist() == plain("edit").tolist()
-    assert copying.stats.mat > 1.1
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
@@ -184,21 +180,6 @@ def test_a_static_cache_changes_no_text(decode, plain, verification):
         drafter = rs.ReferenceCopy() | rs.TokenRecycling()
         drafted = decode(text, candidate_generator=drafter, max_draft_tokens=31, **options)
         assert drafted.tolist() == plain(text).tolist()
-
-
-def test_compiled_passes_change_no_text(decode, plain):
-    """Their graphs; smaller models test what a backend compiles from them."""
-    torch._dynamo.reset()
-    counters.clear()
-    config = CompileConfig(mode="default", backend="eager")
-    config._compile_all_devices = True
-    options = {"cache_implementation": "static", "compile_config": config}
-    drafter = Prophet(plain("chat"), accuracy=0.8)
-    drafted = decode("chat", candidate_generator=drafter, max_draft_tokens=7, **options)
-    assert drafted.tolist() == plain("chat").tolist()
-    assert drafter.stats.mat > 1.3
-    assert counters["stats"]["unique_graphs"] <= 2
-    assert not counters["graph_break"]
 
 
 def test_reproducible_text_has_the_same_bits_in_a_short_type(model, prompts):
@@ -289,14 +270,13 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("options", CHOICES)
-@pytest.mark.parametrize("text", ["chat", "edit"])
-def test_samples_and_processed_logits_choose_the_same_tokens(decode, text, options):
+def test_samples_and_processed_logits_choose_the_same_tokens(decode, options):
     torch.manual_seed(7)
-    expected = decode(text, **options)
+    expected = decode("chat", **options)
     state = torch.get_rng_state()
     torch.manual_seed(7)
     drafter = Prophet(expected, accuracy=0.7) | rs.ReferenceCopy()
-    drafted = decode(text, candidate_generator=drafter, max_draft_tokens=16, **options)
+    drafted = decode("chat", candidate_generator=drafter, max_draft_tokens=16, **options)
     assert drafted.tolist() == expected.tolist()
     assert torch.equal(torch.get_rng_state(), state)
     assert drafter.stats.mat > 1.3

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index import merge
@@ -34,7 +34,6 @@ def merged(text, parts, block=merge.BLOCK, depth=DEPTH, threads=1) -> np.ndarray
         return np.concatenate(list(merge.merge_suffixes(text, parts, threads)))
 
 
-@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)
@@ -47,7 +46,6 @@ def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
         assert np.array_equal(found, build_suffix_array(text))
 
 
-@settings(max_examples=200)
 @given(texts, types, cuts, st.integers(1, 40))
 def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cuts, block):
     text = np.array(text).astype(dtype)

@@ -110,13 +110,6 @@ def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     assert "decoding plainly" in caplog.text and "off those of single steps" in caplog.text
 
 
-def test_local_attention_gets_a_chain():
-    """GPT-Neo keeps all of its cache and attends to a window of it."""
-    model = small("gpt_neo")
-    assert_lossless(model, 0.8)
-    assert verified_as(model) == "chain"
-
-
 # --- the text
 
 
