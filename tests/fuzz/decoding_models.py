@@ -194,12 +194,6 @@ def quantize(side: Side, rng: random.Random) -> None:
     torch.ao.quantization.quantize_dynamic(side.model, {nn.Linear}, torch.qint8, inplace=True)
 
 
-def torchao_int8(side: Side, rng: random.Random) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # raises where it is missing
-
-    quantize_(side.model, Int8WeightOnlyConfig())
-
-
 def adapter(side: Side, rng: random.Random) -> None:
     """Adds one, or disables, enables, merges or unmerges the one that is there."""
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -274,8 +268,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
         2,
         lambda side, rng: side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"])),
     ),
-    "quantize": (1.5, quantize),
-    "torchao int8": (0.5, torchao_int8),
+    "quantize": (2, quantize),
     "adapter": (3, adapter),
     "offload": (1, offload),
     "compiled": (0.15, compiled),
@@ -286,7 +279,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
     "copied": (1, copied),
 }
 # What reads or replaces weights, which are elsewhere once they are offloaded.
-_NEED_WEIGHTS = ("weights", "swap", "quantize", "torchao int8", "adapter", "offload", "dtype")
+_NEED_WEIGHTS = ("weights", "swap", "quantize", "adapter", "offload", "dtype")
 _NEED_WEIGHTS += ("copied",)
 
 

@@ -13,7 +13,6 @@ from transformers import LogitsProcessorList
 import hf_refspec as rs
 
 TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
-OTHERS = [a for a in ARCHITECTURES if a.verification != "tree"]
 VERIFIED = [a for a in ARCHITECTURES if a.verification != "none"]
 PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
 
@@ -62,16 +61,6 @@ def test_rows_equal_plain_batched_decoding(architecture, models_by_type):
         options = {"candidate_generator": drafter, "verification": verification}
         assert call.generate(max_draft_tokens=12, **options).tolist() == call.plain.tolist()
         assert drafter.stats.mat > 1.2 or drafter is not unequal
-
-
-@pytest.mark.parametrize("architecture", OTHERS, ids=str)
-def test_rows_are_decoded_plainly_where_trees_are_not_exact(architecture, models_by_type, caplog):
-    call = Call(models_by_type(architecture.model_type), rows=3)
-    drafter = Noise()
-    drafted = call.generate(candidate_generator=drafter, max_new_tokens=6)
-    assert drafted.tolist() == call.plain[:, : 12 + 6].tolist()
-    assert "decoding plainly" in caplog.text
-    assert (drafter.stats.tokens, drafter.stats.mat) == (18, 1.0)
 
 
 @pytest.mark.parametrize("architecture", VERIFIED, ids=str)

@@ -147,18 +147,3 @@ def test_a_pass_without_a_draft_has_the_logits_of_the_root(llama):
     assert len(drafter.seen) == 3 * 8
     assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.seen)
     check(llama, drafter.seen)
-
-
-def test_without_verification_there_are_no_logits(models_by_type):
-    class Plain(rs.Drafter):
-        def begin(self, prompt_ids, vocab_size):
-            self.observed = []
-
-        def observe(self, observation):
-            tokens, verified = observation.tokens.tolist(), observation.verified
-            self.observed.append((tokens, len(verified), observation.logits))
-
-    call = Call(models_by_type("mamba"), rows=1)
-    drafter = Plain()
-    call.generate(candidate_generator=drafter)
-    assert drafter.observed == [([token], 0, None) for token in call.plain[0, 12:].tolist()]

@@ -108,6 +108,7 @@ class Listener(rs.Drafter):
         return rs.DraftTree.empty()
 
     def observe(self, observation):
+        assert observation.logits is None and len(observation.verified) == 0
         self.tokens += observation.tokens.tolist()
 
     def fork(self):
@@ -116,7 +117,7 @@ class Listener(rs.Drafter):
         return fork
 
 
-def test_plainly_decoded_rows_are_observed_without_their_padding():
+def test_plainly_decoded_rows_are_observed_without_their_padding_and_without_logits():
     model, inputs = small("mamba"), padded_prompts(2, seed=0)
     free = model.generate(**inputs, max_new_tokens=20, **OPTIONS)
     options = {**OPTIONS, "max_new_tokens": 20, "eos_token_id": int(free[0, 12 + 3])}
