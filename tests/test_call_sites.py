@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import PROMPT, Forced, assert_lossless
+from calls import Forced, assert_lossless
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
@@ -82,16 +82,3 @@ def test_a_peft_model(fresh_llama, config, least_mat):
         if "prompt_encoder" in name:
             torch.nn.init.normal_(weights)
     assert assert_lossless(model, 0.9, max_new_tokens=40).mat > least_mat
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_prompt_ids_may_stay_on_the_cpu(fresh_llama, do_sample):
-    model = fresh_llama.to("cuda")
-    options = {"max_new_tokens": 40, "do_sample": do_sample, "eos_token_id": None}
-    torch.manual_seed(0)
-    plain = model.generate(PROMPT, **options)
-    torch.manual_seed(0)
-    drafted = model.generate(PROMPT, candidate_generator=Prophet(plain, 0.9), **options)
-    assert drafted.device.type == plain.device.type
-    assert drafted.tolist() == plain.tolist()

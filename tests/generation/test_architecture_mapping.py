@@ -47,7 +47,7 @@ def generated_plainly(model_type: str, rows: int, **kwargs):
     if isinstance(model, Exception):
         pytest.skip(f"cannot be built: {model!r}")
     try:
-        return model, model.generate(**prompts(rows), **OPTIONS, **kwargs)
+        return model, model.generate(**{**prompts(rows), **OPTIONS, **kwargs})
     except Exception as error:
         pytest.skip(f"transformers cannot decode it plainly: {error!r}")
 
@@ -94,9 +94,9 @@ def test_one_row_equals_plain_decoding(model_type, verifications):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_two_padded_rows_equal_plain_decoding(model_type):
-    model, plain = generated_plainly(model_type, 2)
+    model, plain = generated_plainly(model_type, 2, max_new_tokens=24)
     drafter = Prophets(prompts(2), plain, (0.9, 0.5))
-    options = {**prompts(2), **OPTIONS, "max_draft_tokens": 8}
+    options = {**prompts(2), **OPTIONS, "max_new_tokens": 24, "max_draft_tokens": 8}
     drafted = model.generate(**options, candidate_generator=drafter)
     assert drafted.tolist() == plain.tolist()
     if RECORDED:

@@ -77,8 +77,7 @@ def check(model, seen: list[Observed]) -> None:
         assert int(each.logits[node].argmax()) == last
 
 
-@pytest.mark.parametrize("budget", ["auto", 7])
-@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize(("blended", "budget"), [(False, 7), (True, "auto")])
 @pytest.mark.parametrize(
     ("model_type", "rows", "verification"),
     [

@@ -50,7 +50,7 @@ class CancellingStreamer(ListStreamer):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
-@pytest.mark.parametrize("tokens", [0, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("tokens", [0, 5, 8])
 def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
     model = models_by_type(model_type)
     options = {**GREEDY, "max_new_tokens": 30}
