@@ -58,6 +58,7 @@ _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1,
 # What a type needs besides: sizes that are None by default, kinds of layers that no list names.
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": VOCAB_SIZE},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _MROPE, "full_attention": _MROPE},
@@ -77,10 +78,18 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
     "dots3_note": {"vision_config": {"adapter_in_dim": 32}},
+    "gemma3n_text": {"intermediate_size": 48},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    # The list of its layers with experts holds their numbers, so that no two seem alike.
+    "llama4_text": {
+        "num_hidden_layers": 2,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"num_hidden_layers": 3},
@@ -99,7 +108,10 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
         "split_ngram_parts": 1,
     },
 }
-_EXCEPTIONS["qwen4_exp"] = {"text_config": _EXCEPTIONS["qwen4_exp_text"]}
+_EXCEPTIONS |= {
+    model_type: {"text_config": _EXCEPTIONS[f"{model_type}_text"]}
+    for model_type in ("llama4", "qwen4_exp")
+}
 
 # How each type is verified with the text of the tests, as of transformers 5.23: all others by a
 # tree. Texts of 60 tokens cross every window.
