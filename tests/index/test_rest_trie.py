@@ -56,6 +56,15 @@ def grown_by(grow):
 
 
 rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
+
+
+def sampled(texts, context, min_match, budget, most, length):
+    """The longest match alone, of which places are read evenly."""
+    longest = all_matches(texts, context, min_match)[:1]
+    return rest_trie.trie_tree(texts, longest, [most], [length], budget, 0.0)
+
+
+sampled_tree = grown_by(sampled)
 both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
 
 
@@ -229,12 +238,36 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
     rng = np.random.default_rng(0)
     documents = [[0, int(token), 1] for token in rng.choice(20, 6000, p=np.arange(1, 21) / 210)]
     texts = shards_of(documents, 3, vocab_size=20)
-    sample = nodes_of(rest_tree(texts, [0], max_continuations=300, length=1))
-    for path, prob in nodes_of(rest_tree(texts, [0], length=1)).items():
+    sample = nodes_of(sampled_tree(texts, [0], max_continuations=300, length=1))
+    for path, prob in nodes_of(sampled_tree(texts, [0], length=1)).items():
         assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
 
 
 def test_what_only_a_small_shard_has_is_read_and_counts_for_what_it_is():
     texts = [*shards_of([[0, 1]] * 500), *shards_of([[0, 2]])]
-    nodes = nodes_of(rest_tree(texts, [0], max_continuations=10))
+    nodes = nodes_of(sampled_tree(texts, [0], max_continuations=10))
     assert nodes == pytest.approx({(1,): 500 / 501, (2,): 1 / 501})
+
+
+def test_rest_reads_the_first_continuations_of_each_text():
+    documents = [[0, token] for token in (1, 1, 2, 3, 3, 3)]
+    texts = [*shards_of(documents, vocab_size=9), *shards_of([[0, 3]], vocab_size=9)]
+    nodes = nodes_of(rest_tree(texts, [0], max_continuations=3))
+    assert nodes == pytest.approx({(1,): 2 / 4, (2,): 1 / 4, (3,): 1 / 4})
+
+
+@both_trees
+@pytest.mark.parametrize("suffix", [-1, 10**6])
+def test_damaged_suffixes_are_refused_in_any_shard(grown, suffix):
+    whole, other = shards_of([[0, 1, 2]] * 4, 2)
+    damaged = IndexedText(other.tokens, np.full_like(other.suffixes, suffix), VOCAB_SIZE)
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        grown([whole, damaged], [0, 1])
+
+
+@both_trees
+def test_tokens_outside_of_the_vocabulary_are_refused_in_any_shard(grown):
+    whole, other = shards_of([[0, 1, 5]] * 4, 2, vocab_size=6)
+    damaged = IndexedText(other.tokens, other.suffixes, vocab_size=5)
+    with pytest.raises(ValueError, match="the datastore is damaged"):
+        grown([whole, damaged], [0, 1])
