@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, build
+from architectures import small
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -76,15 +76,8 @@ class TestTheSameTextWithEverySpeculation:
             assert torch.equal(generate(byte_llama, inputs, store, **options), plain)
 
     @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text", "mamba2", "qwen3_moe"])
-    def test_on_other_caches_than_of_plain_attention(
-        self, models_by_type, model_type, inputs, tokenizer, tmp_path
-    ):
-        by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-        architecture = by_type[model_type]
-        architecture = type(architecture)(
-            model_type, "tree", {**architecture.config, "vocab_size": len(tokenizer)}
-        )
-        model = build(architecture)
+    def test_on_other_caches_than_of_plain_attention(self, model_type, inputs, tokenizer, tmp_path):
+        model = small(model_type, vocab_size=len(tokenizer))
         options = {"layer": "last_hidden", "progress": False}
         store = KnnDatastore.build(model, tokenizer, CORPUS, tmp_path / "store", **options)
         for do_sample in (False, True):

@@ -39,7 +39,7 @@ SCALED = {
 def build(case: str):
     """A new model for each text: the frequencies are state of the model."""
     model_type, config = SCALED[case]
-    return small(model_type, num_key_value_heads=2, **config)
+    return small(model_type, **config)
 
 
 def drafted_as_plain(case: str, ids: torch.Tensor, **options):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, small
+from architectures import VOCAB_SIZE, WINDOW, small
 from calls import GREEDY
 from drafters import Noise, Prophet
 
 OPTIONS = {**GREEDY, "max_new_tokens": 40}
-WINDOW = 16
 
 
 @pytest.fixture
 def mistral():
-    return small("mistral", num_key_value_heads=2, sliding_window=WINDOW)
+    return small("mistral")
 
 
 class Placed(Prophet):
@@ -46,7 +45,7 @@ def placed(model, prompt_length: int, accuracy: float = 0.9, plain=None) -> Plac
 
 def test_drafts_end_before_a_window_that_they_would_see_past():
     """Moshi's mask shows more than its window to several tokens at once."""
-    model = small("moshi", num_key_value_heads=4, head_dim=8, ffn_dim=48, sliding_window=WINDOW)
+    model = small("moshi")
     drafter = placed(model, 5)
     assert len(drafter.accepted_at) > 3
     assert max(drafter.accepted_at) < WINDOW
