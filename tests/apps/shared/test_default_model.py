@@ -40,7 +40,7 @@ def test_a_package_is_converted_once(home, package, caplog, capfd):
     assert folder == home / "hf_refspec" / "SmolLM2-135M-Instruct"
     assert [record.message[:20] for record in caplog.records] == ["Converting the model"]
     assert "it/s" not in capfd.readouterr().err  # a progress bar
-    converted = module.load_model(str(folder), device="cpu")
+    converted = module.load_model(str(folder), device_map="cpu")
     source = {"pretrained_model_name_or_path": package, "gguf_file": GGUF_FILE}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     assert_equal_bit_by_bit(converted, read)
@@ -105,9 +105,9 @@ def test_damaged_weights_are_named_and_the_default_models_can_be_fetched_again(
 ):
     os.truncate(converted / "model.safetensors", 1000)
     with pytest.raises(ValueError, match=rf"the model {converted} cannot be loaded: [^;]*$"):
-        module.load_model(str(converted), device="cpu")
+        module.load_model(str(converted), device_map="cpu")
     with pytest.raises(ValueError, match=rf"{HUB_ID} cannot be loaded: .*; delete {converted}, so"):
-        module.load_model(device="cpu")
+        module.load_model(device_map="cpu")
 
 
 @pytest.mark.parametrize(
