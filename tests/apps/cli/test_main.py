@@ -53,6 +53,28 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench",
+        "chat",
+        "demo",
+        "evaluate",
+        "generate",
+        "ralm",
+        "recycle",
+        "serve",
+        "space",
+        "knn,build",
+        "knn,perplexity",
+    ],
+)
+def test_commands_that_load_a_model_place_it(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(","), "--help"])
+    assert "--device-map" in capsys.readouterr().out
+
+
 def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
