@@ -12,9 +12,8 @@ from ..index.rest_trie import rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .drafter import Drafter
+from .drafter import Drafter, last_tokens
 from .observation import Observation
-from .token_ids import last_tokens
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["mixed", "rest"]

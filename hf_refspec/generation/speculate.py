@@ -23,9 +23,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..drafting.candidates import CandidateChain
 from ..drafting.datastore_drafts import with_drafts
-from ..drafting.drafter import Drafter
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.sampling import Sampling
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
 from ..verification.choice import select_verifier
