@@ -14,9 +14,17 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import caches_images, find_cache, fresh_kwargs, holds_running_state
-from .entries import CroppedEntries, Entries, Pass, RunningState
-from .static_cache import has_static_layers
+from .cache import (
+    CroppedEntries,
+    Entries,
+    Pass,
+    RunningState,
+    caches_images,
+    find_cache,
+    fresh_kwargs,
+    has_static_layers,
+    holds_running_state,
+)
 from .token_sequence import TokenSequence
 from .verifier import Verifier
 

@@ -6,7 +6,7 @@ CUDA graphs each width is one graph. Every row writes behind its own last token:
     row 0   . . p p p x x x r d d d _ _ _ _         .  left padding   r  root, d  draft nodes
     row 1   p p p p p x r d _ _ _ _ _ _             p  prompt         _  padding of the pass
 
-`slotted_entries.py` says what becomes of the rejected nodes.
+`static_cache.py` says what becomes of the rejected nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, StaticCache
 
-from ..text_config import text_config
-from .cache import find_cache
+from ..text_config import attention_windows, text_config
+from .cache import Pass, find_cache
 from .compiled import CompiledForward
-from .entries import Pass
-from .positions import attention_windows
-from .slotted_entries import SlottedEntries
-from .static_cache import has_begun, is_static, keeps_all
+from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
 from .token_sequence import TokenSequence
 from .tree import MaskedInputs, as_attention_takes, from_roots, laid_out, takes_masks
 from .verifier import Verifier

@@ -23,10 +23,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..text_config import text_config
-from .cache import CACHE_NAMES, caches_images, find_cache, keeps_every_position, new_cache
-from .entries import Entries, MovedEntries, Pass
-from .positions import attends_locally, length_dependent_rope
+from ..text_config import attends_locally, length_dependent_rope, text_config
+from .cache import (
+    CACHE_NAMES,
+    Entries,
+    MovedEntries,
+    Pass,
+    caches_images,
+    find_cache,
+    keeps_every_position,
+    new_cache,
+)
 from .verifier import Verifier
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")

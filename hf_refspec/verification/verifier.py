@@ -5,7 +5,7 @@ each, returns the target's logits after the last token of each row and after eve
 then receives the accepted nodes. The first pass, with nothing cached, is the prefill.
 
 Each combines how a pass is laid out with how its cache keeps the accepted tokens and drops the
-others, see `entries.py`:
+others, see `cache.py`:
 
 | verifier | layout | cache |
 | --- | --- | --- |
@@ -33,8 +33,7 @@ from transformers.cache_utils import Cache
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import CACHE_NAMES, find_cache, keeps_every_position
-from .entries import Entries, EntriesMark, Pass
+from .cache import CACHE_NAMES, Entries, EntriesMark, Pass, find_cache, keeps_every_position
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
