@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -132,8 +132,3 @@ class DatastoreDrafts(Drafter):
         # No match contains a token that the datastore cannot have, beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         self._context = context[foreign[-1] + 1 :] if len(foreign) else context
-
-
-def with_drafts(source: Any) -> Any:
-    """`DatastoreDrafts` of a datastore; anything else unchanged."""
-    return DatastoreDrafts(source) if isinstance(source, Datastore) else source

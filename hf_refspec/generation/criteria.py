@@ -11,61 +11,45 @@ tokens of all rows at once too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import StoppingCriteriaList
 
 from ..verification.ranks import Ranks
-from .row import Row
+from .row import Row, longest_row, padded
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
+@dataclass
 class BatchCriteria:
     """Stopping criteria that are asked about all rows of a call at once, once for each length, and
-    the streamer that is given these.
+    the streamer that gets a token of each row, the padding too.
 
-    Args:
-        criteria (`StoppingCriteriaList`): Any.
-        streamer (`BaseStreamer`, *optional*): Gets a token of each row, the padding too.
-        length (`int`): Of the prompts.
-        pads (`bool`): Whether a row that has ended is padded. If not, it goes on until it is as
-            long as the longest.
-        pad_id (`int`): With what.
-        ranks ([`Ranks`]): Those that decode these rows; what the first one is answered counts.
+    A row that has ended is padded with `pad_id` where the call `pads`. Otherwise it goes on until
+    it is as long as the longest. What the first of the `ranks` is answered counts.
     """
 
-    def __init__(
-        self,
-        criteria: StoppingCriteriaList,
-        streamer: BaseStreamer | None,
-        length: int,
-        pads: bool,
-        pad_id: int,
-        ranks: Ranks,
-    ) -> None:
-        self._criteria = criteria
-        self._streamer = streamer
-        self._asked = length
-        self.pads = pads
-        self._pad_id = pad_id
-        self._ranks = ranks
+    criteria: StoppingCriteriaList
+    streamer: BaseStreamer | None
+    asked: int  # the length up to which they have been asked, at first of the prompts
+    pads: bool
+    pad_id: int
+    ranks: Ranks
 
     def ask(self, rows: Sequence[Row]) -> None:
         """Asks about the lengths that all rows have come to since, stops rows, and streams."""
-        if not self._criteria and self._streamer is None:
-            return
-        while self._asked < self._reached(rows):
-            self._asked += 1
-            ids = padded(rows, self._asked, self.pads, self._pad_id)
-            stops = self._ranks.agree(self._criteria(ids, None).tolist()) if self._criteria else []
+        while self.asked < self._reached(rows):
+            self.asked += 1
+            ids = padded(rows, self.asked, self.pads, self.pad_id)
+            stops = self.ranks.agree(self.criteria(ids, None).tolist()) if self.criteria else []
             for row, stopped in zip(rows, stops, strict=bool(stops)):
                 if stopped:
-                    row.stop_at(self._asked)
-            if self._streamer is not None:
-                self._streamer.put(ids[:, -1].cpu())
+                    row.stop_at(self.asked)
+            if self.streamer is not None:
+                self.streamer.put(ids[:, -1].cpu())
 
     def _reached(self, rows: Sequence[Row]) -> int:
         """The length that the call has come to, were its rows decoded in step."""
@@ -74,33 +58,12 @@ class BatchCriteria:
 
 
 def criteria_of_rows(
-    criteria: StoppingCriteriaList, rows: int
+    criteria: StoppingCriteriaList,
 ) -> tuple[StoppingCriteriaList, StoppingCriteriaList]:
-    """Those that each row asks, and those that are asked about the batch; a single row asks all."""
-    if rows == 1:
-        return criteria, StoppingCriteriaList()
+    """Those that each of several rows asks, and those that are asked about the batch."""
     knows_rows = [type(each).__module__.startswith("transformers.generation.") for each in criteria]
     pairs = list(zip(criteria, knows_rows, strict=True))
     return (
         StoppingCriteriaList([each for each, by_row in pairs if by_row]),
         StoppingCriteriaList([each for each, by_row in pairs if not by_row]),
     )
-
-
-def longest_row(rows: Sequence[Row]) -> int:
-    """How long the output will at least be: plain decoding ends where the last row is stopped."""
-    return max(row.stopped_at or len(row) for row in rows)
-
-
-def own_length(row: Row, pads: bool) -> int:
-    """How many tokens of a row are returned as they are; padding follows."""
-    return row.stopped_at if pads and row.stopped_at is not None else len(row)
-
-
-def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
-    """The first tokens of all rows, `(R, length)`: rows that have ended before are padded."""
-    ids = rows[0].ids.new_full((len(rows), length), pad_id)
-    for i, row in enumerate(rows):
-        end = min(own_length(row, pads), length)
-        ids[i, :end] = row.ids[0, :end]
-    return ids

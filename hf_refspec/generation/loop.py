@@ -24,10 +24,9 @@ from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.token_sequence import StandingTokens
 from ..verification.verifier import Verifier
-from .acceptance import accept
 from .budget import Budget
-from .criteria import BatchCriteria, longest_row
-from .row import Row
+from .criteria import BatchCriteria
+from .row import Row, accept, longest_row
 
 
 @dataclass
@@ -54,22 +53,22 @@ class Loop:
     reads_prompts: bool = True
     clock: Callable[[], float] = perf_counter
 
-    def run(self, rows: list[Row], criteria: BatchCriteria, keeps_cache: bool) -> None:
+    def run(
+        self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
+    ) -> None:
         """Decodes until all rows have ended.
 
-        Args:
-            rows (`list[Row]`): R rows.
-            criteria ([`BatchCriteria`]): Those that no row asks of itself. They know whether a row
-                that has ended is padded or goes on until it is as long as the longest.
-            keeps_cache (`bool`): Whether rows that have ended must stay in the cache.
+        A row that has ended is padded (`pads`), or goes on until it is as long as the longest. It
+        stays in the cache if that `keeps_cache`. `criteria` are those that no row asks of itself.
         """
         all_rows = rows
         self.prefill(rows)
         while True:
-            criteria.ask(all_rows)
-            longest = 0 if criteria.pads else longest_row(all_rows)
+            if criteria is not None:
+                criteria.ask(all_rows)
+            longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
-                rows = self._without_ended(rows, criteria.pads)
+                rows = self._without_ended(rows, pads)
             for row in rows:
                 row.stands_still = row.finished and len(row) >= longest
             if all(row.stands_still for row in rows):

@@ -34,9 +34,7 @@ from .validation import RefusedCallError
 
 
 def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[LogitsProcessorList]:
-    """A list of logits processors for each row; the given one for a single row."""
-    if rows == 1:
-        return [processors]
+    """A list of logits processors for each of several rows."""
     return [
         LogitsProcessorList([_of_row(each, row, rows) for each in processors])
         for row in range(rows)

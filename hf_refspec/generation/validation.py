@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache
-from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
@@ -123,26 +122,8 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
             raise RefusedCallError(message)
 
 
-def check_options(
-    candidate_generator: Any,
-    max_draft_tokens: Any,
-    verification: Any,
-) -> None:
+def check_options(max_draft_tokens: Any, verification: Any) -> None:
     """Refuses values of the options that a speculative call adds to `generate`."""
-    if candidate_generator == "auto":
-        pass
-    elif not isinstance(candidate_generator, CandidateGenerator):
-        hint = ": pass an instance, not the class" if isinstance(candidate_generator, type) else ""
-        raise TypeError(
-            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {candidate_generator!r}{hint}."
-        )
-    elif candidate_generator.requires_model_outputs:
-        raise ValueError(
-            f"`candidate_generator` is a {type(candidate_generator).__name__}, which drafts from "
-            "the target model's hidden states. Only generators that draft from token ids are "
-            "supported."
-        )
     if max_draft_tokens != "auto":
         if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
             raise TypeError(

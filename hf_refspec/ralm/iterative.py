@@ -23,7 +23,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from ..check_count import check_count
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..generation.entry_point import entry_point
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
@@ -50,7 +49,6 @@ _PREPARED = (
 )
 
 
-@entry_point("streamer", "tokenizer")
 @torch.no_grad()
 def iterative_ralm(
     model: PreTrainedModel,

@@ -106,12 +106,9 @@ def keeps_all(cache: StaticCache) -> bool:
     return all(type(layer) is StaticLayer for layer in cache.layers)
 
 
-def keep_all(cache: StaticCache, length: int | None) -> None:
+def keep_all(cache: StaticCache, length: int) -> None:
     """Gives an unused static cache layers of this length, also in place of ones that keep a window:
-    a mask hides what is outside of it, and a draft may be rejected behind it. By default they are
-    as long as the longest layer."""
-    if length is None:
-        length = max(layer.max_cache_len for layer in cache.layers)
+    a mask hides what is outside of it, and a draft may be rejected behind it."""
     before, cache.layers = cache.layers, [StaticLayer(max_cache_len=length) for _ in cache.layers]
     for old, layer in zip(before, cache.layers, strict=True):
         if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
