@@ -31,26 +31,15 @@ from .row import Row, accept, longest_row
 
 @dataclass
 class Loop:
-    """The forward passes of one call, each over a draft for every row.
+    """The forward passes of one call, each over a draft for every row."""
 
-    Attributes:
-        verifier ([`Verifier`]): Runs the target model.
-        budget ([`Budget`]): Decides how many nodes are drafted, and which are verified.
-        reach ([`Reach`]): Decides how far drafts may reach.
-        stats ([`SpeculationStats`]): Of the call.
-        chains (`bool`): Whether drafts must not branch.
-        ranks ([`Ranks`]): The processes that run the target model; the first one drafts.
-        reads_prompts (`bool`): Whether drafters may learn what the target expects inside prompts.
-        clock (callable): Returns the time in seconds.
-    """
-
-    verifier: Verifier
-    budget: Budget
-    reach: Reach
+    verifier: Verifier  # runs the target model
+    budget: Budget  # how many nodes are drafted, and which are verified
+    reach: Reach  # how far drafts may reach
     stats: SpeculationStats
-    chains: bool
-    ranks: Ranks = field(default_factory=Ranks)
-    reads_prompts: bool = True
+    chains: bool  # whether drafts must not branch
+    ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
+    reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
 
     def run(
@@ -187,11 +176,8 @@ class Loop:
     def _without_ended(self, rows: list[Row], pads: bool) -> list[Row]:
         """The rows that may need more tokens, now or when others have become longer; the others
         leave the cache."""
-        kept = [
-            i
-            for i, row in enumerate(rows)
-            if not row.finished or not (pads or len(row) == row.max_length)
-        ]
+        ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
+        kept = [i for i, has_ended in enumerate(ended) if not has_ended]
         if 0 < len(kept) < len(rows):
             self.verifier.select(kept)
         return [rows[i] for i in kept]

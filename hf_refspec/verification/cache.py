@@ -49,14 +49,8 @@ def fresh_kwargs(
     model: PreTrainedModel, given: Mapping[str, Any], mask: torch.Tensor
 ) -> dict[str, Any]:
     """The keyword arguments of a call with other prompts and an empty cache, of the same kinds as
-    those of a given call.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        given (`dict`): Keyword arguments of the forward pass as `generate` prepared them.
-        mask (`torch.LongTensor` of shape `(R, length)`): Of the other prompts: 0 where they are
-            padded.
-    """
+    those that `generate` prepared for a `given` call. The prompts have the int64 `mask`
+    `(R, length)`, 0 where they are padded."""
     name = next(name for name in CACHE_NAMES if given.get(name) is not None)
     static = isinstance(given[name], StaticCache)
     cache = (
@@ -123,21 +117,14 @@ def has_static_layers(cache: Cache) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass runs of each row: its pending tokens, then the nodes of its draft.
-
-    Attributes:
-        rows (sequence of [`TokenSequence`]): R rows.
-        drafts (sequence of [`DraftTree`]): One for each.
-        cached (`list[int]`): How many tokens of each row the cache held before.
-        pending (`list[int]`): How many tokens of each row come before its draft.
-        size (`int`): The most tokens that a row has in the pass, S.
-    """
+    """What one forward pass runs of each of R rows: its pending tokens, then the nodes of its
+    draft."""
 
     rows: Sequence[TokenSequence]
     drafts: Sequence[DraftTree]
-    cached: list[int]
-    pending: list[int]
-    size: int
+    cached: list[int]  # how many tokens of each row the cache held before
+    pending: list[int]  # how many tokens of each row come before its draft
+    size: int  # the most tokens that a row has in the pass, S
 
     @classmethod
     def over(
@@ -172,18 +159,14 @@ class EntriesMark:
 
 
 class Entries:
-    """A cache that is only added to: no draft was ever run over it.
-
-    Attributes:
-        given (`int`): Entries before the prompt: a given cache may hold more than the ids.
-    """
+    """A cache that is only added to: no draft was ever run over it."""
 
     # Whether accepted tokens run again in the next pass.
     reruns = False
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
-        self.given = 0
+        self.given = 0  # entries before the prompt: a given cache may hold more than the ids
 
     def begin(self, prompt_length: int) -> None:
         """Prepares for drafts, after the prefill of prompts of this length."""
@@ -192,11 +175,8 @@ class Entries:
         """Prepares for a pass."""
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
-        """Keeps each row's pending tokens and the nodes of its path, see [`Verifier.keep`].
-
-        Returns:
-            `list[int]`: How many tokens of each row the cache holds now.
-        """
+        """Keeps each row's pending tokens and the nodes of its path, see [`Verifier.keep`]; returns
+        how many tokens of each row the cache holds then."""
         return done.cached_after(paths)
 
     def undo(self, done: Pass) -> list[int]:

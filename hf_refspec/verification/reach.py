@@ -88,18 +88,11 @@ def _numbers(values: Any) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class PositionLimits:
-    """How far positions go in one model.
+    """How far positions go in one model."""
 
-    Attributes:
-        table (`int`, *optional*): The length of its table of position embeddings.
-        unscaled (`int`, *optional*): The length at which its rotary frequencies change.
-        dynamic (`bool`): Whether they change at every step from there on ("dynamic" scaling), or
-            once ("longrope").
-    """
-
-    table: int | None
-    unscaled: int | None
-    dynamic: bool
+    table: int | None  # the length of its table of position embeddings
+    unscaled: int | None  # the length at which its rotary frequencies change
+    dynamic: bool  # whether they do so at every step from there on, or once ("longrope")
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> PositionLimits:

@@ -58,10 +58,8 @@ class StaticVerifier(Verifier):
         )
 
     def _entries(self, cache: Any) -> SlottedEntries:
-        config = self.generation_config
-        self._compiled = CompiledForward(self.model, config, self.model_kwargs)
-        widest = self.widths[-1]
-        return SlottedEntries(cache, self.model, config, self._compiled, widest, self.same_length)
+        self._compiled = CompiledForward(self.model, self.generation_config, self.model_kwargs)
+        return SlottedEntries(cache, self._compiled, self.widths[-1], self.same_length)
 
     @property
     def most_nodes(self) -> int:
@@ -166,15 +164,8 @@ class StaticVerifier(Verifier):
         return [*longs, last.view(torch.bool).view(visible.shape)]
 
     def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What each token of the pass sees of the cache, by type of layer.
-
-        Args:
-            places (`torch.LongTensor` of shape `(R, S)`): Their indices in their rows.
-            visible (`torch.BoolTensor` of shape `(R, S, S)`): Which of each other they see.
-
-        Returns:
-            `dict[str, torch.Tensor]`: Masks `(R, 1, S, length)` as attention takes them.
-        """
+        """Masks `(R, 1, S, length)` as attention takes them, by type of layer, for tokens at these
+        places of their rows `(R, S)` that see these of each other `(R, S, S)`."""
         (rows, size), length = places.shape, self.entries.length
         columns = torch.arange(length, device=places.device)
         targets = self.entries.slots.targets

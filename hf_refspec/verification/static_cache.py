@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers import StaticCache
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
 from .cache import Entries, EntriesMark, Pass, move_entries
@@ -31,26 +31,17 @@ _KEPT_LAYERS = "layers of a static cache"
 
 
 class Slots:
-    """Where the tokens of the next pass go, shared by all layers.
+    """Where the tokens of the next pass go, shared by all layers."""
 
-    Attributes:
-        targets (`torch.LongTensor` of shape `(R, S)`): The slot of each token of the pass.
-        moved_from, moved_to (`torch.LongTensor` of shape `(R, n)`): Entries that move before that;
-            `None` where none ever do.
-    """
-
-    targets: torch.Tensor
+    targets: torch.Tensor  # int64 (R, S), the slot of each token of the pass
+    # Int64 (R, n), entries that move before that; `None` where none ever do.
     moved_from: torch.Tensor | None = None
     moved_to: torch.Tensor | None = None
 
 
 class SlottedLayer(StaticLayer):
-    """A layer that shares the tensors of a [`StaticLayer`] and writes where [`Slots`] says.
-
-    Args:
-        layer (`StaticLayer`): Holds the prompt already.
-        slots ([`Slots`]): Of all layers.
-    """
+    """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
+    writes where [`Slots`] says."""
 
     def __init__(self, layer: StaticLayer, slots: Slots) -> None:
         self.__dict__ |= layer.__dict__
@@ -116,12 +107,8 @@ def keep_all(cache: StaticCache, length: int) -> None:
 
 
 def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:
-    """The layer that plain decoding would have left.
-
-    Args:
-        layer (`StaticLayer`): As [`keep_all`] made it.
-        empty (`StaticLayer`): The layer in whose place it is; it may be shorter, or keep a window.
-        length (`int`): Of the text.
+    """The layer that plain decoding would have left of a text of this length: `layer`, which
+    [`keep_all`] made, stands in the place of an `empty` one that may be shorter or keep a window.
     """
     same_length = empty.max_cache_len == layer.max_cache_len
     if layer is empty or (type(empty) is StaticLayer and same_length):
@@ -131,30 +118,22 @@ def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer
 
 
 class SlottedEntries(Entries):
-    """The slots of a static cache, each row's behind its own last token.
-
-    Attributes:
-        length (`int`): The slots of a row.
-        slots ([`Slots`]): Where the tokens of the next pass go.
-    """
+    """The slots of a static cache, each row's behind its own last token; `forward` is what runs
+    over it, in passes up to the `widest`."""
 
     def __init__(
         self,
         cache: Any,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig,
         forward: CompiledForward,
         widest: int,
         same_length: bool,
     ) -> None:
         super().__init__(cache)
-        self._model = model
-        self._config = generation_config
-        self._forward = forward
+        self._forward, self._model, self._config = forward, forward.model, forward.config
         self._plain_layers = cache.layers
         if not has_begun(cache):
             keep_all(cache, self._wanted_length(widest, same_length))
-        self.length: int = cache.layers[0].max_cache_len
+        self.length: int = cache.layers[0].max_cache_len  # the slots of a row
         self.slots = Slots()
         self._layers = cache.layers
         # What the next pass moves: of each row, from these slots to those; and how many of its

@@ -47,13 +47,8 @@ class CacheMark:
 
 
 class Verifier:
-    """Forward passes of one target model over the same rows, with the cache kept in step.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        generation_config (`GenerationConfig`): The call's own; read by the prefill.
-        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them for
-            the prompt.
+    """Forward passes of one target model over the same rows, with the cache kept in step, by the
+    keyword arguments that `generate` prepared for the prompt.
 
     Attributes:
         cached (`list[int]`): How many tokens of each row the cache holds. The tokens of a row
@@ -122,12 +117,8 @@ class Verifier:
         return self.entries.cache
 
     def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        """One forward pass over the pending tokens of each row and its draft.
-
-        Args:
-            rows (sequence of [`TokenSequence`]): R rows, the same in each pass.
-            drafts (sequence of [`DraftTree`]): One for each row, without nodes in the first pass;
-                T is the number of nodes of the largest.
+        """One forward pass over the pending tokens of each of R rows, the same in each pass, and
+        its draft, without nodes in the first pass. T is the number of nodes of the largest.
 
         Returns:
             `torch.Tensor` of shape `(R, 1 + T, vocab_size)`: 0 after the last token of the row,
