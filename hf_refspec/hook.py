@@ -113,7 +113,8 @@ def _speculative(generate: Any) -> Any:
         ours = (
             kwargs.get("candidate_generator") is not None
             or _is_ours(custom_generate)
-            or (custom_generate is None and _is_reproducible(kwargs))
+            # Without a drafter, it is what others are compared with.
+            or (custom_generate is None and kwargs.get("verification") == "reproducible")
         )
         if attachment is None and not ours:
             return generate(self, *args, **_plain(kwargs))
@@ -200,7 +201,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
         prepared["use_cache"] = True
         if loop is speculate:
             options["adds_cache"] = True
-    if _is_reproducible(options):
+    if options.get("verification") == "reproducible":
         if custom_generate is None:
             options.setdefault("candidate_generator", None)
         prepared = _with_static_cache(prepared)
@@ -219,12 +220,6 @@ def _is_ours(custom_generate: Any) -> bool:
     """Whether it is a decoding loop of this package."""
     module = getattr(_loop_of(custom_generate), "__module__", None) or ""
     return module.partition(".")[0] == __package__
-
-
-def _is_reproducible(kwargs: dict[str, Any]) -> bool:
-    """Whether a call asks for bits that drafts do not change. Without a drafter, it is what others
-    are compared with."""
-    return kwargs.get("verification") == "reproducible"
 
 
 def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:

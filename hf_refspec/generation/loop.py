@@ -111,21 +111,16 @@ class Loop:
             self._observe(rows, logits, top)
 
     def _draft(self, index: int, row: Row) -> DraftTree:
-        nodes, depth = self._limits(index, row)
-        if nodes <= 0 or depth <= 0 or not self.ranks.is_first:
+        if row.stands_still or not self.ranks.is_first:
             return DraftTree.empty()
-        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
-        return draft.truncated(depth)
-
-    def _limits(self, index: int, row: Row) -> tuple[int, int]:
-        """The most nodes and the greatest depth of a row's next draft."""
-        if row.stands_still:
-            return 0, 0
         nodes = min(self.budget.nodes, self.verifier.most_nodes)
         depth = self.reach.depth(len(row.seen), self.verifier.last_position(index, row.seen))
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
-        return nodes, depth
+        if nodes <= 0 or depth <= 0:
+            return DraftTree.empty()
+        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
+        return draft.truncated(depth)
 
     def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses, the same tokens on all ranks. Returns

@@ -39,8 +39,6 @@ class StaticVerifier(Verifier):
     most_rows = sys.maxsize
     drops_rows = False
     widths: tuple[int, ...] = WIDTHS
-    # Whether the cache is as long as the call needs, whatever earlier calls have left.
-    same_length = False
 
     entries: SlottedEntries
 
@@ -59,7 +57,7 @@ class StaticVerifier(Verifier):
 
     def _entries(self, cache: Any) -> SlottedEntries:
         self._compiled = CompiledForward(self.model, self.generation_config, self.model_kwargs)
-        return SlottedEntries(cache, self._compiled, self.widths[-1], self.same_length)
+        return SlottedEntries(cache, self._compiled, self.widths[-1], self.same_bits)
 
     @property
     def most_nodes(self) -> int:

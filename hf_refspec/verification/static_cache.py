@@ -121,18 +121,12 @@ class SlottedEntries(Entries):
     """The slots of a static cache, each row's behind its own last token; `forward` is what runs
     over it, in passes up to the `widest`."""
 
-    def __init__(
-        self,
-        cache: Any,
-        forward: CompiledForward,
-        widest: int,
-        same_length: bool,
-    ) -> None:
+    def __init__(self, cache: Any, forward: CompiledForward, widest: int, same_bits: bool) -> None:
         super().__init__(cache)
         self._forward, self._model, self._config = forward, forward.model, forward.config
         self._plain_layers = cache.layers
         if not has_begun(cache):
-            keep_all(cache, self._wanted_length(widest, same_length))
+            keep_all(cache, self._wanted_length(widest, same_bits))
         self.length: int = cache.layers[0].max_cache_len  # the slots of a row
         self.slots = Slots()
         self._layers = cache.layers
@@ -141,14 +135,14 @@ class SlottedEntries(Entries):
         self._moves: list[tuple[list[int], list[int]]] = []
         self._in_place: list[int] = []
 
-    def _wanted_length(self, widest: int, same_length: bool) -> int:
+    def _wanted_length(self, widest: int, same_bits: bool) -> int:
         """The length of a cache that has not begun: as it was given, or for the whole text and a
         pass behind it where `generate` has made it."""
         config = self._config
         longest = max(layer.max_cache_len for layer in self.cache.layers)
         if config.cache_implementation is None:
             return longest
-        if same_length:
+        if same_bits:  # depend on the length, which earlier calls must not change
             longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0)
         needed = max(longest, config.max_length) + widest
         return -(-needed // _LENGTH_STEP) * _LENGTH_STEP

@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from ..text_config import attends_locally, length_dependent_rope, text_config
 from .cache import (
     CACHE_NAMES,
-    Entries,
     MovedEntries,
     Pass,
     caches_images,
@@ -45,6 +44,7 @@ class TreeVerifier(Verifier):
     name = "tree"
     takes_trees = True
     most_rows = sys.maxsize
+    entries_type = MovedEntries
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -63,9 +63,6 @@ class TreeVerifier(Verifier):
             and keeps_every_position(new_cache(model))
             and not attends_locally(text_config(model))
         )
-
-    def _entries(self, cache: Any) -> Entries:
-        return MovedEntries(cache)
 
     def select(self, rows: list[int]) -> None:
         self.cached = [self.cached[i] for i in rows]

@@ -75,6 +75,8 @@ class Verifier:
     same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
     widths: tuple[int, ...] | None = None
+    # How its cache keeps and drops.
+    entries_type: type[Entries] = Entries
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Verifier:
         raise NotImplementedError
 
     def _entries(self, cache: Any) -> Entries:
-        return Entries(cache)
+        return self.entries_type(cache)
 
     def _run(self, now: Pass) -> torch.Tensor:
         """The logits `(R, 1 + T, vocab_size)` of a pass, see [`~Verifier.forward`]."""
