@@ -24,8 +24,8 @@ from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.token_sequence import StandingTokens
 from ..verification.verifier import Verifier
+from .batch import BatchCriteria
 from .budget import Budget
-from .criteria import BatchCriteria
 from .row import Row, accept, longest_row
 
 

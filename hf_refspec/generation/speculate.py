@@ -30,11 +30,10 @@ from ..verification.choice import select_verifier
 from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
 from ..verification.restored import random_numbers
+from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
-from .criteria import BatchCriteria, criteria_of_rows
 from .default_drafter import default_drafter
 from .loop import Loop
-from .processors import processors_of_rows
 from .row import Row, longest_row, own_length, padded
 from .validation import (
     FURTHER_OUTPUTS,
@@ -118,24 +117,15 @@ def speculate(
         verification = "chain"
     # They are not returned, and plain decoding computes them for nothing.
     model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
-    call = _Call(
-        model,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        streamer,
-        model_kwargs,
-        Ranks.of(model),
-        is_synced(model, synced_gpus),
-        adds_cache,
-    )
+    asked = logits_processor, stopping_criteria, generation_config, streamer
+    ranks, synced = Ranks.of(model), is_synced(model, synced_gpus)
+    call = _Call(model, input_ids, *asked, model_kwargs, ranks, synced, adds_cache)
     with (
-        kept_in_step(model, input_ids) if call.synced else nullcontext(),
-        call.ranks.together(),
+        kept_in_step(model, input_ids) if synced else nullcontext(),
+        ranks.together(),
         default_drafter(model) if given is None else nullcontext(given) as drafter,
     ):
-        return call.decode(drafter, *call.ranks.agree((max_draft_tokens, verification)))
+        return call.decode(drafter, *ranks.agree((max_draft_tokens, verification)))
 
 
 @dataclass(frozen=True)
@@ -155,34 +145,32 @@ class _Call:
 
     def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
         """See [`speculate`]."""
+        model, config, kwargs = self.model, self.generation_config, self.model_kwargs
         if self.synced:
-            self.generation_config.disable_compile = True  # what keeps step is no part of a graph
-        if self.generation_config.do_sample and not self.ranks.alone:
+            config.disable_compile = True  # what keeps step is no part of a graph
+        if config.do_sample and not self.ranks.alone:
             numbers = random_numbers(self.input_ids.device)
             numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
         rows, criteria = self._rows()
-        if verification == REPRODUCIBLE and len(rows) > 1 and self.generation_config.do_sample:
+        if verification == REPRODUCIBLE and len(rows) > 1 and config.do_sample:
             self._give_generators(rows)
-        vocab_size = text_config(self.model).vocab_size
-        sampling = Sampling.of(self.generation_config)
-        with drafter.sessions(self._prompts(vocab_size), vocab_size, sampling) as drafters:
+        vocab_size = text_config(model).vocab_size
+        prompts, sampling = self._prompts(vocab_size), Sampling.of(config)
+        with drafter.sessions(prompts, vocab_size, sampling) as drafters:
+            drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, found = select_verifier(
-                self.model,
-                verification,
-                len(rows),
-                self.generation_config,
-                self.model_kwargs,
-                drafts=max_draft_tokens != 0 or self.adds_cache,
+                model, verification, len(rows), config, kwargs, drafts=drafts
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
                 return self._decode_plainly(drafters, found)
-            passes = (verifier.kind_of_pass, verifier.widths)
             loop = Loop(
                 verifier,
-                make_budget(max_draft_tokens, drafter, self.model, *passes),
-                Reach(type(verifier), self.model, len(rows), self.model_kwargs),
+                make_budget(
+                    max_draft_tokens, drafter, model, verifier.kind_of_pass, verifier.widths
+                ),
+                Reach(type(verifier), model, len(rows), kwargs),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
                 ranks=self.ranks,

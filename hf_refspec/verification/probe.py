@@ -42,25 +42,14 @@ _TEXTS = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe has found, as distances relative to the spread of the logits.
+    """What a probe has found, as distances relative to the spread of the logits."""
 
-    Attributes:
-        exact (`bool`): Whether the verifier may be used.
-        error (`float`): How far its logits are off those of single steps.
-        rounding (`float`): How far those of the same tokens in one pass without a cache are off.
-        leak (`float`, *optional*): How much the content of other branches matters; `None` if it was
-            not measured.
-        same_bits (`bool`): Whether its logits are the same bit by bit without drafts, where it
-            promises that.
-        failure (`str`, *optional*): What the model raised.
-    """
-
-    exact: bool
-    error: float = 0.0
-    rounding: float = 0.0
-    leak: float | None = None
-    same_bits: bool = True
-    failure: str | None = None
+    exact: bool  # whether the verifier may be used
+    error: float = 0.0  # how far its logits are off those of single steps
+    rounding: float = 0.0  # how far those of the same tokens in one pass without a cache are off
+    leak: float | None = None  # how much the content of other branches matters, where measured
+    same_bits: bool = True  # whether its logits are those without drafts, where it promises that
+    failure: str | None = None  # what the model raised, or does
 
     def __str__(self) -> str:
         if self.failure is not None:

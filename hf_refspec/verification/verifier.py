@@ -48,21 +48,7 @@ class CacheMark:
 
 class Verifier:
     """Forward passes of one target model over the same rows, with the cache kept in step, by the
-    keyword arguments that `generate` prepared for the prompt.
-
-    Attributes:
-        cached (`list[int]`): How many tokens of each row the cache holds. The tokens of a row
-            beyond them, its pending tokens, run in the next pass. Empty before the prefill.
-        entries ([`Entries`]): The cache, and how it drops what was rejected.
-        prompt_states (`list[torch.Tensor]`, *optional*): Where it is a list, the prefill appends
-            the inputs of the output layer, `(R, n, hidden_size)` each.
-        pass_tokens (`int`): The tokens of a row in the last pass, including padding.
-        in_step (`bool`): Whether the last pass ran the last token of each row, its draft, and
-            nothing else that plain decoding would not have run: its time says what a pass costs.
-        replaced_cache (`bool`): Whether the model has begun a new cache in the middle of the text.
-            It may then do so at every step, as Phi-3 does in transformers 5.17, and nothing can be
-            drafted any more.
-    """
+    keyword arguments that `generate` prepared for the prompt."""
 
     name: str
     takes_trees = False
@@ -89,11 +75,18 @@ class Verifier:
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.entries = self._entries(find_cache(model_kwargs))
+        # Where it is a list, the prefill appends the inputs of the output layer to it, tensors of
+        # shape (R, n, hidden_size).
         self.prompt_states: list[torch.Tensor] | None = None
-        # Lists: arrays would take longer for a few numbers a pass.
+        # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
+        # the next pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
-        self.pass_tokens = 0
+        self.pass_tokens = 0  # of a row in the last pass, including padding
+        # Whether the last pass ran the last token of each row, its draft, and nothing else that
+        # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
+        # Whether the model has begun a new cache in the middle of the text. It may then do so at
+        # every step, as Phi-3 does in transformers 5.17, and nothing can be drafted any more.
         self.replaced_cache = False
         # A row's position of a token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
