@@ -239,15 +239,9 @@ def accept(
     chosen in one call, and without processors the greedy choice is one call for all nodes. So the
     host synchronises once when greedy, otherwise once per accepted depth.
 
-    Args:
-        rows (sequence of [`Row`]): R rows of one call.
-        logits (`torch.Tensor` of shape `(R, 1 + T, vocab_size)`): The target model's, after each
-            row so far and after each node of its tree.
-        choices (`np.ndarray`, int32 of shape `(R, 1 + T)`, *optional*): The argmax of the logits
-            where it is known.
-
-    Returns:
-        The accepted nodes of each row, from the root on; `None` for rows that stand still.
+    `logits` `(R, 1 + T, vocab_size)` are the target model's, after each row so far and after each
+    node of its tree; `choices` `(R, 1 + T)` are their argmax where it is known. Returns the
+    accepted nodes of each row, from the root on; `None` for rows that stand still.
     """
     greedy = None
     if rows[0].chooses_by_logits_alone():  # all nodes in one copy
