@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
+from walks import assert_no_search_goes_on
 
 import hf_refspec as rs
 from hf_refspec.ralm.checked_search import RetrievalError
@@ -323,7 +324,7 @@ def test_an_error_of_the_retriever_carries_the_text_so_far(llama, method):
     text_ids = caught.value.text_ids
     assert PROMPT.shape[1] <= len(text_ids) < len(plain)
     assert text_ids == plain[: len(text_ids)]
-    assert not any(thread.name == "retrieval" for thread in threading.enumerate())
+    assert_no_search_goes_on()
 
 
 def test_tokens_outside_of_the_vocabulary_are_named(llama):

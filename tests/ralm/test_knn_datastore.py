@@ -11,6 +11,7 @@ from architectures import ARCHITECTURES
 from hub_server import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
+from knn_texts import CORPUS
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,19 +21,10 @@ from hf_refspec.retrieval.retrieved import Retrieved
 from hf_refspec.store.build.windows import windows
 from hf_refspec.store.files import DatastoreError, write_arrays
 
-CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
-
 
 @pytest.fixture(scope="module")
-def path(byte_llama, tokenizer, tmp_path_factory):
-    path = tmp_path_factory.mktemp("knn") / "store"
-    KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
-    return path
-
-
-@pytest.fixture(scope="module")
-def store(path):
-    return KnnDatastore(path)
+def path(store):
+    return store.path
 
 
 def other_model(**changes) -> LlamaForCausalLM:

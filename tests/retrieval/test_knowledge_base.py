@@ -192,9 +192,11 @@ def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("chunk_length", [0, -1, 2.5, True])
-def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length):
-    with pytest.raises(ValueError, match="chunk_length must be"):
+@pytest.mark.parametrize(
+    ("chunk_length", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)]
+)
+def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length, error):
+    with pytest.raises(error, match="chunk_length must be"):
         build(tmp_path / "base", tokenizer, chunk_length=chunk_length)
 
 

@@ -144,12 +144,6 @@ def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name)
     assert "is not the name of a file of tokens in its folder" in message
 
 
-def test_a_file_is_named_only_once(tmp_path):
-    content = config_of(CONFIG, tmp_path)
-    content["shards"] *= 2
-    assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
-
-
 @pytest.mark.parametrize("version", [0, 1, 3, -1, 2.0, None, "1", [1], {}, 10**400, [[[1] * 9]]])
 def test_another_format_version_says_what_to_do(tmp_path, version):
     content = config_of(CONFIG, tmp_path)
