@@ -27,8 +27,6 @@ from .os3 import LONGEST_STRIDE
 from .request_cache import RequestCache, best_of
 from .stats import RetrievalStats
 
-__all__ = ["RetrievalAugmentedGeneration", "generate_speculatively"]
-
 # Where a retriever keeps what was learned of it: an entry of its `__dict__`.
 _LEARNED = "_learned_by_speculation"
 

@@ -379,15 +379,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of retrieved entries (Khandelwal et al. 2020, equation 2).
-
-        Args:
-            found ([`Retrieved`]): Neighbours of a hidden state.
-            temperature (`float`): Divides the squared distances.
-
-        Returns:
-            Tokens (int64, ascending) and their probabilities (float64), which sum to 1.
-        """
+        """The next tokens of the neighbours of a hidden state (int64, ascending), and their
+        probabilities (float64), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)

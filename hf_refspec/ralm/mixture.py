@@ -45,7 +45,7 @@ class Mixture:
         check_count("k", k)
         if k > len(datastore):
             raise ValueError(
-                f"k must be at most {len(datastore)}, as there are entries, but is {k}"
+                f"k must be at most {len(datastore)}, the number of entries, but is {k}"
             )
         if not 0 <= lambda_ <= 1:
             raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")

@@ -258,25 +258,26 @@ class Datastore(StoredFolder[StoreConfig]):
             raise ValueError("compact() needs the full form, but only the compact one is open")
         if not 1 <= max_ngram <= LONGEST_NGRAM:
             raise ValueError(f"max_ngram must be from 1 to {LONGEST_NGRAM}, but is {max_ngram}")
-        for name, number, least in (
-            ("ngrams_per_order", ngrams_per_order, 1),
-            ("max_bytes", max_bytes, 4096),
-        ):
-            if number is not None and number < least:
-                raise ValueError(f"{name} must be at least {least}, but is {number}")
-        options = (max_ngram, ngrams_per_order, max_bytes, progress)
+        if ngrams_per_order is not None:
+            check_count("ngrams_per_order", ngrams_per_order, " or None")
+        if max_bytes is not None and max_bytes < 4096:
+            raise ValueError(f"max_bytes must be at least 4096, but is {max_bytes}")
+
+        def counted() -> tuple[list[int], NgramTable]:
+            limits = max_ngram, ngrams_per_order, max_bytes
+            with self.naming_damage():
+                return compact_form(self.shards, self.config, *limits, progress)
+
         if path is not None:
             with new_folder(Path(path)) as folder:
-                with self.naming_damage():
-                    counts, table = compact_form(self.shards, self.config, *options)
+                counts, table = counted()
                 alone = replace(self.config, shards=[], ngrams=None)
                 if alone.tokenizer_file is not None:
                     copy_file(self.path, alone.tokenizer_file, folder)
                 write_ngrams(folder, alone, table, counts, self.tokens)
             return Datastore(path, form="compact")
         check_writable(self.path)
-        with self.naming_damage():
-            counts, table = compact_form(self.shards, self.config, *options)
+        counts, table = counted()
         with only_writer(self.path):
             # It may have been compacted or extended since this object was opened.
             config = StoreConfig.read(self.path)

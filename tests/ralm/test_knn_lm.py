@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, build
+from calls import ListStreamer
 from knn_texts import CORPUS, generate
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.knn_datastore import KnnDatastore
@@ -37,19 +37,17 @@ class TestTheSameTextWithEverySpeculation:
             assert torch.equal(ids, plain), speculation
             assert torch.equal(torch.get_rng_state(), after_plain)
 
-    def test_with_a_graph(self, byte_llama, inputs, store):
-        walked = KnnDatastore(store.path, "hnsw")
-        for do_sample in (False, True):
-            plain = generate(byte_llama, inputs, walked, speculation=None, do_sample=do_sample)
-            ids = generate(byte_llama, inputs, walked, do_sample=do_sample)
-            assert torch.equal(ids, plain)
-
-    def test_with_processors_that_look_at_the_text(self, byte_llama, inputs, store):
-        options = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "top_k": 20}
-        for do_sample in (False, True):
-            options["do_sample"] = do_sample
-            plain = generate(byte_llama, inputs, store, speculation=None, **options)
-            assert torch.equal(generate(byte_llama, inputs, store, **options), plain)
+    @pytest.mark.parametrize("do_sample", [False, True])
+    @pytest.mark.parametrize(
+        ("index", "options"),
+        [("hnsw", {}), ("flat", {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3})],
+    )
+    def test_with_a_graph_or_processors_that_look_at_the_text(
+        self, byte_llama, inputs, store, index, options, do_sample
+    ):
+        opened, options = KnnDatastore(store.path, index), options | {"do_sample": do_sample}
+        plain = generate(byte_llama, inputs, opened, speculation=None, **options)
+        assert torch.equal(generate(byte_llama, inputs, opened, **options), plain)
 
     @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text", "mamba2", "qwen3_moe"])
     def test_on_other_caches_than_of_plain_attention(
@@ -122,17 +120,6 @@ class TestTheDistribution:
         assert torch.equal(generate(byte_llama, inputs, store, max_new_tokens=20), ids)
 
 
-class Record(BaseStreamer):
-    def __init__(self):
-        self.ids, self.ended = [], False
-
-    def put(self, value):
-        self.ids += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
-
-
 class Stop(StoppingCriteria):
     def __init__(self, length):
         self.length = length
@@ -178,7 +165,7 @@ class TestGenerate:
             assert ids.shape[1] == 23
 
     def test_streams_each_token_once(self, byte_llama, inputs, store):
-        streamer = Record()
+        streamer = ListStreamer()
         ids = byte_llama.generate(
             **inputs,
             max_new_tokens=40,
@@ -186,8 +173,10 @@ class TestGenerate:
                 knn_lm, knn_datastore=store, k=8, lambda_=0.6, temperature=4.0, streamer=streamer
             ),
         )
-        assert streamer.ids == ids[0].tolist()
-        assert streamer.ended
+        prompt = inputs["input_ids"]
+        tokens = ids[0, prompt.shape[1] :].tolist()
+        assert streamer.puts == [prompt.tolist(), *([token] for token in tokens)]
+        assert streamer.ended == 1
 
     def test_goes_on_from_a_cache(self, byte_llama, inputs, store):
         expected = generate(byte_llama, inputs, store)
@@ -248,11 +237,6 @@ class TestBadInput:
     def test_is_refused(self, byte_llama, inputs, store, options, error, message):
         with pytest.raises(error, match=message):
             generate(byte_llama, inputs, store, **options)
-
-    def test_another_model_is_refused(self, llama, inputs, store):
-        prompt = {"input_ids": torch.tensor([[3, 4, 5]])}
-        with pytest.raises(ValueError, match="vocabulary of 259"):
-            generate(llama, prompt, store)
 
 
 class Double(LogitsProcessor):

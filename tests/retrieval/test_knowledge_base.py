@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DIMENSION, bag_of_words, some_texts
@@ -21,8 +20,6 @@ from hf_refspec.retrieval.passages import even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
-
-REPO = "owner/passages"
 
 
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
@@ -162,7 +159,11 @@ def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
         "passages.safetensors",
         "sources.safetensors",
     ]
-    assert "SparseRetriever" in card(base.config, REPO)
+    assert "SparseRetriever" in card(base.config, "owner/passages")
+
+
+def test_the_card_tells_of_the_embeddings(base):
+    assert f"of {DIMENSION} numbers, by the encoder bag_of_words" in card(base.config, "o/p")
 
 
 def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
@@ -173,16 +174,6 @@ def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
         np.testing.assert_array_equal(other.embeddings, base.embeddings)
     with pytest.raises(FileExistsError):
         base.save_pretrained(tmp_path / "saved")
-
-
-def test_it_goes_to_the_hub_and_comes_back_with_its_card(base, hub, tmp_path, tokenizer):
-    base.push_to_hub(REPO, token=TOKEN)
-    again = KnowledgeBase.from_pretrained(REPO, tokenizer, cache_dir=tmp_path / "downloads")
-    again.verify()
-    assert [again.text(i) for i in range(len(again))] == some_texts(30)
-    card = (again.path / "README.md").read_text()
-    assert 'from_pretrained("owner/passages", tokenizer)' in card
-    assert f"of {DIMENSION} numbers" in card
 
 
 @pytest.mark.parametrize("documents", [[], ["", ""], iter([])])

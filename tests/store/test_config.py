@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
+from stored import CONFIG, NGRAMS, SHARD, readers
 
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
@@ -21,7 +21,7 @@ from hf_refspec.store.datastore_config import (
     ShardEntry,
     StoreConfig,
 )
-from hf_refspec.store.files import DatastoreError, FileEntry, check_file, read_arrays
+from hf_refspec.store.files import DatastoreError, FileEntry
 
 DEEP = '"deep": ' + "[" * 40 + "]" * 40
 
@@ -307,16 +307,3 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make, message
     for read in readers(tmp_path, SHARD.tokens_file):
         with pytest.raises(DatastoreError, match=f"tokens-00001.safetensors {message}"):
             read()
-
-
-def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
-    # huggingface_hub's cache is made of them.
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "store").mkdir()
-    CONFIG.write(tmp_path / "blobs")
-    (tmp_path / "store/config.json").symlink_to(tmp_path / "blobs/config.json")
-    entry = four_tokens(tmp_path / "blobs")
-    (tmp_path / "store" / entry.name).symlink_to(tmp_path / "blobs" / entry.name)
-    assert StoreConfig.read(tmp_path / "store") == CONFIG
-    assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
-    check_file(tmp_path / "store", entry)

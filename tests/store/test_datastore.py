@@ -221,16 +221,6 @@ def test_a_copy_replaces_nothing(full, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "store"]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_bytes(bytes(100_000))])
-def test_a_copy_that_fails_leaves_nothing(both, tmp_path, make):
-    path = both.path / both.config.ngrams.file.name
-    path.unlink()
-    make(path)
-    with pytest.raises(DatastoreError, match=path.name):
-        both.save_pretrained(tmp_path / "a")
-    assert os.listdir(tmp_path) == ["store"]
-
-
 def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):
     length = 2**31 - 2
     shards = [write_zeros(tmp_path, length, number) for number in (1, 2)]
