@@ -19,9 +19,9 @@ from .tree import DraftTree
 
 Mode: TypeAlias = Literal["mixed", "rest"]
 
-# REST's published setting; with a mixed tree more than this hardly helps.
-_CONTINUATIONS_REST = 5000
-_CONTINUATIONS_MIXED = 1000
+# REST's are those of its authors' code; with a mixed tree more continuations hardly help.
+_CONTINUATIONS = {"rest": 5000, "mixed": 1000}
+_MIN_MATCH = {"rest": 2, "mixed": 1}
 
 
 class DatastoreDrafts(Drafter):
@@ -37,18 +37,19 @@ class DatastoreDrafts(Drafter):
         max_match (`int`, *optional*, defaults to 16):
             How many last tokens may match, 128 at most. (The compact form has its own, smaller
             number.)
-        min_match (`int`, *optional*, defaults to 1):
-            How many last tokens must match.
+        min_match (`int`, *optional*):
+            How many last tokens must match; by default 1, and 2 for `mode="rest"`.
         max_continuations (`int`, *optional*):
-            About how many places are read, a fair sample of all that match. By default 1000, and
-            5000 for `mode="rest"`, as published.
+            How many places are read: about 1000 by default, a fair sample of all that match; for
+            `mode="rest"` the first 5000 of each shard.
         continuation_length (`int`, *optional*, defaults to 10):
             How far a draft goes. Where the longest match leaves no choice, a mixed tree goes
             up to 3 times as far.
         mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`):
             `"rest"` is the algorithm of "REST: Retrieval-Based Speculative Decoding" (arXiv
-            2311.08252, section 3): the longest suffix of the text that occurs in the datastore,
-            the trie of what followed it, its most frequent nodes. `"mixed"` lets shorter matches
+            2311.08252, section 3), with the settings of its authors' code: the longest suffix of
+            the text that occurs in the datastore, of two tokens at least, the trie of what followed
+            its first places, its most frequent nodes. `"mixed"` lets shorter matches
             that are more frequent vote as well, see [`~index.mixed_trie.mixed_tree`]: a long
             match that is rare makes a poor tree. The compact form has mixed trees only; to look
             them up is the algorithm of CREST.
@@ -68,7 +69,7 @@ class DatastoreDrafts(Drafter):
         self,
         store: Datastore,
         max_match: int = 16,
-        min_match: int = 1,
+        min_match: int | None = None,
         max_continuations: int | None = None,
         continuation_length: int = 10,
         mode: Mode = "mixed",
@@ -83,7 +84,9 @@ class DatastoreDrafts(Drafter):
         if mode == "rest" and store.form == "compact":
             raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
         if max_continuations is None:
-            max_continuations = _CONTINUATIONS_REST if mode == "rest" else _CONTINUATIONS_MIXED
+            max_continuations = _CONTINUATIONS[mode]
+        if min_match is None:
+            min_match = _MIN_MATCH[mode]
         check_count("max_match", max_match)
         check_count("min_match", min_match)
         check_count("max_continuations", max_continuations)

@@ -186,12 +186,12 @@ class TokenRecycling(Drafter):
         Args:
             model (`PreTrainedModel`): The target model.
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-            documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
+            documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
                 file, a folder, or a list of both; or an iterable of texts or lists of ids.
             top_k, context, max_contexts (`int`, *optional*): As of the class.
             max_tokens (`int`, *optional*): Stop after so many tokens, about.
-            column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
-                strings.
+            column (`str`, *optional*): The dataset's column; by default as
+                [`Datastore.build`] chooses.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
             license (`str`, *optional*): Of the documents. By default what the dataset says.
             corpus (`str`, *optional*): What they are called. By default the dataset or the folder.

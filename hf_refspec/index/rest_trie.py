@@ -55,11 +55,23 @@ def rest_tree(
     Args:
         texts, context, min_match: See [`all_matches`].
         budget (`int`): The most nodes.
-        max_continuations (`int`): About how many continuations are read.
+        max_continuations (`int`): How many continuations are read of each text, as in the authors'
+            code the first ones in the order of the suffix array.
         continuation_length (`int`): How many tokens of each.
     """
-    longest = all_matches(texts, context, min_match)[:1]
-    return trie_tree(texts, longest, [max_continuations], [continuation_length], budget, 0.0)
+    longest = [
+        _first(match, max_continuations) for match in all_matches(texts, context, min_match)[:1]
+    ]
+    return trie_tree(
+        texts, longest, [each.count for each in longest], [continuation_length], budget, 0.0
+    )
+
+
+def _first(match: Match, most: int) -> Match:
+    """The first places of a match in each text."""
+    begins, ends = match.ranges.T
+    ranges = np.stack([begins, np.minimum(ends, begins + most)], axis=1)
+    return Match(match.length, ranges, int((ranges[:, 1] - begins).sum()))
 
 
 def trie_tree(

@@ -179,7 +179,7 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
         A long document is cut into passages of about the same length.
 
         Args:
-            documents: A `datasets` dataset (map-style or streaming) with a column of texts; a text
+            documents: A `datasets` dataset (map-style or streaming) with texts or chats; a text
                 file, a folder, or a list of both; or an iterable of texts.
             tokenizer (`PreTrainedTokenizerBase`): The language model's, a fast one.
             encoder (`str`, `Path`, `SentenceTransformer` or callable, *optional*): The folder or
@@ -187,8 +187,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
                 knowledge base that only [`SparseRetriever`] searches.
             path (`str` or `os.PathLike`): The folder to make.
             chunk_length (`int`, *optional*, defaults to 256): The most tokens of a passage.
-            column (`str`, *optional*): The dataset's column; by default `"text"` or the only one of
-                strings.
+            column (`str`, *optional*): The dataset's column; by default as
+                [`Datastore.build`] chooses.
             pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.md"`.
             license (`str`, *optional*): Of the documents. By default the dataset's.
             corpus (`str`, *optional*): Their name. By default the dataset's or the folder's.

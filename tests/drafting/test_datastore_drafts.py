@@ -114,8 +114,10 @@ def test_continuation_length_is_how_far_a_draft_goes(store):
     assert draft(mixed, [1, 2, 3]).depths().max() == 3  # the longest match leaves no choice
 
 
-def test_as_published_rest_reads_5000_continuations(store):
-    assert DatastoreDrafts(store, mode="rest").max_continuations == 5000
+def test_rest_has_the_settings_of_its_authors(store):
+    rest = DatastoreDrafts(store, mode="rest")
+    assert (rest.max_continuations, rest.min_match, rest.max_match) == (5000, 2, 16)
+    assert len(draft(rest, [9, 30])) == 0  # one token matches
     assert DatastoreDrafts(store).max_continuations == 1000
     assert DatastoreDrafts(store, max_continuations=7, mode="rest").max_continuations == 7
 

@@ -56,6 +56,15 @@ def grown_by(grow):
 
 
 rest_tree, mixed_tree = grown_by(rest_trie.rest_tree), grown_by(mixed_trie.mixed_tree)
+
+
+def sampled(texts, context, min_match, budget, most, length):
+    """The longest match alone, of which places are read evenly."""
+    longest = all_matches(texts, context, min_match)[:1]
+    return rest_trie.trie_tree(texts, longest, [most], [length], budget, 0.0)
+
+
+sampled_tree = grown_by(sampled)
 both_trees = pytest.mark.parametrize("grown", [rest_tree, mixed_tree])
 
 
@@ -230,15 +239,22 @@ def test_a_tree_of_a_sample_is_nearly_that_of_all():
     rng = np.random.default_rng(0)
     documents = [[0, int(token), 1] for token in rng.choice(20, 6000, p=np.arange(1, 21) / 210)]
     texts = shards_of(documents, 3, vocab_size=20)
-    sample = nodes_of(rest_tree(texts, [0], max_continuations=300, length=1))
-    for path, prob in nodes_of(rest_tree(texts, [0], length=1)).items():
+    sample = nodes_of(sampled_tree(texts, [0], max_continuations=300, length=1))
+    for path, prob in nodes_of(sampled_tree(texts, [0], length=1)).items():
         assert sample.get(path, 0.0) == pytest.approx(prob, abs=3 / 300)
 
 
 def test_what_only_a_small_shard_has_is_read_and_counts_for_what_it_is():
     texts = [*shards_of([[0, 1]] * 500), *shards_of([[0, 2]])]
-    nodes = nodes_of(rest_tree(texts, [0], max_continuations=10))
+    nodes = nodes_of(sampled_tree(texts, [0], max_continuations=10))
     assert nodes == pytest.approx({(1,): 500 / 501, (2,): 1 / 501})
+
+
+def test_rest_reads_the_first_continuations_of_each_text():
+    documents = [[0, token] for token in (1, 1, 2, 3, 3, 3)]
+    texts = [*shards_of(documents, vocab_size=9), *shards_of([[0, 3]], vocab_size=9)]
+    nodes = nodes_of(rest_tree(texts, [0], max_continuations=3))
+    assert nodes == pytest.approx({(1,): 2 / 4, (2,): 1 / 4, (3,): 1 / 4})
 
 
 @both_trees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -11,7 +12,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
+from ...store.build.presets import PRESETS, python_stdlib
 from ...store.names import ask_hub, is_here
+
+logger = logging.getLogger("hf_refspec")
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,31 +29,63 @@ def positive(text: str) -> int:
 
 
 def add_source(parser: ArgumentParser) -> None:
-    """Adds the arguments that name a corpus: files and folders, or a dataset."""
+    """Adds the arguments that name a corpus: files and folders, a dataset, or a preset."""
     add = parser.add_argument
     add("source", nargs="*", type=Path, help="text files and folders")
     add("--dataset", metavar="NAME", help="a dataset on the Hub or on disk")
+    presets = (f"{name} ({each.license}; {each.size})" for name, each in PRESETS.items())
+    add(
+        "--preset",
+        choices=tuple(PRESETS),
+        help=f"{'; '.join(presets)}. With --dataset, a copy of it there",
+    )
     add("--config", metavar="NAME", help="the dataset's configuration")
     add("--split", default="train", help="the dataset's split")
-    add("--column", help="the dataset's column with texts or chats")
+    add("--column", help="the dataset's column with texts or chats; by default it is found")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
 
 
 def check_source(args: Namespace) -> None:
     """Raises `ValueError` unless the arguments name either files and folders or a dataset."""
-    if bool(args.source) == (args.dataset is not None):
-        raise ValueError("give one of: files or folders, --dataset NAME")
+    if bool(args.source) == (args.dataset is not None or args.preset is not None):
+        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
 
 
-def load_dataset(args: Namespace, streaming: bool = False) -> Any:
-    """Loads the dataset of --dataset; where the Hub does not answer, from the cache."""
+def load_corpus(args: Namespace, streaming: bool = False) -> tuple[Any, str | None, str | None]:
+    """The documents that the arguments name, and the corpus's name and licence if a preset has
+    them. Which column of a dataset is read is printed."""
+    check_source(args)
+    if args.source:
+        return (args.source[0] if len(args.source) == 1 else args.source), None, None
+    preset = None if args.preset is None else PRESETS[args.preset]
+    options = {"name": args.config, "split": args.split, "streaming": streaming}
+    log_to_stderr("%(message)s")
+    if preset is None:
+        return _load_dataset(args.dataset, options), None, None
+    name = args.dataset or preset.dataset
+    documents = (
+        python_stdlib() if name is None else _load_dataset(name, {**options, **preset.options})
+    )
+    return documents, preset.corpus, preset.license
+
+
+def log_to_stderr(format: str) -> None:
+    """Prints what the package logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(format))
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+
+
+def _load_dataset(name: str, options: dict[str, Any]) -> Any:
+    """Loads a dataset; where the Hub does not answer, from the cache."""
     try:
         import datasets
     except ImportError:
-        raise ImportError('--dataset needs datasets: pip install "hf_refspec[datastore]"') from None
+        raise ImportError('datasets need datasets: pip install "hf_refspec[datastore]"') from None
     silent = None
-    if not is_here(args.dataset):
-        silent = ask_hub(args.dataset, "dataset", "README.md", repo_type="dataset")
+    if not is_here(name):
+        silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")
         if silent is not None:  # the cache may have it
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     # One line on a terminal in place of the libraries' progress bars; none in logs.
@@ -57,14 +93,12 @@ def load_dataset(args: Namespace, streaming: bool = False) -> Any:
     disable_progress_bars()
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     try:
-        with console.status(f"loading the dataset {args.dataset}"):
-            return datasets.load_dataset(
-                args.dataset, args.config, split=args.split, streaming=streaming
-            )
+        with console.status(f"loading the dataset {name}"):
+            return datasets.load_dataset(name, **options)
     except OSError as error:
         if silent is None:
             raise
         raise OSError(
-            f"{args.dataset!r} is no folder here and no dataset in the cache, and the Hub cannot "
+            f"{name!r} is no folder here and no dataset in the cache, and the Hub cannot "
             f"be reached: {silent}"
         ) from error

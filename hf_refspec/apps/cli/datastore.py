@@ -7,11 +7,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from ...store.build.presets import PRESETS
 from ...store.datastore import Datastore
 from ...store.names import load_tokenizer
 from ...store.printable import printable
-from .arguments import add_source, load_dataset, positive
+from .arguments import add_source, load_corpus, positive
 
 
 def add_build(parser: ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_build(parser: ArgumentParser) -> None:
 
 
 def _build(args: Namespace) -> int:
-    documents, corpus, license = _documents(args)
+    documents, corpus, license = load_corpus(args, args.streaming)
     store = Datastore.build(
         documents,
         load_tokenizer(args.tokenizer),
@@ -48,7 +47,7 @@ def add_extend(parser: ArgumentParser) -> None:
 def _extend(args: Namespace) -> int:
     store = Datastore(args.store)
     tokenizer = store.load_tokenizer()
-    documents, _, _ = _documents(args)
+    documents, _, _ = load_corpus(args, args.streaming)
     _print_info(store.extend(documents, tokenizer, **_options(args)))
     return 0
 
@@ -109,29 +108,16 @@ def _add_corpus(parser: ArgumentParser) -> None:
     """Adds the arguments that `build` and `extend` share."""
     add_source(parser)
     add = parser.add_argument
-    add("--preset", choices=tuple(PRESETS))
     add("--streaming", action="store_true", help="do not download the dataset first")
+    add("--max-tokens", type=positive, metavar="N", help="stop after so many tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
     add("--resume", action="store_true", help="continue a build that was killed")
     add("--engine", choices=("local", "ray"), default="local")
 
 
-def _documents(args: Namespace) -> tuple[Any, str | None, str | None]:
-    """The documents, and the name and licence of the corpus if they are known."""
-    given = [bool(args.source), args.dataset is not None, args.preset is not None]
-    if sum(given) != 1:
-        raise ValueError("give one of: files or folders, --dataset NAME, --preset NAME")
-    if args.preset is not None:
-        files, corpus, license = PRESETS[args.preset]
-        return files(), corpus, license
-    if args.dataset is not None:
-        return load_dataset(args, args.streaming), None, None
-    return args.source[0] if len(args.source) == 1 else args.source, None, None
-
-
 def _options(args: Namespace) -> dict[str, Any]:
     """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
-    names = ("column", "pattern", "deduplicate", "resume", "engine")
+    names = ("column", "pattern", "max_tokens", "deduplicate", "resume", "engine")
     return {name: getattr(args, name) for name in names}
 
 

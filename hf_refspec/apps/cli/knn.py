@@ -17,7 +17,7 @@ from ...store.fingerprint import vocabulary_size
 from ...store.printable import printable
 from ..shared.default_model import HUB_ID, load_model, load_tokenizer
 from .answering import quieten_transformers
-from .arguments import add_source, check_source, load_dataset
+from .arguments import add_source, load_corpus
 from .text_files import text_files
 
 # What is held out of the texts: a tenth, and no more than is worth the time.
@@ -90,8 +90,8 @@ def _perplexity(args: Namespace) -> int:
 
 def _texts(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The texts that the arguments name."""
-    check_source(args)
-    source = text_files(args.source, args.pattern) if args.source else load_dataset(args)
+    documents, _, _ = load_corpus(args)
+    source = text_files(args.source, args.pattern) if args.source else documents
     opened = open_source(source, tokenizer, vocabulary_size(tokenizer), args.column)
     return [text for text in opened.documents if isinstance(text, str)]
 

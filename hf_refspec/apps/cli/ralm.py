@@ -19,7 +19,7 @@ from ...store.printable import printable
 from ..shared.default_model import HUB_ID, load_model, load_tokenizer
 from . import ralm_answers
 from .answering import quieten_transformers
-from .arguments import add_source, check_source, load_dataset, positive
+from .arguments import add_source, check_source, load_corpus, positive
 from .text_files import text_files
 
 
@@ -68,7 +68,7 @@ def _ralm(args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     """Raises `ValueError` for options that contradict each other, before anything is loaded."""
-    texts = bool(args.source) or args.dataset is not None
+    texts = bool(args.source or args.dataset or args.preset)
     if texts or args.knowledge_base is None:
         check_source(args)
     if texts and args.knowledge_base is not None and Path(args.knowledge_base).exists():
@@ -93,11 +93,12 @@ def _knowledge_base(
     args: Namespace, tokenizer: PreTrainedTokenizerBase, encoder: Any, temporary: Path
 ) -> KnowledgeBase:
     """Builds the knowledge base, or opens an existing one."""
+    license = None
     if args.source:
         documents: Any = text_files(args.source, args.pattern)
-        corpus = ", ".join(path.resolve().name for path in args.source)
-    elif args.dataset is not None:
-        documents, corpus = load_dataset(args), None
+        corpus: str | None = ", ".join(path.resolve().name for path in args.source)
+    elif args.dataset or args.preset:
+        documents, corpus, license = load_corpus(args)
     else:
         try:
             return KnowledgeBase.from_pretrained(str(args.knowledge_base), tokenizer)
@@ -105,7 +106,7 @@ def _knowledge_base(
             raise ValueError(f"--knowledge-base cannot be opened: {error}") from error
     path = args.knowledge_base or temporary
     return KnowledgeBase.build(
-        documents, tokenizer, encoder, path, column=args.column, corpus=corpus
+        documents, tokenizer, encoder, path, column=args.column, corpus=corpus, license=license
     )
 
 

@@ -12,7 +12,7 @@ from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ..shared.default_model import load
 from .answering import quieten_transformers
-from .arguments import DTYPES, add_source, check_source, load_dataset, positive
+from .arguments import DTYPES, add_source, check_source, load_corpus, positive
 
 
 def add_recycle(parser: ArgumentParser) -> None:
@@ -33,12 +33,14 @@ def _recycle(args: Namespace) -> int:
     for path in args.source:  # before the model is loaded
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
-    documents = args.source or load_dataset(args, streaming=True)
+    documents, corpus, license = load_corpus(args, streaming=True)
     quieten_transformers()
     model, tokenizer = load(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-    names = ("max_tokens", "column", "pattern", "license")
-    options = {name: getattr(args, name) for name in names}
-    TokenRecycling.build(model, tokenizer, documents, **options).save_pretrained(args.out)
+    options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
+    table = TokenRecycling.build(
+        model, tokenizer, documents, corpus=corpus, license=args.license or license, **options
+    )
+    table.save_pretrained(args.out)
     config = RecyclingTable(args.out, tokenizer).config
     print(args.out)
     print(f"  model       {printable(config.model)}, vocabulary {config.vocab_size:,}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from importlib import import_module
@@ -15,7 +14,7 @@ import torch
 from ...generation.warmup import warmup
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
 from .answering import add_sources, quieten_transformers, read_references, sources
-from .arguments import DTYPES, positive
+from .arguments import DTYPES, log_to_stderr, positive
 
 if TYPE_CHECKING:
     from ..serve.engine import Engine
@@ -67,7 +66,7 @@ def _serve(args: Namespace) -> int:
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
-    _log_to_stderr()
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     references = read_references(args)
     with listen(args.host, args.port) as listening:
         served, engine = _load(args, references)
@@ -108,11 +107,3 @@ def _check_extra() -> None:
             import_module(name)
         except ImportError:
             raise ImportError(f'serve needs {name}: pip install "hf_refspec[serve]"') from None
-
-
-def _log_to_stderr() -> None:
-    """Prints a line for each request."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -21,7 +21,7 @@ from ..shards import map_tokens, split_documents
 from ..tokenizer_file import TokenizerError, write_tokenizer
 from .engine import Engine, make_engine
 from .merge import merge_all, merge_due
-from .packing import document_digest, packed_documents, write_shards
+from .packing import document_digest, first_tokens, packed_documents, write_shards
 from .progress import PROGRESS, BuildProgress
 from .source import Source, after, open_source
 
@@ -34,9 +34,10 @@ class BuildOptions:
     """How documents are made into shards.
 
     Args:
-        column (`str`, *optional*): A dataset's column. By default `"text"`, the only column of
-            strings, or one with chats.
+        column (`str`, *optional*): A dataset's column. By default that of its chats, `"text"`,
+            `"content"`, `"prompt"` with `"completion"`, or the only one of texts.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
+        max_tokens (`int`, *optional*): Stop after the document that reaches so many tokens.
         shard_tokens (`int`, *optional*): Entries of a shard, each of which takes about 12 bytes of
             memory. By default 32,000,000; for an extension, as the datastore was built.
         num_proc (`int`, *optional*): Threads (or Ray tasks) that tokenise. By default one for each
@@ -56,6 +57,7 @@ class BuildOptions:
 
     column: str | None = None
     pattern: str = "*"
+    max_tokens: int | None = None
     shard_tokens: int = 32_000_000
     num_proc: int | None = None
     deduplicate: bool = False
@@ -67,6 +69,8 @@ class BuildOptions:
         count = self.shard_tokens
         if not isinstance(count, int) or not 1 <= count <= LARGEST_SHARD:
             raise ValueError(f"shard_tokens must be from 1 to {LARGEST_SHARD}, but is {count!r}")
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens, " or None")
         if self.num_proc is not None:
             check_count("num_proc", self.num_proc, " or None")
 
@@ -204,6 +208,7 @@ def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
         "hf_refspec": __version__,
         "column": options.column,
         "pattern": options.pattern,
+        "max_tokens": options.max_tokens,
     }
 
 
@@ -250,6 +255,8 @@ def _add_shards(
         digests = set(map(document_digest, split_documents(stored, config.separator)))
     done, hidden = (progress.documents, progress.entries), not options.progress or None
     token_batches = engine.tokenize(after(source.documents, progress.documents))
+    if options.max_tokens is not None:
+        token_batches = first_tokens(token_batches, options.max_tokens - _tokens(progress.shards))
     shape = options.shard_tokens, config.token_dtype
     try:
         with tqdm(

@@ -104,6 +104,17 @@ def packed_documents(
         yield Packed(shard[:filled], ended, done)
 
 
+def first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
+    """Ends after the document that reaches `most` tokens, its separator included."""
+    for lengths, tokens in token_batches:
+        if most <= 0:
+            return
+        ends = np.cumsum(lengths)
+        number = int(np.searchsorted(ends, most)) + 1
+        yield lengths[:number], tokens[: ends[:number][-1]]
+        most -= len(tokens)
+
+
 def document_digest(document: np.ndarray) -> bytes:
     """A checksum of a document's tokens."""
     return hashlib.blake2b(document.tobytes(), digest_size=16).digest()

@@ -1,9 +1,29 @@
-"""Corpora that every machine has."""
+"""Corpora with a name: those of REST and RaLMSpec, and one that every machine has."""
 
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A corpus.
+
+    Attributes:
+        corpus, license, size (`str`): For people.
+        dataset (`str`, *optional*): Its Hub id; `None` for the files of `python_stdlib`.
+        options (`Mapping`): Further arguments of `datasets.load_dataset`.
+    """
+
+    corpus: str
+    license: str
+    size: str
+    dataset: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def python_stdlib() -> list[Path]:
@@ -17,4 +37,28 @@ def python_stdlib() -> list[Path]:
     ]
 
 
-PRESETS = {"python-stdlib": (python_stdlib, "Python standard library", "PSF-2.0")}
+PRESETS = {
+    "python-stdlib": Preset("Python standard library", "PSF-2.0", "about 10M tokens"),
+    "ultrachat": Preset("UltraChat", "MIT", "1.5M chats", "stingning/ultrachat"),
+    "sharegpt": Preset(
+        "ShareGPT",
+        "Apache-2.0",
+        "about 100,000 chats",
+        "Aeala/ShareGPT_Vicuna_unfiltered",
+        {"data_files": "ShareGPT_V4.3_unfiltered_cleaned_split.json"},
+    ),
+    "the-stack-python": Preset(
+        "The Stack, Python",
+        "permissive, of each file",
+        "13M files, on request; give --max-tokens",
+        "bigcode/the-stack-dedup",
+        {"data_dir": "data/python", "streaming": True},
+    ),
+    "wikipedia": Preset(
+        "Wikipedia, English, November 2023",
+        "CC-BY-SA-3.0, GFDL",
+        "6.4M articles",
+        "wikimedia/wikipedia",
+        {"name": "20231101.en"},
+    ),
+}

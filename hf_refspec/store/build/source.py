@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..files import open_file, unreadable
 from ..printable import printable
+from .dataset_documents import DatasetDocuments
 from .tokenizing import Document
 
 logger = logging.getLogger("hf_refspec")
@@ -61,7 +62,8 @@ def open_source(
             f"source is a {kind}; choose a split of it: source[...] with one of {list(source)}"
         )
     if kind is not None:
-        rows = _dataset_documents(source, _find_column(source, column), tokenizer)
+        rows = DatasetDocuments(source, column, tokenizer)
+        logger.info("%s", rows)
         total = len(source) if kind == "Dataset" else None
         name, license = _dataset_name(source), source.info.license or None
         return Source(checked(rows, vocab_size), name, license, total)
@@ -103,61 +105,12 @@ def after(documents: Iterator[Document], count: int) -> Iterator[Document]:
     return documents
 
 
-def _dataset_documents(
-    dataset: Any, column: str, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[Any]:
-    """The documents in a column with texts, lists of ids, or chats, which the tokenizer renders."""
-    for number, row in enumerate(dataset.select_columns([column])):
-        document = row[column]
-        if isinstance(document, list) and document and isinstance(document[0], Mapping):
-            if not all("role" in message and "content" in message for message in document):
-                raise ValueError(
-                    f"document {number} of the column {column!r} is not a chat: its messages have "
-                    f"{sorted(document[0])}, but need role and content"
-                )
-            if tokenizer.chat_template is None:
-                raise ValueError(
-                    f"the column {column!r} has chats, but the tokenizer has no chat template (a "
-                    "datastore's own copy has none): give the one of the chat model"
-                )
-            document = tokenizer.apply_chat_template(document, tokenize=False)
-        yield "" if document is None else document
-
-
 def _dataset_kind(source: Any) -> str | None:
     """The name of the `datasets` class that `source` is of, without importing the library."""
     library = sys.modules.get("datasets")
     kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
     found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
     return next(found, None)
-
-
-def _find_column(dataset: Any, column: str | None) -> str:
-    names = dataset.column_names
-    if dataset.features is not None:
-        strings = [
-            name
-            for name, feature in dataset.features.items()
-            if getattr(feature, "dtype", None) in ("string", "large_string")
-        ]
-    else:  # Some streaming datasets have their columns only in their rows.
-        row: dict[str, Any] = next(iter(dataset), {})
-        names = list(row)
-        strings = [name for name, value in row.items() if isinstance(value, str)]
-    if not names and column is None:
-        return "text"  # It has no rows.
-    if column is not None:
-        if names and column not in names:
-            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
-        return column
-    if "text" in names:
-        return "text"
-    if len(strings) == 1:
-        return strings[0]
-    for name in ("messages", "conversations", "chat"):
-        if name in names:
-            return name
-    raise ValueError(f"which column has the documents? Give column=, one of {names}")
 
 
 def _dataset_name(dataset: Any) -> str:

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
-from hf_refspec.store.build.presets import PRESETS
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -111,13 +111,12 @@ def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
 def test_builds_from_a_preset_with_its_name_and_licence(
     tmp_path, corpus, tokenizer, tokenizer_folder, capsys, monkeypatch
 ):
-    preset = (lambda: [corpus / "b.py"], "Some library", "PSF-2.0")
-    monkeypatch.setitem(PRESETS, "python-stdlib", preset)
-    arguments = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
-    assert run("build", "--preset", "python-stdlib", *arguments) == 0
+    monkeypatch.setattr(arguments, "python_stdlib", lambda: [corpus / "b.py"])
+    options = ["--tokenizer", tokenizer_folder, "--out", tmp_path / "store"]
+    assert run("build", "--preset", "python-stdlib", *options) == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["b.py"]]
     printed = capsys.readouterr().out
-    assert "corpus      Some library\n" in printed
+    assert "corpus      Python standard library\n" in printed
     assert "licence     PSF-2.0\n" in printed
 
 

@@ -15,9 +15,6 @@ from hf_refspec.store import files
 from hf_refspec.store.build.source import batches, open_source
 from hf_refspec.store.files import DatastoreError
 
-CHAT = [{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}]
-RENDERED = "user: hi\nbot: hello\n"
-
 
 @pytest.fixture
 def read(tokenizer):
@@ -164,49 +161,6 @@ def test_a_file_that_cannot_be_read_is_named(read, folder, monkeypatch):
 def test_a_pattern_that_cannot_be_is_named(read, folder, pattern):
     with pytest.raises(ValueError, match=f"pattern '{pattern}' cannot be used"):
         read(folder, pattern=pattern)
-
-
-def test_datasets(read):
-    rows = {"text": ["one", None, "two"], "other": ["x", "y", "z"], "ids": [[1], [2], [3]]}
-    dataset = datasets.Dataset.from_dict(rows)
-    for kind in (dataset, dataset.to_iterable_dataset(num_shards=2)):
-        assert read(kind) == ["one", "", "two"]
-        assert read(kind, column="other") == ["x", "y", "z"]
-        assert [ids.tolist() for ids in read(kind, column="ids")] == [[1], [2], [3]]
-        with pytest.raises(ValueError, match="column='nope' is not in the dataset; it has"):
-            read(kind, column="nope")
-
-
-def test_the_column_is_found_or_asked_for(read):
-    def dataset(**rows):
-        return datasets.Dataset.from_dict(rows)
-
-    assert read(dataset(content=["one"], number=[1])) == ["one"]
-    assert read(dataset(messages=[CHAT], a=["x"], b=["y"])) == [RENDERED]
-    assert read(dataset(a=["x"], messages=[CHAT])) == ["x"]
-    with pytest.raises(ValueError, match=r"Give column=, one of \['a', 'b'\]"):
-        read(dataset(a=["x"], b=["y"]))
-
-
-def test_chats_are_rendered(read):
-    dataset = datasets.Dataset.from_dict({"chat": [CHAT, []]})
-    assert [len(document) for document in read(dataset)] == [len(RENDERED), 0]
-    assert read(dataset.select([0]).to_iterable_dataset()) == [RENDERED]
-    foreign = datasets.Dataset.from_dict({"chat": [[{"from": "human", "value": "hi"}]]})
-    with pytest.raises(ValueError, match=r"document 0 .*\['from', 'value'\].*role and content"):
-        read(foreign)
-
-
-def test_a_streaming_dataset_that_does_not_know_its_columns(read):
-    def rows(texts):
-        for text in texts:
-            yield {"body": text, "length": len(text)}
-
-    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"texts": ["a", "b"]})
-    assert stream.features is None
-    assert read(stream) == ["a", "b"]
-    with pytest.raises(ValueError, match=r"it has \['body', 'length'\]"):
-        read(stream, column="text")
 
 
 def test_a_split_has_to_be_chosen_and_column_is_for_datasets(read):

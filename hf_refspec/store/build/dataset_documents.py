@@ -1,0 +1,191 @@
+"""The documents of a `datasets` dataset: chats, texts, or prompts with their completions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("hf_refspec")
+
+CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "data")
+TEXT_COLUMNS = ("text", "content")
+PAIR = ("prompt", "completion")
+# How ShareGPT and its relatives name who speaks.
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+_SAMPLE = 100
+_SHORTEST_MEAN = 20  # characters; shorter values are names or labels rather than texts
+
+
+class DatasetDocuments:
+    """Iterates over the documents of a dataset.
+
+    Chats are rendered by the tokenizer's chat template. Where it has none, or it refuses a chat,
+    each turn is a document, as in the datastores of REST's authors (arXiv 2311.08252).
+
+    Args:
+        dataset (`datasets.Dataset` or `datasets.IterableDataset`): The rows.
+        column (`str`, *optional*): The column to read; by default the first of: chats in one of
+            `CHAT_COLUMNS`, one of `TEXT_COLUMNS`, a prompt and its completion, the only column of
+            strings, if these are texts.
+        tokenizer (`PreTrainedTokenizerBase`): Renders chats.
+
+    Raises:
+        ValueError: If there is no such column, or none can be chosen safely.
+    """
+
+    def __init__(
+        self, dataset: Any, column: str | None, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        sample = _first_rows(dataset)
+        self.columns = _given(dataset, sample, column) if column else _found(dataset, sample)
+        self._dataset, self._tokenizer = dataset, tokenizer
+        self._sample = [_value(row, self.columns) for row in sample]
+
+    def __str__(self) -> str:
+        """What will be read: the column, the rows and their mean length."""
+        named = " and ".join(map(repr, self.columns))
+        rows = f"{len(self._dataset):,}" if hasattr(self._dataset, "__len__") else "streamed"
+        lengths = [_length(value) for value in self._sample]
+        if not lengths:
+            return f"reading the column {named}: no rows"
+        number = "first" if len(lengths) == 1 else f"first {len(lengths)}"
+        kind = ""
+        if any(map(_messages, self._sample)):
+            template = self._tokenizer.chat_template is not None
+            kind = " (chats)" if template else " (chats; without a template, a document a turn)"
+        return (
+            f"reading the column{'s' * (len(self.columns) > 1)} {named}{kind}: {rows} rows, "
+            f"on average {sum(lengths) / len(lengths):,.0f} characters in the {number}"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        refused = 0
+        columns = list(self.columns)
+        for row in self._dataset.select_columns(columns):
+            value = _value(row, self.columns)
+            messages = _messages(value)
+            if messages is None:
+                yield "" if value is None else _document(value)
+            elif (rendered := self._render(messages)) is not None:
+                yield rendered
+            else:
+                refused += self._tokenizer.chat_template is not None
+                yield from (message["content"] or "" for message in messages)
+        if refused:
+            logger.warning(
+                "the tokenizer's chat template refused %d chats; their turns are documents", refused
+            )
+
+    def _render(self, messages: list[dict[str, str]]) -> str | None:
+        if self._tokenizer.chat_template is None:
+            return None
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except (TemplateError, TypeError):  # the assistant begins, a turn has no content, ...
+            return None
+
+
+def _first_rows(dataset: Any) -> list[dict[str, Any]]:
+    """Some rows, without the columns whose values take time to decode, as images do."""
+    if dataset.features is not None:
+        features = dataset.features.items()
+        plain = [name for name, feature in features if not hasattr(feature, "decode_example")]
+        dataset = dataset.select_columns(plain)
+    return list(islice(dataset, _SAMPLE))
+
+
+def _given(dataset: Any, sample: list[dict], column: str) -> tuple[str, ...]:
+    names = _names(dataset, sample)
+    if names and column not in names:
+        raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+    return (column,)
+
+
+def _found(dataset: Any, sample: list[dict]) -> tuple[str, ...]:
+    """The columns to read when none is named."""
+    names = _names(dataset, sample)
+    if not names:
+        return (TEXT_COLUMNS[0],)  # There are no rows.
+    for name in CHAT_COLUMNS:
+        if any(_messages(row.get(name)) for row in sample):
+            return (name,)
+    for name in TEXT_COLUMNS:
+        if name in names:
+            return (name,)
+    if set(PAIR) <= set(names):
+        return PAIR
+    strings = [n for n in names if any(isinstance(row.get(n), str) for row in sample)]
+    if len(strings) == 1:
+        values = [row[strings[0]] for row in sample if row[strings[0]]]
+        if _are_texts(values):
+            return (strings[0],)
+        raise ValueError(
+            f"the only column of strings, {strings[0]!r}, has no texts but values such as "
+            f"{values[0]!r:.60}; give column=, one of {names}"
+        )
+    raise ValueError(f"which column has the documents? Give column=, one of {names}")
+
+
+def _names(dataset: Any, sample: list[dict]) -> list[str]:
+    """The columns; some streaming datasets have them only in their rows."""
+    return list(dataset.column_names or (sample[0] if sample else ()))
+
+
+def _are_texts(values: list[str]) -> bool:
+    """Whether these are texts, and not ids, names or labels."""
+    words = sum(not value.isascii() or any(map(str.isspace, value)) for value in values)
+    return 2 * words >= len(values) and sum(map(len, values)) >= _SHORTEST_MEAN * len(values)
+
+
+def _value(row: Mapping[str, Any], columns: tuple[str, ...]) -> Any:
+    """A row's column, or its prompt with the completion, both texts or both chats."""
+    if len(columns) == 1:
+        return row[columns[0]]
+    prompt, completion = (row[name] for name in columns)
+    if not prompt or not completion:
+        return prompt or completion
+    if type(prompt) is not type(completion):
+        kinds = f"{type(prompt).__name__} and {type(completion).__name__}"
+        raise ValueError(f"a prompt and its completion are a {kinds}; give column=, one of them")
+    return prompt + completion
+
+
+def _messages(value: Any) -> list[dict[str, Any]] | None:
+    """A chat as messages with a role and a content, or `None` if the value is no chat. It may be a
+    list of such messages, of ShareGPT's `from` and `value`, or of turns of user and assistant."""
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(turn, str) for turn in value):
+        roles = ("user", "assistant")
+        return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(value)]
+    if not all(isinstance(turn, Mapping) for turn in value):
+        return None
+    if all("role" in turn and "content" in turn for turn in value):
+        return value
+    if all("from" in turn and "value" in turn for turn in value):
+        pairs = ((turn["from"], turn["value"]) for turn in value)
+        return [{"role": _ROLES.get(who, who), "content": content} for who, content in pairs]
+    return None
+
+
+def _document(value: Any) -> Any:
+    """A document that is no chat; refuses what looks like one."""
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        raise ValueError(
+            f"the messages of a chat have {sorted(value[0])}, but need role and content, or from "
+            "and value"
+        )
+    return value
+
+
+def _length(value: Any) -> int:
+    """The characters of a document, or its ids."""
+    messages = _messages(value)
+    if messages is None:
+        return len(value) if value is not None else 0
+    return sum(len(message["content"] or "") for message in messages)
