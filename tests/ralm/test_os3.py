@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.gamma import GammaByLag, PublishedGamma
@@ -60,6 +60,7 @@ def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0)
     return scheduler, gamma
 
 
+@settings(deadline=None)
 @given(
     a=seconds,
     b0=seconds,
@@ -80,6 +81,7 @@ def test_no_stride_is_better_than_the_scheduled_one(
     assert rates[scheduler.stride() - 1] == pytest.approx(rates.max(), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(a=seconds, b0=seconds, b1=st.floats(0, 1), right=st.integers(0, 20))
 def test_beside_faster_searches_strides_are_the_best_in_the_long_run(a, b0, b1, right):
     scheduler, gamma = scheduler_that_knows(a, b0, b1, right, 1, steps_ahead=None)
