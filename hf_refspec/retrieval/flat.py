@@ -76,7 +76,10 @@ def scan(rows, queries, by_distance, ids, counts, bounds):
                 block[0, i] = score_row(rows, begin + i, first, by_distance)
                 continue
             for s in range(0, len(queries), _TOGETHER):
-                four = _four_scores(rows, begin + i, queries, s, by_distance)
+                if by_distance:
+                    four = _minus_squared_distances(rows, begin + i, queries, s)
+                else:
+                    four = _inner_products(rows, begin + i, queries, s)
                 block[s, i], block[s + 1, i], block[s + 2, i], block[s + 3, i] = four
         for s in range(len(ids)):
             for i in range(size):
@@ -100,23 +103,26 @@ def _keep_best(ids, scores, most):
 
 
 @vectorised
-def _four_scores(rows, row, queries, first, by_distance):
-    """What `score_row` returns for four queries; the row is read once."""
+def _inner_products(rows, row, queries, first):
     a = b = c = d = np.float32(0)
-    if by_distance:
-        for j in range(rows.shape[1]):
-            number = rows[row, j]
-            a -= (number - queries[first, j]) ** 2
-            b -= (number - queries[first + 1, j]) ** 2
-            c -= (number - queries[first + 2, j]) ** 2
-            d -= (number - queries[first + 3, j]) ** 2
-    else:
-        for j in range(rows.shape[1]):
-            number = rows[row, j]
-            a += number * queries[first, j]
-            b += number * queries[first + 1, j]
-            c += number * queries[first + 2, j]
-            d += number * queries[first + 3, j]
+    for j in range(rows.shape[1]):
+        number = rows[row, j]
+        a += number * queries[first, j]
+        b += number * queries[first + 1, j]
+        c += number * queries[first + 2, j]
+        d += number * queries[first + 3, j]
+    return a, b, c, d
+
+
+@vectorised
+def _minus_squared_distances(rows, row, queries, first):
+    a = b = c = d = np.float32(0)
+    for j in range(rows.shape[1]):
+        number = rows[row, j]
+        a -= (number - queries[first, j]) ** 2
+        b -= (number - queries[first + 1, j]) ** 2
+        c -= (number - queries[first + 2, j]) ** 2
+        d -= (number - queries[first + 3, j]) ** 2
     return a, b, c, d
 
 
