@@ -4,95 +4,142 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..index.best_nodes import best_nodes
 from ..index.crest_table import NgramTable, build_table, table_bytes
 from ..index.draft_tree import TreeArrays
 from ..index.mixed_trie import mixed_tree
 from ..index.ngram_counts import common_ngrams as ngrams_of_text
+from ..index.rest_trie import rest_tree
 from ..index.suffix_array import IndexedText
-from .datastore_config import NGRAMS, NgramsEntry, StoreConfig
+from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, check_no_folder, read_arrays, write_arrays
 from .folder import sweep
+
+Mode: TypeAlias = Literal["mixed", "rest"]
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
 CONTINUATIONS = 1000
+REST_CONTINUATIONS = 5000
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
 ARRAYS = ("keys", "slots", "starts", "node_tokens", "node_parents", "node_probs")
 
 
+@dataclass(frozen=True)
+class CompactOptions:
+    """What a compact form keeps.
+
+    Args:
+        mode (`"mixed"` or `"rest"`, *optional*, defaults to `"mixed"`): How the trees grow, see
+            [`DatastoreDrafts`]; with `"rest"` and `ngrams_per_order` the form is CREST's.
+        min_ngram, max_ngram (`int`, *optional*, defaults to 1 and 3): The fewest and the most
+            tokens of an n-gram.
+        ngrams_per_order (`int`, *optional*): The most n-grams of each length, the commonest; 20,000
+            if `max_bytes` is not given either.
+        max_bytes (`int`, *optional*): The most bytes of the file. The n-grams and nodes are kept
+            that are accepted most often for their bytes.
+        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
+
+    Raises:
+        ValueError: If there is no such mode, or a number is out of its bounds.
+    """
+
+    mode: Mode = "mixed"
+    min_ngram: int = 1
+    max_ngram: int = 3
+    ngrams_per_order: int | None = None
+    max_bytes: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {get_args(Mode)}, but is {self.mode!r}")
+        for name, number, least, most in (
+            ("max_ngram", self.max_ngram, 1, LONGEST_NGRAM),
+            ("min_ngram", self.min_ngram, 1, self.max_ngram),
+            ("ngrams_per_order", self.ngrams_per_order, 1, None),
+            ("max_bytes", self.max_bytes, 4096, None),
+        ):
+            if number is not None and (number < least or (most is not None and number > most)):
+                bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise ValueError(f"{name} must be {bounds}, but is {number}")
+
+    def candidates(self, dtype: np.dtype) -> int:
+        """The most n-grams of each length to choose from."""
+        if self.ngrams_per_order is not None:
+            return self.ngrams_per_order
+        if self.max_bytes is None:
+            return NGRAMS_PER_ORDER
+        # More than fit, even if most of their trees are small.
+        return self.max_bytes // table_bytes(1, NODES_PER_TREE // 4, self.max_ngram, dtype)
+
+
 def compact_form(
-    texts: Sequence[IndexedText],
-    config: StoreConfig,
-    max_ngram: int,
-    ngrams_per_order: int | None,
-    max_bytes: int | None,
-    progress: bool,
+    texts: Sequence[IndexedText], config: StoreConfig, options: CompactOptions
 ) -> tuple[list[int], NgramTable]:
-    """Counts the commonest n-grams of each order and builds their table; arguments as of
-    [`Datastore.compact`]."""
-    dtype = config.token_dtype
-    if ngrams_per_order is None:
-        ngrams_per_order = NGRAMS_PER_ORDER
-        if max_bytes is not None:  # more than fit, even if most of their trees are small
-            ngrams_per_order = max_bytes // table_bytes(1, NODES_PER_TREE // 4, max_ngram, dtype)
-    orders = common_ngrams(texts, max_ngram, ngrams_per_order)
-    if any(int(ngrams.max(initial=0)) >= config.vocab_size for ngrams in orders):
+    """Counts the commonest n-grams of each order and builds their table."""
+    dtype, orders = config.token_dtype, range(options.min_ngram, options.max_ngram + 1)
+    ngrams, counts = common_ngrams(texts, orders, options.candidates(dtype))
+    if any(int(order.max(initial=0)) >= config.vocab_size for order in ngrams):
         raise ValueError("it is damaged: its documents have tokens outside of its vocabulary")
-    trees: list[list[TreeArrays]] = [[] for _ in orders]
-    entries = nodes = 0
-    limits = (NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
-    # The commonest first. Where `max_bytes` is short, each order gets half as many as the previous
-    # one: short n-grams are of more use on text that is not in the corpus.
-    ranked = [
-        (rank << order, order, rank)
-        for order in range(max_ngram)
-        for rank in range(len(orders[order]))
-    ]
-    for _, order, rank in tqdm(
-        sorted(ranked), "draft trees", disable=not progress or None, delay=1
-    ):
-        tree = mixed_tree(texts, orders[order][rank], 1, *limits)
-        entries, nodes = entries + 1, nodes + len(tree[0])
-        size = HEADER_BYTES + table_bytes(entries, nodes, max_ngram, dtype)
-        if max_bytes is not None and size > max_bytes:
-            break
-        trees[order].append(tree)
-    kept = [ngrams[: len(those)] for ngrams, those in zip(orders, trees, strict=True)]
-    table = build_table(kept, [*chain(*trees)], dtype, config.vocab_size)
-    return [len(ngrams) for ngrams in kept], table
+    shown = tqdm([*chain(*ngrams)], "draft trees", disable=not options.progress or None, delay=1)
+    trees = [_tree(texts, ngram, options.mode) for ngram in shown]
+    if options.max_bytes is not None and trees:
+
+        def bytes_of(entries: int, nodes: int) -> int:
+            return HEADER_BYTES + table_bytes(entries, nodes, options.max_ngram, dtype)
+
+        sizes = best_nodes(ngrams, np.concatenate(counts), trees, bytes_of, options.max_bytes)
+        kept = np.split(sizes > 0, np.cumsum([len(order) for order in ngrams])[:-1])
+        ngrams = [order[those] for order, those in zip(ngrams, kept, strict=True)]
+        pairs = zip(trees, sizes.tolist(), strict=True)
+        trees = [(t[:size], p[:size], q[:size]) for (t, p, q), size in pairs if size]
+    return [len(order) for order in ngrams], build_table(ngrams, trees, dtype, config.vocab_size)
 
 
-def common_ngrams(texts: Sequence[IndexedText], max_ngram: int, per_order: int) -> list[np.ndarray]:
-    """Finds the commonest n-grams of each order from 1 on, int32 of shape `(count, n)`, the
-    commonest first.
+def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeArrays:
+    if mode == "rest":
+        rest = REST_CONTINUATIONS, CONTINUATION_LENGTH
+        return rest_tree(texts, ngram, len(ngram), NODES_PER_TREE, *rest)
+    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+
+
+def common_ngrams(
+    texts: Sequence[IndexedText], orders: range, per_order: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Finds the commonest n-grams of each length from 1 on, int32 of shape `(count, n)`, and how
+    often each occurs, int64 of shape `(count,)`; the commonest first, and none of a length that is
+    not in `orders`.
 
     The texts are read one after another, in memory that does not grow with them. An n-gram that is
     not among the commonest of any single text is left out.
     """
-    candidates: list[list[np.ndarray]] = [[] for _ in range(max_ngram)]
+    candidates: list[list[np.ndarray]] = [[] for _ in range(orders.stop - 1)]
     for text in texts:
-        of_text = ngrams_of_text(text, max_ngram, per_order)
-        for found, ngrams in zip(candidates, of_text, strict=True):
-            found.append(ngrams)
-    common = []
+        of_text = ngrams_of_text(text, orders.stop - 1, per_order)
+        for length, ngrams in enumerate(of_text, start=1):
+            candidates[length - 1].append(ngrams if length in orders else ngrams[:0])
+    common, counts = [], []
     for found in candidates:
         ngrams = np.unique(np.concatenate(found), axis=0)
         occurrences = [
             sum(high - low for low, high in (text.find(each) for text in texts)) for each in ngrams
         ]
-        counts = np.array(occurrences, dtype=np.int64)
-        commonest = np.argsort(-counts, kind="stable")[:per_order]
+        numbers = np.array(occurrences, dtype=np.int64)
+        commonest = np.argsort(-numbers, kind="stable")[:per_order]
         common.append(ngrams[commonest])
-    return common
+        counts.append(numbers[commonest])
+    return common, counts
 
 
 def write_ngrams(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +18,8 @@ from ..check_count import check_count
 from ..index.crest_table import NgramTable
 from ..index.suffix_array import IndexedText
 from .build.corpus import build_store, extend_store, merge_store
-from .compact import compact_form, open_ngrams, write_ngrams
-from .datastore_config import LONGEST_NGRAM, Form, StoreConfig, check_form
+from .compact import CompactOptions, compact_form, open_ngrams, write_ngrams
+from .datastore_config import Form, StoreConfig, check_form
 from .files import DatastoreError, copy_file
 from .folder import check_writable, new_folder, only_writer
 from .hub import Part
@@ -26,6 +28,8 @@ from .printable import one_line
 from .shards import map_shard, split_documents
 from .stored_folder import StoredFolder
 from .tokenizer_file import is_of_tokenizer, read_tokenizer
+
+logger = logging.getLogger("hf_refspec")
 
 
 class Datastore(StoredFolder[StoreConfig]):
@@ -81,10 +85,21 @@ class Datastore(StoredFolder[StoreConfig]):
         if self.form == "compact":
             assert part.ngrams is not None
             self.ngrams = open_ngrams(self.path, config, part.ngrams)
+            self._warn_if_stale()
         # Mapped now, since another process may merge and delete them at any time.
         self.shards: list[IndexedText] = [
             map_shard(self.path, config, shard) for shard in part.shards
         ]
+
+    def _warn_if_stale(self) -> None:
+        entry, tokens = self.config.ngrams, sum(shard.tokens for shard in self.config.shards)
+        if entry is not None and 0 < entry.corpus_tokens < tokens:
+            logger.warning(
+                "the compact form of %s was made of %s of its %s tokens; compact() it again",
+                self.path,
+                f"{entry.corpus_tokens:,}",
+                f"{tokens:,}",
+            )
 
     def __repr__(self) -> str:
         entry = self.config.ngrams
@@ -101,11 +116,35 @@ class Datastore(StoredFolder[StoreConfig]):
         source: Any,
         tokenizer: PreTrainedTokenizerBase,
         path: str | os.PathLike,
+        *,
+        form: Form = "full",
+        max_bytes: int | None = None,
         **options: Any,
     ) -> Datastore:
-        """Builds a datastore in a new folder and opens it; see [`build_store`] for the arguments
-        and errors."""
-        return cls(build_store(source, tokenizer, path, **options))
+        """Builds a datastore in a new folder and opens it.
+
+        Args:
+            source, tokenizer, path, options: As of [`build_store`].
+            form (`"full"` or `"compact"`, *optional*, defaults to `"full"`): With `"compact"` the
+                full form is deleted once the compact one is made of it.
+            max_bytes (`int`, *optional*): The most bytes of the compact form.
+
+        Raises:
+            ValueError: If an option is for the other form; and as [`build_store`].
+        """
+        check_form(form)
+        if form == "full":
+            if max_bytes is not None:
+                raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
+            return cls(build_store(source, tokenizer, path, **options))
+        if options.get("resume"):
+            raise ValueError('resume=True is for form="full"; build that, then compact() it')
+        chosen = CompactOptions(max_bytes=max_bytes, progress=options.get("progress", True))
+        with new_folder(Path(path)) as folder:
+            full = cls(build_store(source, tokenizer, folder / "full", **options))
+            full._write_compact(folder, chosen)
+            shutil.rmtree(full.path)
+        return cls(path, form="compact")
 
     def extend(
         self, more: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any
@@ -132,7 +171,9 @@ class Datastore(StoredFolder[StoreConfig]):
         """
         if tokenizer is None:
             tokenizer = self.load_tokenizer()
-        return Datastore(extend_store(self.path, more, tokenizer, **options))
+        extended = Datastore(extend_store(self.path, more, tokenizer, **options))
+        extended._warn_if_stale()
+        return extended
 
     def merge(self, num_proc: int | None = None, progress: bool = True) -> Datastore:
         """Merges all shards into as few as possible, one for up to 2**31 - 2 tokens.
@@ -191,7 +232,7 @@ class Datastore(StoredFolder[StoreConfig]):
         self.check_tokenizer(old_tokenizer)
         about = {key: self.config.source.get(key) for key in ("corpus", "license")}
         texts = self._decoded(old_tokenizer)
-        return Datastore.build(texts, tokenizer, path, **about | options)
+        return Datastore(build_store(texts, tokenizer, path, **about | options))
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
         for ids in self.iter_documents():
@@ -224,60 +265,34 @@ class Datastore(StoredFolder[StoreConfig]):
         if len(unfinished):
             yield unfinished
 
-    def compact(
-        self,
-        path: str | os.PathLike | None = None,
-        *,
-        max_ngram: int = 3,
-        ngrams_per_order: int | None = None,
-        max_bytes: int | None = None,
-        progress: bool = True,
-    ) -> Datastore:
-        """Builds the compact form: the commonest n-grams, each with its draft tree (CREST).
+    def compact(self, path: str | os.PathLike | None = None, **options: Any) -> Datastore:
+        """Builds the compact form: the commonest n-grams, each with its draft tree (CREST, arXiv
+        2408.04678).
 
         Args:
             path (`str` or `Path`, *optional*): A new folder, for a datastore with only the compact
                 form; by default it is added to this one and replaces an older one.
-            max_ngram (`int`, *optional*, defaults to 3): The most tokens of an n-gram.
-            ngrams_per_order (`int`, *optional*): The most n-grams of each order; 20,000 if
-                `max_bytes` is not given either.
-            max_bytes (`int`, *optional*): The most bytes of the file; the commonest n-grams are
-                kept.
-            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
+            options: As of [`CompactOptions`].
 
         Returns:
             [`Datastore`]: The compact form, opened.
 
         Raises:
-            ValueError: If this is not the full form, or a number is too small.
+            ValueError: If this is not the full form, or an option is out of its bounds.
             DatastoreError: If its files do not belong together.
             FileExistsError: If there is something at `path`.
             OSError: If the compact form cannot be written; the datastore is unchanged.
         """
         if self.form != "full":
             raise ValueError("compact() needs the full form, but only the compact one is open")
-        if not 1 <= max_ngram <= LONGEST_NGRAM:
-            raise ValueError(f"max_ngram must be from 1 to {LONGEST_NGRAM}, but is {max_ngram}")
-        if ngrams_per_order is not None:
-            check_count("ngrams_per_order", ngrams_per_order, " or None")
-        if max_bytes is not None and max_bytes < 4096:
-            raise ValueError(f"max_bytes must be at least 4096, but is {max_bytes}")
-
-        def counted() -> tuple[list[int], NgramTable]:
-            limits = max_ngram, ngrams_per_order, max_bytes
-            with self.naming_damage():
-                return compact_form(self.shards, self.config, *limits, progress)
-
+        chosen = CompactOptions(**options)
         if path is not None:
             with new_folder(Path(path)) as folder:
-                counts, table = counted()
-                alone = replace(self.config, shards=[], ngrams=None)
-                if alone.tokenizer_file is not None:
-                    copy_file(self.path, alone.tokenizer_file, folder)
-                write_ngrams(folder, alone, table, counts, self.tokens)
+                self._write_compact(folder, chosen)
             return Datastore(path, form="compact")
         check_writable(self.path)
-        counts, table = counted()
+        with self.naming_damage():
+            counts, table = compact_form(self.shards, self.config, chosen)
         with only_writer(self.path):
             # It may have been compacted or extended since this object was opened.
             config = StoreConfig.read(self.path)
@@ -286,6 +301,15 @@ class Datastore(StoredFolder[StoreConfig]):
                 raise DatastoreError(f"{self.path} has been replaced meanwhile; open it again")
             write_ngrams(self.path, config, table, counts, self.tokens)
         return Datastore(self.path, form="compact")
+
+    def _write_compact(self, folder: Path, options: CompactOptions) -> None:
+        """Writes the compact form alone into a new folder."""
+        with self.naming_damage():
+            counts, table = compact_form(self.shards, self.config, options)
+        alone = replace(self.config, shards=[], ngrams=None)
+        if alone.tokenizer_file is not None:
+            copy_file(self.path, alone.tokenizer_file, folder)
+        write_ngrams(folder, alone, table, counts, self.tokens)
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import json
 
 import ablation
 import pytest
-from ablation import COMPACT, FULL_MIXED, FULL_REST
+from ablation import COMPACT, CREST_NAME, MIXED, RANDOM, REST
 
 from hf_refspec.store.datastore import Datastore
 
@@ -22,19 +22,21 @@ def test_writes_a_table_and_a_plot_of_both_forms(
 ):
     monkeypatch.setattr(ablation, "FRACTIONS", (1 / 2, 1))
     monkeypatch.setattr(ablation, "MEGABYTES", (0.006, 0.03))
+    monkeypatch.setattr(ablation, "CREST", ((2, 20),))
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     out, problems = tmp_path / "out", data / "HumanEval.jsonl.gz"
     options = ["--tokenizer", str(tmp_path / "tokenizer"), "--out", str(out)]
     ablation.main([str(store.path), "--data", str(problems), *options])
     points = json.loads((out / "ablation.json").read_text())
-    assert [point["form"] for point in points] == [FULL_REST, FULL_MIXED] * 2 + [COMPACT] * 2
+    forms = [REST, MIXED] * 2 + [RANDOM, CREST_NAME] + [COMPACT] * 2
+    assert [point["form"] for point in points] == forms
     rest, mixed, compact = (
         [point["size"] for point in points if point["form"] == form]
-        for form in (FULL_REST, FULL_MIXED, COMPACT)
+        for form in (REST, MIXED, COMPACT)
     )
     assert rest == mixed and 1.5 < rest[1] / rest[0] < 2.5
     assert compact[0] <= 6000 < compact[1] <= 30_000
     assert all(point["mat"] > 1.2 for point in points)
     assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in printed[1:]] == [f"{p['mat']:.3f}" for p in points]
+    assert [line.split()[-2] for line in printed[1:]] == [f"{p['mat']:.3f}" for p in points]

@@ -13,15 +13,18 @@ from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
 from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import mixed_tree
+from hf_refspec.index.rest_trie import rest_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
     CONTINUATIONS,
     HEADER_BYTES,
     NODES_PER_TREE,
-    common_ngrams,
+    REST_CONTINUATIONS,
+    CompactOptions,
     compact_form,
 )
+from hf_refspec.store.compact import common_ngrams as counted_ngrams
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import write_arrays
 
@@ -57,6 +60,10 @@ def count_ngrams(documents, length: int) -> Counter:
         for document in documents
         for start in range(len(document) - length + 1)
     )
+
+
+def common_ngrams(texts, max_ngram, per_order):
+    return counted_ngrams(texts, range(1, max_ngram + 1), per_order)[0]
 
 
 def zipf_documents(count=60, length=50, vocab_size=VOCAB_SIZE, seed=0) -> list[list[int]]:
@@ -132,9 +139,9 @@ def test_a_text_without_repetitions_has_no_common_ngrams(documents):
 # --- compact_form
 
 
-def form_of(documents, config=CONFIGS["uint16"], per_order=None, max_bytes=None, count=1):
+def form_of(documents, config=CONFIGS["uint16"], count=1, **options):
     shards = shards_of(documents, config, count)
-    counts, table = compact_form(shards, config, MAX_NGRAM, per_order, max_bytes, progress=False)
+    counts, table = compact_form(shards, config, CompactOptions(progress=False, **options))
     return shards, counts, table
 
 
@@ -149,7 +156,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
     @settings(deadline=None, max_examples=50)
     @given(documents_lists, st.integers(1, 3), st.integers(1, 20))
     def check(documents, count, per_order):
-        shards, counts, table = form_of(documents, config, per_order, count=count)
+        shards, counts, table = form_of(documents, config, count, ngrams_per_order=per_order)
         assert sum(counts) == len(table.starts) - 1
         assert [len(ngram) for ngram in ngrams_of(table)] == [
             length for length, number in enumerate(counts, start=1) for _ in range(number)
@@ -200,45 +207,78 @@ def test_max_bytes_is_never_exceeded(config, max_bytes, tmp_path):
 
 
 def test_max_bytes_is_used_up_where_there_is_enough_to_store():
-    # One more tree, and the slots that double with it at worst, would not fit.
     documents = zipf_documents(vocab_size=100)
-    for max_bytes in (5000, 30_000, 60_000):
+    for max_bytes in (20_000, 60_000):
         _, _, table = form_of(documents, StoreConfig("", "", 100), max_bytes=max_bytes)
-        more = table_bytes(
-            len(table.starts),
-            len(table.node_tokens) + NODES_PER_TREE,
-            MAX_NGRAM,
-            np.dtype(np.uint16),
-        )
-        assert more + HEADER_BYTES > max_bytes
+        used = table_bytes(len(table.starts) - 1, len(table.node_tokens), MAX_NGRAM, np.uint16)
+        assert used + HEADER_BYTES > 0.8 * max_bytes
 
 
-def test_where_the_room_is_short_each_order_gets_half_of_the_one_before():
+def test_max_bytes_keeps_more_accepted_tokens_than_the_commonest_ngrams_would():
     documents = zipf_documents(count=200, vocab_size=100)
     config = StoreConfig("", "", 100)
-    _, (ones, twos, threes), table = form_of(documents, config, max_bytes=12_000)
-    assert 10 < ones < 100  # it is the room that is short, not the corpus
-    assert abs(twos - ones / 2) <= 1
-    assert abs(threes - twos / 2) <= 1
-    common = common_ngrams(shards_of(documents, config), MAX_NGRAM, ALL)
-    kept = [common[0][:ones], common[1][:twos], common[2][:threes]]
-    assert ngrams_of(table) == [ngram for order in kept for ngram in order.tolist()]
 
+    def accepted(table: NgramTable) -> float:
+        """Expected over the places of the corpus itself."""
+        total = 0.0
+        for document in documents:
+            for end in range(1, len(document)):
+                context = np.array(document[max(end - 3, 0) : end], np.int32)
+                total += float(table.tree(context, 1, NODES_PER_TREE)[2].sum())
+        return total
 
-def test_what_an_order_does_not_need_goes_to_the_longer_ones():
-    _, counts, _ = form_of(zipf_documents(), max_bytes=30_000)
-    assert counts[0] == VOCAB_SIZE
-    assert counts[1] > counts[0] / 2
+    _, _, best = form_of(documents, config, max_bytes=12_000)
+    for per_order in range(1, 100):
+        _, _, common = form_of(documents, config, ngrams_per_order=per_order)
+        size = table_bytes(len(common.starts) - 1, len(common.node_tokens), MAX_NGRAM, np.uint16)
+        if size + HEADER_BYTES > 12_000:
+            break
+        assert accepted(best) > accepted(common)
+    assert per_order > 3
 
 
 def test_ngrams_per_order_holds_with_max_bytes_as_well():
-    _, counts, _ = form_of(zipf_documents(), per_order=3, max_bytes=1_000_000)
+    _, counts, _ = form_of(zipf_documents(), ngrams_per_order=3, max_bytes=1_000_000)
     assert counts == [3, 3, 3]
 
 
 def test_many_bytes_leave_no_tree_out():
     documents = zipf_documents()
-    _, counts, table = form_of(documents, per_order=1000, max_bytes=10**8)
-    _, all_counts, all_of_it = form_of(documents, per_order=1000)
+    _, counts, table = form_of(documents, ngrams_per_order=1000, max_bytes=10**8)
+    _, all_counts, all_of_it = form_of(documents, ngrams_per_order=1000)
     assert counts == all_counts
     assert table.node_tokens.tolist() == all_of_it.node_tokens.tolist()
+
+
+# --- as published
+
+
+def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
+    shards, counts, table = form_of(zipf_documents(), mode="rest", ngrams_per_order=3)
+    assert counts == [3, 3, 3]
+    for ngram in map(np.array, ngrams_of(table)):
+        tokens, parents, _ = table.tree(ngram.astype(np.int32), 1, NODES_PER_TREE)
+        settings = NODES_PER_TREE, REST_CONTINUATIONS, CONTINUATION_LENGTH
+        rest = rest_tree(shards, ngram.astype(np.int32), len(ngram), *settings)
+        assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
+
+
+def test_a_single_length_of_ngrams():
+    _, counts, table = form_of(zipf_documents(), min_ngram=2, max_ngram=2, ngrams_per_order=5)
+    assert counts == [0, 5]
+    assert [len(ngram) for ngram in ngrams_of(table)] == [2] * 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "crest"}, "mode must be one of"),
+        ({"max_ngram": 0}, "max_ngram must be from 1 to 8, but is 0"),
+        ({"min_ngram": 4}, "min_ngram must be from 1 to 3, but is 4"),
+        ({"ngrams_per_order": 0}, "ngrams_per_order must be at least 1"),
+        ({"max_bytes": 100}, "max_bytes must be at least 4096"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        CompactOptions(**options)

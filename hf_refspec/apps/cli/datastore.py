@@ -21,6 +21,8 @@ def add_build(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
     add("--license", help="of the corpus, for the card")
+    add("--form", choices=("full", "compact"), default="full", help="which form to keep")
+    add("--max-bytes", type=positive, metavar="N", help="of the compact form")
 
 
 def _build(args: Namespace) -> int:
@@ -30,6 +32,8 @@ def _build(args: Namespace) -> int:
         load_tokenizer(args.tokenizer),
         args.out,
         shard_tokens=args.shard_tokens,
+        form=args.form,
+        max_bytes=args.max_bytes,
         license=args.license or license,
         corpus=corpus,
         **_options(args),
@@ -81,11 +85,17 @@ def add_compact(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("store", help="the folder of the datastore")
     add("--out", type=Path, help="a new folder; by default it is added to the datastore")
-    add("--max-bytes", type=positive, metavar="N")
+    add("--max-bytes", type=positive, metavar="N", help="keep what is accepted most for its bytes")
+    add("--mode", choices=("mixed", "rest"), default="mixed", help="rest: CREST's published trees")
+    add("--min-ngram", type=positive, default=1, metavar="N", help="the shortest n-grams")
+    add("--max-ngram", type=positive, default=3, metavar="M", help="the longest n-grams")
+    add("--ngrams-per-order", type=positive, metavar="T", help="the commonest of each length")
 
 
 def _compact(args: Namespace) -> int:
-    _print_info(Datastore(args.store).compact(args.out, max_bytes=args.max_bytes))
+    names = ("max_bytes", "mode", "min_ngram", "max_ngram", "ngrams_per_order")
+    options = {name: getattr(args, name) for name in names}
+    _print_info(Datastore(args.store).compact(args.out, **options))
     return 0
 
 

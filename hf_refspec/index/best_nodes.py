@@ -1,0 +1,116 @@
+"""The n-grams and the nodes of their draft trees that are accepted most often for their bytes.
+
+A node is expected to be accepted as often as its n-gram occurs in the corpus, times the node's
+probability. Where an n-gram is left out, a shorter one that it ends with is looked up in its place,
+so that its own tree is worth only what it adds to that one's.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .draft_tree import TreeArrays
+from .kernels import kernel
+
+_HALVINGS = 40  # of the range of prices, from 1e-12 to 1e12
+
+
+def best_nodes(
+    ngrams: Sequence[np.ndarray],
+    counts: np.ndarray,
+    trees: Sequence[TreeArrays],
+    bytes_of: Callable[[int, int], int],
+    max_bytes: int,
+) -> np.ndarray:
+    """Chooses how many nodes of each tree to keep, 0 where the n-gram is left out.
+
+    Every byte has one price in accepted tokens. A node is kept if it is worth its bytes, and an
+    n-gram if its nodes are worth theirs and its own. The price is the lowest at which all fit.
+
+    Args:
+        ngrams: Of each order from 1 on, int32 of shape `(count, n)`.
+        counts: How often each n-gram occurs, int64 of shape `(entries,)`.
+        trees: The tree of each n-gram, the most probable nodes first.
+        bytes_of: The size of a table with so many n-grams and nodes.
+        max_bytes: The most bytes.
+
+    Returns:
+        int64 of shape `(entries,)`.
+    """
+    starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in trees)])
+    tokens, parents, probs = (np.concatenate(parts) for parts in zip(*trees, strict=True))
+    shorter = _shorter(ngrams)
+    replaced = replaced_nodes(starts, tokens, parents, shorter)
+    sizes = np.diff(starts)
+    if bytes_of(len(trees), len(tokens)) <= max_bytes:
+        return sizes
+    many = 1 << 20
+    entry_bytes, node_bytes = bytes_of(many, 0) / many, bytes_of(0, many) / many
+    low, high = 1e-12, 1e12
+    best = np.zeros_like(sizes)
+    for _ in range(_HALVINGS):
+        price = (low * high) ** 0.5
+        prices = price * entry_bytes, price * node_bytes
+        sizes = worth_keeping(starts, probs, counts, shorter, replaced, *prices)
+        if bytes_of(int((sizes > 0).sum()), int(sizes.sum())) <= max_bytes:
+            best, high = sizes, price
+        else:
+            low = price
+    return best
+
+
+def _shorter(ngrams: Sequence[np.ndarray]) -> np.ndarray:
+    """Of each n-gram, the index of the one without its first token; -1 if that is not there."""
+    index: dict[tuple[int, ...], int] = {}
+    for order in ngrams:
+        for ngram in order.tolist():
+            index[tuple(ngram)] = len(index)
+    return np.array([index.get(ngram[1:], -1) for ngram in index], dtype=np.int64)
+
+
+@kernel("int32[::1](int64[::1], int64[::1], int32[::1], int64[::1])", drafts=False)
+def replaced_nodes(starts, tokens, parents, shorter):
+    """Of each node, the index of the node with the same path in the tree of the shorter n-gram, -1
+    if there is none."""
+    replaced = np.full(len(tokens), -1, dtype=np.int32)
+    for entry in range(len(shorter)):
+        other = shorter[entry]
+        if other < 0:
+            continue
+        for node in range(starts[entry], starts[entry + 1]):
+            parent = parents[node]
+            if parent >= 0:
+                parent = replaced[starts[entry] + parent]
+                if parent < 0:
+                    continue
+            for same in range(starts[other], starts[other + 1]):
+                if parents[same] == parent and tokens[same] == tokens[node]:
+                    replaced[node] = same - starts[other]
+                    break
+    return replaced
+
+
+_WORTH = (
+    "int64[::1](int64[::1], float32[::1], int64[::1], int64[::1], int32[::1], float64, float64)"
+)
+
+
+@kernel(_WORTH, drafts=False)
+def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_price):
+    """How many nodes of each tree are worth their price and, together, that of their n-gram."""
+    sizes = np.zeros(len(counts), dtype=np.int64)
+    for entry in range(len(counts)):  # the shorter n-grams come first
+        start, end, size, worth = starts[entry], starts[entry + 1], 0, -entry_price
+        while start + size < end and counts[entry] * probs[start + size] >= node_price:
+            worth += counts[entry] * probs[start + size] - node_price
+            size += 1
+        if shorter[entry] >= 0:
+            for node in range(start, end):
+                if 0 <= replaced[node] < sizes[shorter[entry]]:
+                    worth -= counts[entry] * probs[node]
+        sizes[entry] = size if worth > 0 else 0
+    return sizes
