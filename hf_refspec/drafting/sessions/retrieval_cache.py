@@ -21,8 +21,7 @@ from ..drafter import Drafter
 from ..observation import Observation
 from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
 from ..tree import DraftTree
-from .memory import Memory
-from .view import View
+from .memory import Memory, View
 
 _SHORTEST_MATCH = 1
 _CONTINUATIONS = 128
