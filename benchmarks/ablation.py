@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from replay import replay, stand_in_model
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.plots import (
@@ -26,7 +27,6 @@ from hf_refspec.apps.bench.plots import (
     line_legend,
     new_figure,
 )
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import RecordedAnswer, humaneval
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.tree import DraftTree

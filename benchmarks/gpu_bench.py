@@ -33,8 +33,7 @@ from hf_refspec.apps.bench.methods import (
     static_options,
     transformers_methods,
 )
-from hf_refspec.apps.bench.models import llama_config
-from hf_refspec.apps.bench.plots import check_plotting
+from hf_refspec.apps.bench.models import random_model
 from hf_refspec.apps.bench.registry import Job
 from hf_refspec.apps.bench.report import write_report
 from hf_refspec.apps.bench.results import new_results
@@ -42,6 +41,7 @@ from hf_refspec.apps.bench.run import measure_suite
 from hf_refspec.apps.bench.suites import RecordedAnswer, answered, chat_prompt
 from hf_refspec.apps.bench.summary import Entry
 from hf_refspec.apps.shared.default_model import default_model, load_model, load_tokenizer
+from hf_refspec.apps.shared.extras import require
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.hook import install
 
@@ -52,6 +52,7 @@ VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out, as the first passes of a call say little.
 NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
 QUESTIONS = 8  # of a suite, at most
+SECONDS = 420  # for all questions but the first
 # The fractions of the time after which each model is done with each number of rows.
 RANDOM, TRAINED = (0.45, 0.7), (0.85, 1.0)
 
@@ -66,9 +67,8 @@ class Text(NamedTuple):
 class ForcedLlama(LlamaForCausalLM):
     """A Llama that writes the texts that it is given, whatever its weights.
 
-    A logits processor can force a text too, see [`~bench.replay.ForcedText`], but then tokens are
-    chosen one by one, each with a wait for the GPU: here `generate` is as fast as with a trained
-    model.
+    With a logits processor, see [`~bench.forced_text.ForcedText`], tokens are chosen one by one,
+    each with a wait for the GPU: here `generate` is as fast as with a trained model.
     """
 
     MOST_ROWS, MOST_TOKENS = 8, 8192
@@ -118,19 +118,6 @@ class ForcedLlama(LlamaForCausalLM):
         return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
 
 
-def forced_model(
-    size: str, vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> ForcedLlama:
-    """A [`ForcedLlama`] of one of [`~bench.models.SIZES`] with random weights."""
-    config = llama_config(size, vocab_size)
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
-        model: ForcedLlama = ForcedLlama._from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
-    return model.eval()
-
-
 def gpu_methods(static: dict[str, Any], rows: int = 1) -> list[Method]:
     """Eager, compiled and reproducible decoding, plain and drafted, of so many rows."""
     methods = [
@@ -147,8 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
         tokenizer = _check(options)
-        settings = {"seconds": options.seconds, "small": options.small}
-        results = new_results(options.out, settings, options.device)
+        results = new_results(options.out, {"small": options.small}, options.device)
     except (ImportError, OSError, ValueError) as error:
         print(f"gpu_bench: {error}", file=sys.stderr)
         return 2
@@ -157,9 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
     warmup()
     left_out: list[str] = []
     try:
-        ends = [began + part * options.seconds for part in RANDOM]
+        ends = [began + part * SECONDS for part in RANDOM]
         _measure_random_model(options, tokenizer, results, left_out, ends)
-        ends = [began + part * options.seconds for part in TRAINED]
+        ends = [began + part * SECONDS for part in TRAINED]
         _measure_trained_model(options, results, left_out, ends)
     except KeyboardInterrupt:
         left_out.append("stopped by ctrl-C")
@@ -173,11 +159,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         prog="scripts/gpu_bench", description="Measures on one NVIDIA GPU."
     )
     add = parser.add_argument
-    add("--data", type=Path, default=HERE.parents[1] / "shared" / "data", help="the data files")
+    add("--data", type=Path, required=True, help="the data files, llama2-tokenizer among them")
     add("--out", type=Path, help="a new folder; default: benchmarks/<name of the GPU>")
-    add("--tokenizer", help="of the recorded texts; default: llama2-tokenizer among the data")
     add("--model", help="a trained model that writes freely; default: the default model")
-    add("--seconds", type=float, default=420.0, help="for all questions but the first")
     add("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU")
     return parser.parse_args(arguments)
 
@@ -189,17 +173,11 @@ def _check(options: argparse.Namespace) -> PreTrainedTokenizerBase:
         raise ValueError(
             "torch sees no GPU; check the driver and that torch has CUDA, or try it with --small"
         )
-    if not options.data.is_dir():
-        raise ValueError(
-            f"--data {options.data} is no folder; benchmarks/README.md says what goes there"
-        )
-    if options.seconds <= 0:
-        raise ValueError(f"--seconds must be above 0, but is {options.seconds:g}")
-    check_plotting()
+    require("bench", "matplotlib")
     if options.out is None:
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else "small"
         options.out = HERE / re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    return load_tokenizer(options.tokenizer or str(options.data / "llama2-tokenizer"))
+    return load_tokenizer(str(options.data / "llama2-tokenizer"))
 
 
 def _measure_random_model(
@@ -214,7 +192,7 @@ def _measure_random_model(
     else:
         size, dtype, vocab_size = "8B", torch.bfloat16, max(VOCABULARY, len(tokenizer))
     texts = _recorded(options.data, tokenizer, left_out)
-    model = forced_model(size, vocab_size, options.device, dtype)
+    model = random_model(size, vocab_size, options.device, dtype, ForcedLlama)
     for rows, end in zip(ROWS, ends, strict=True):
         bench = Bench(model, tokenizer, list, False, NEW_TOKENS)
         measure(bench, f"random {size}", texts, rows, end, results, left_out, options.out)

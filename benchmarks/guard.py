@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from replay import replay, stand_in_model
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.records import read_records
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import (
     Question,
     RecordedAnswer,
@@ -71,16 +71,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a case.
-
-    Attributes:
-        mat (`float`), forward_passes (`int`): Of the replay.
-        relative_cost (`float`): The time of a drafting step, in runs of the calibration loop.
-    """
+    """The figures of a case, of the replay but for the cost."""
 
     mat: float
     forward_passes: int
-    relative_cost: float
+    relative_cost: float  # the time of a drafting step, in runs of the calibration loop
 
 
 def shipped_cases(folder: Path) -> dict[str, Case]:

@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from replay import replay, stand_in_model
 from transformers.generation.candidate_generator import (
     CandidateGenerator,
     PromptLookupCandidateGenerator,
 )
 
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import llma_rag
 from hf_refspec.apps.shared.default_model import load_tokenizer
 from hf_refspec.drafting.reference_copy import ReferenceCopy

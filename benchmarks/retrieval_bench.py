@@ -13,7 +13,7 @@ import sys
 
 from knn_suite import knn_prompts, knn_settings
 from ralm_suite import ralm_settings
-from retrieval_settings import Prompt, RetrievalBench, jobs_of
+from retrieval_settings import Prompt, RetrievalBench, suites_of
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench import suites
@@ -24,7 +24,7 @@ from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.cli.bench import add_measuring
 
 
-def _ralm(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+def _ralm(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Job]]:
     """In a replay LLMA's questions, then Spec-Bench's; else only the latter."""
     settings = ralm_settings(args, tokenizer)
     prompts: list[Prompt] = []
@@ -36,13 +36,13 @@ def _ralm(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[
     for each in questions(args):
         answer_ids = answered(each, 0, tokenizer) if args.replay else None
         prompts.append((each.id, chat_prompt(each.turns[:1], tokenizer), answer_ids))
-    return jobs_of(settings, prompts[: args.limit])
+    return suites_of(args.suite, settings, prompts[: args.limit])
 
 
-def _knn(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
+def _knn(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Job]]:
     settings = knn_settings(args, tokenizer)
     prompts: list[Prompt] = [(name, ids, None) for name, ids in knn_prompts(tokenizer)]
-    return jobs_of(settings, prompts[: args.limit])
+    return suites_of(args.suite, settings, prompts[: args.limit])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{args.suite} needs --{needed.replace('_', '-')}")
     tokenizer = prepare(args)
     # The methods belong to one model, and so to one dtype.
-    jobs = {dtype: {args.suite: read(args, tokenizer)} for dtype in args.dtype}
+    jobs = {dtype: read(args, tokenizer) for dtype in args.dtype}
     if args.milvus is not None:
         args.milvus = "used"  # its address may contain a password
 

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from hf_refspec.apps.bench.measure import Bench
 from hf_refspec.apps.bench.methods import Method, transformers_methods
-from hf_refspec.apps.bench.outputs import Output
 from hf_refspec.apps.bench.registry import Job
-from hf_refspec.apps.bench.summary import Entry, Sample
+from hf_refspec.apps.bench.summary import Entry
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 
@@ -52,19 +51,11 @@ def retrieving_methods(settings: dict[str, Speculation | None], **options: Any) 
 class RetrievalBench(Bench):
     """A [`Bench`] that also records searches, and compares the passages that were retrieved."""
 
-    def call(
-        self,
-        method: Method,
-        prompts: list[list[int]],
-        answer_ids: list[int] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Sample, list[list[int]], list[Output]]:
+    def call(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         if not method.retrieves:
-            return super().call(method, prompts, answer_ids, **kwargs)
+            return super().call(method, *args, **kwargs)
         stats = RetrievalStats()
-        sample, rows, outputs = super().call(
-            method, prompts, answer_ids, **kwargs, retrieval_stats=stats
-        )
+        sample, rows, outputs = super().call(method, *args, **kwargs, retrieval_stats=stats)
         seconds = sample["prefill_seconds"] + sample["decoding_seconds"]
         figures = {"searches": stats.searches, "waiting": stats.waiting_seconds / seconds}
         if stats.strides:
@@ -75,28 +66,25 @@ class RetrievalBench(Bench):
 
 @dataclass
 class Setting:
-    """A retriever, or a datastore with its options.
-
-    Attributes:
-        name (`str`): For the tables.
-        size (`int`): How many passages or entries are searched.
-        new_methods (callable): Returns the methods that retrieve, the baseline first. It is called
-            once, before the first prompt, as building an index takes a while.
-        longest_passage (`int`): The most tokens that are put before a prompt.
-        sampled (`bool`): Whether the model samples.
-    """
+    """A retriever, or a datastore with its options."""
 
     name: str
-    size: int
+    size: int  # passages or entries that are searched
+    # The methods that retrieve, the baseline first; called once, as building an index takes time.
     new_methods: Callable[[], list[Method]]
-    longest_passage: int = 0
+    longest_passage: int = 0  # tokens that are put before a prompt, at most
     sampled: bool = False
     methods: list[Method] = field(default_factory=list)
 
 
-def jobs_of(settings: list[Setting], prompts: list[Prompt]) -> list[Job]:
-    """Every prompt with every setting."""
-    return [partial(_measure, setting, *prompt) for setting in settings for prompt in prompts]
+def suites_of(name: str, settings: list[Setting], prompts: list[Prompt]) -> dict[str, list[Job]]:
+    """A suite for each setting, of all prompts."""
+    return {
+        f"{name}, {setting.name}, {setting.size:,} to search": [
+            partial(_measure, setting, *prompt) for prompt in prompts
+        ]
+        for setting in settings
+    }
 
 
 def _measure(
@@ -112,7 +100,6 @@ def _measure(
         setting.methods = [*setting.new_methods(), *bench.supported(transformers_methods())]
         for method in setting.methods:  # first calls compile, probe and load
             bench.call(method, [prompt_ids], answer_ids)
-    entry, _ = bench.measure(
-        name, [prompt_ids], answer_ids, setting.methods, do_sample=setting.sampled
-    )
-    yield {**entry, "setting": setting.name, "size": setting.size}
+    yield bench.measure(name, [prompt_ids], answer_ids, setting.methods, do_sample=setting.sampled)[
+        0
+    ]

@@ -126,6 +126,20 @@ class Forced(LogitsProcessor):
         return forced
 
 
+class Alternating(LogitsProcessor):
+    """Keeps state: forbids even tokens at every second call. It holds a module, as outlines' do."""
+
+    def __init__(self):
+        self.calls = 0
+        self.library = torch
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls % 2:
+            scores[:, ::2] = -float("inf")
+        return scores
+
+
 class ListStreamer(BaseStreamer):
     def __init__(self):
         self.puts = []

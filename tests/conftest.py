@@ -5,12 +5,11 @@ import threading
 from functools import cache
 
 import byte_model
-import huggingface_hub
 import pytest
 import torch
 import transformers
-from architectures import ARCHITECTURES, build
-from hub_server import running_hub
+from architectures import small
+from hub_server import hub_in_place
 from huggingface_hub import constants
 from shared_data import whats_missing
 from tqdm import tqdm
@@ -31,8 +30,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def models_by_type():
     """Builds the tiny random model of a type (and dtype) once a session."""
-    by_type = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    return cache(lambda model_type, *dtype: build(by_type[model_type], *dtype))
+    return cache(small)
 
 
 @pytest.fixture(scope="session")
@@ -61,15 +59,9 @@ def byte_llama(tokenizer) -> LlamaForCausalLM:
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A Hub that huggingface_hub takes for the real one, with nobody logged in."""
-    with running_hub() as server:
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with hub_in_place(monkeypatch, tmp_path) as server:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         yield server
-        huggingface_hub.close_session()

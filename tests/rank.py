@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from architectures import WINDOW, small
 from calls import GREEDY, PROMPT, padded_prompts
 from drafters import Prophet, Prophets
 from torch import distributed
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, StoppingCriteria
+from transformers import AutoModelForCausalLM, StoppingCriteria
 from transformers.distributed import DistributedConfig
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -24,30 +25,12 @@ import hf_refspec as rs
 from hf_refspec.generation.pass_costs import pass_costs
 from hf_refspec.verification.facts import facts_about
 
-SHAPE = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,  # for two and three ranks
-    "num_key_value_heads": 6,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.25,
-}
-SLIDING_WINDOW = 24
-
 
 def save_models(folder: Path) -> None:
     """Saves the models that the ranks load."""
-    for name, config in (
-        ("llama", LlamaConfig(**SHAPE)),
-        ("mistral", MistralConfig(**SHAPE, sliding_window=SLIDING_WINDOW)),
-    ):
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
+    for name in ("llama", "mistral"):
+        shape = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 6}
+        small(name, **shape).save_pretrained(folder / name)
 
 
 class Raises(Prophet):
@@ -199,7 +182,7 @@ class Tensor:
 
     def boundary(self):
         """Past the length of the window, where another probe decides."""
-        options = {**self.options, "max_new_tokens": 3 * SLIDING_WINDOW}
+        options = {**self.options, "max_new_tokens": 4 * WINDOW}
         plain = self.windowed.generate(PROMPT, **options)
         drafter = Prophet(plain, 0.9)
         return plain, self.windowed.generate(PROMPT, **options, candidate_generator=drafter)

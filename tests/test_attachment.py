@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from architecture_mapping import tiny_config
+from architectures import tiny_config
 from calls import GREEDY, PROMPT, Call
 from transformers import (
     GenerationMixin,
@@ -173,16 +173,7 @@ def test_a_decoding_loop_that_another_library_has_put_in_place_is_kept(llama, pl
 
 
 def test_an_encoder_decoder_model_runs_plainly():
-    config = T5Config(
-        vocab_size=60,
-        d_model=16,
-        d_kv=8,
-        d_ff=16,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-    )
-    model = T5ForConditionalGeneration(config)
+    model = T5ForConditionalGeneration(tiny_config(T5Config, {"decoder_start_token_id": 0}))
     expected = model.generate(PROMPT, max_new_tokens=5, do_sample=False)
     with rs.attach():
         assert torch.equal(model.generate(PROMPT, max_new_tokens=5, do_sample=False), expected)

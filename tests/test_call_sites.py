@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
-from accelerate import dispatch_model
-from calls import PROMPT, Forced, assert_lossless
+from calls import Forced, assert_lossless
 from drafters import Prophet
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    TextIteratorStreamer,
     TextStreamer,
-    pipeline,
 )
 
 import hf_refspec as rs
 
 TEXT = "def area(width, height):\n    return width * height\n\ndef area(width"
 OPTIONS = {"max_new_tokens": 40, "do_sample": False}
-
-
-def test_pipeline(byte_llama, tokenizer):
-    generator = pipeline("text-generation", model=byte_llama, tokenizer=tokenizer)
-    plain = generator(TEXT, **OPTIONS)
-    drafter = rs.ReferenceCopy()
-    drafted = generator(TEXT, candidate_generator=drafter, max_draft_tokens=8, **OPTIONS)
-    assert drafted == plain
-    assert drafter.stats.tokens > 0
 
 
 def test_chat_template_and_generation_config(byte_llama, tokenizer):
@@ -58,20 +44,6 @@ def test_text_streamer(byte_llama, tokenizer, capsys):
         print("<end>")
     plain, drafted, _ = capsys.readouterr().out.split("<end>\n")
     assert drafted == plain
-
-
-def test_text_iterator_streamer_in_a_thread(byte_llama, tokenizer):
-    inputs = tokenizer(TEXT, return_tensors="pt")
-    texts = []
-    for drafter in (None, rs.ReferenceCopy()):
-        streamer = TextIteratorStreamer(tokenizer, timeout=60)
-        kwargs = {**inputs, "streamer": streamer, "candidate_generator": drafter, **OPTIONS}
-        thread = threading.Thread(target=byte_llama.generate, kwargs=kwargs)
-        thread.start()
-        texts.append("".join(streamer))
-        thread.join()
-    assert texts[0] == texts[1]
-    assert len(texts[0]) > len(TEXT)
 
 
 def test_stop_strings_of_a_generation_config_or_the_model(byte_llama, tokenizer):
@@ -110,27 +82,3 @@ def test_a_peft_model(fresh_llama, config, least_mat):
         if "prompt_encoder" in name:
             torch.nn.init.normal_(weights)
     assert assert_lossless(model, 0.9, max_new_tokens=40).mat > least_mat
-
-
-@pytest.mark.parametrize("verification", ["tree", "chain"])
-def test_a_model_that_accelerate_has_spread(fresh_llama, tmp_path, verification):
-    """Half of it lies on disk and comes to the CPU through accelerate's hooks."""
-    parts = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
-    device_map = dict.fromkeys(parts, "cpu") | {"model.layers.1": "disk"}
-    model = dispatch_model(
-        fresh_llama, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True
-    )
-    assert assert_lossless(model, 0.9, verification=verification, max_new_tokens=40).mat > 2
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_prompt_ids_may_stay_on_the_cpu(fresh_llama, do_sample):
-    model = fresh_llama.to("cuda")
-    options = {"max_new_tokens": 40, "do_sample": do_sample, "eos_token_id": None}
-    torch.manual_seed(0)
-    plain = model.generate(PROMPT, **options)
-    torch.manual_seed(0)
-    drafted = model.generate(PROMPT, candidate_generator=Prophet(plain, 0.9), **options)
-    assert drafted.device.type == plain.device.type
-    assert drafted.tolist() == plain.tolist()

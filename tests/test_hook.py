@@ -6,14 +6,12 @@ import copy
 import functools
 import inspect
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from calls import GREEDY, PROMPT, ListStreamer, assert_lossless
 from drafters import Noise, Prophet
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
 
@@ -129,31 +127,12 @@ def test_speculate_works_with_and_without_the_hook(llama, uninstalled):
     assert llama.generate(PROMPT, **loop).tolist() == plain.tolist()  # ReferenceCopy by default
 
 
-def test_a_transformers_candidate_generator_is_verified_as_a_chain(llama):
-    theirs = PromptLookupCandidateGenerator(num_output_tokens=5, max_matching_ngram_size=2)
-    assert_lossless(llama, theirs)
-
-
 def test_transformers_own_assisted_decoding_takes_a_drafter(llama, monkeypatch):
     plain = llama.generate(PROMPT, **OPTIONS)
     drafter = Prophet(plain, accuracy=0.9)
     monkeypatch.setattr(type(llama), "_get_candidate_generator", lambda *_, **__: drafter)
     drafted = llama.generate(PROMPT, prompt_lookup_num_tokens=5, **OPTIONS)
     assert drafted.tolist() == plain.tolist()
-
-
-def test_two_threads_with_two_drafters_do_not_disturb_each_other(llama):
-    prompts = [PROMPT, PROMPT.flip(1)]
-    plain = [llama.generate(prompt, **OPTIONS) for prompt in prompts]
-    drafters = [Prophet(ids, accuracy=0.8) for ids in plain]
-
-    def run(number: int) -> list:
-        options = {"candidate_generator": drafters[number], **OPTIONS}
-        return [llama.generate(prompts[number], **options).tolist() for _ in range(5)]
-
-    with ThreadPoolExecutor(2) as pool:
-        for ids, texts in zip(plain, pool.map(run, range(2)), strict=True):
-            assert texts == [ids.tolist()] * 5
 
 
 class Reentrant(Noise):

@@ -96,6 +96,17 @@ def test_a_model_that_lies_on_the_gpu_and_the_cpu():
         assert torch.equal(generate(model, candidate_generator=drafter), plain)
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_prompt_ids_may_stay_on_the_cpu(do_sample, on_device):
+    model, options = on_device("llama"), {"max_new_tokens": 40, "do_sample": do_sample}
+    torch.manual_seed(0)
+    plain = model.generate(PROMPT, **options)
+    torch.manual_seed(0)
+    drafted = model.generate(PROMPT, candidate_generator=Prophet(plain.cpu(), 0.9), **options)
+    assert drafted.device == plain.device
+    assert torch.equal(drafted, plain)
+
+
 @pytest.mark.parametrize("metric", ["inner_product", "l2"])
 def test_passages_are_found_on_the_gpu(metric):
     if not finds_gpus():

@@ -7,7 +7,7 @@ comes from the request cache, see `engine.py`; the text is that of `iterative_te
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
 from ..drafting.drafter import Drafter, Sampling
@@ -33,9 +33,6 @@ from .iterative_text import IterativeText, PassageLoop, Passages
 from .options import Speculation
 from .passage_contexts import PassageContexts
 from .stats import RetrievalStats
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 # Arguments that `generate` prepares, and that are prepared again for each passage.
 _PREPARED = (

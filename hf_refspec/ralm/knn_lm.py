@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
 from ..generation.row import Row, RowMark, accept
@@ -37,9 +37,6 @@ from .knn_datastore import KnnDatastore
 from .mixture import Mixture
 from .options import Speculation
 from .stats import RetrievalStats
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 # With more neighbours than that, the entries after each add hardly anything to the request cache,
 # and make it slower than a wrong guess.

@@ -11,10 +11,11 @@ from pathlib import Path
 import gpu_bench
 import pytest
 import torch
-from gpu_bench import NEW_TOKENS, Text, decode, forced_model, gpu_methods, measure, warm_up
+from gpu_bench import NEW_TOKENS, ForcedLlama, Text, decode, gpu_methods, measure, warm_up
 
 from hf_refspec.apps.bench.measure import Bench
 from hf_refspec.apps.bench.methods import DEFAULT, LOOK_UP, PLAIN
+from hf_refspec.apps.bench.models import random_model
 from hf_refspec.apps.bench.results import new_results, read_results
 from hf_refspec.hook import install
 
@@ -32,7 +33,9 @@ def texts(rows: int) -> list[Text]:
 @pytest.fixture
 def bench(tokenizer) -> Bench:
     install()
-    return Bench(forced_model("tiny", len(tokenizer)), tokenizer, list, False, NEW_TOKENS)
+    return Bench(
+        random_model("tiny", len(tokenizer), kind=ForcedLlama), tokenizer, list, False, NEW_TOKENS
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -50,7 +53,7 @@ def test_all_methods_write_the_texts_that_are_forced(bench, rows):
 
 
 def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(tokenizer):
-    model = forced_model("tiny", len(tokenizer))
+    model = random_model("tiny", len(tokenizer), kind=ForcedLlama)
     ids, places = torch.arange(3, 13)[None], torch.arange(10)[None]
     with torch.no_grad():
         unforced = model(ids, position_ids=places).logits[0]

@@ -26,10 +26,10 @@ class Scripted(CandidateGenerator):
         return torch.cat([input_ids, draft], dim=-1), None
 
     def update_candidate_strategy(self, input_ids, scores, num_matches):
-        self.updates.append((input_ids[0].tolist(), tuple(scores.shape), num_matches))
+        self.updates.append((input_ids[0].tolist(), scores.clone(), num_matches))
 
 
-def test_it_receives_the_text_and_the_matches(llama):
+def test_it_receives_the_text_the_matches_and_the_scores_of_its_candidates(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     generator = Scripted(plain)
     drafted = llama.generate(PROMPT, candidate_generator=generator, **OPTIONS)
@@ -38,15 +38,18 @@ def test_it_receives_the_text_and_the_matches(llama):
     length = PROMPT.shape[1] + 1
     for step, (asked, update) in enumerate(zip(generator.asked, generator.updates, strict=True)):
         assert asked == ids[:length]
-        new_ids, shape, matches = update
+        new_ids, scores, matches = update
         length = min(length + (3 if step % 2 == 0 else 4), len(ids))
         assert new_ids == ids[:length]
         assert matches == len(new_ids) - len(asked) - 1
-        assert shape == (1, 1 + min(3, len(ids) - len(asked) - 1), 97) or length == len(ids)
+        with torch.no_grad():
+            expected = llama(torch.tensor([new_ids[:-1]])).logits[:, -matches - 1 :]
+        torch.testing.assert_close(scores[:, : matches + 1], expected, rtol=1e-3, atol=1e-4)
+        assert scores.shape[1] == 1 + min(3, len(ids) - len(asked) - 1) or length == len(ids)
 
 
 def test_its_drafts_are_cut_to_the_budget(llama):
     plain = llama.generate(PROMPT, **OPTIONS)
     generator = Scripted(plain)
     llama.generate(PROMPT, candidate_generator=generator, max_draft_tokens=1, **OPTIONS)
-    assert max(shape[1] for _, shape, _ in generator.updates) == 2
+    assert max(scores.shape[1] for _, scores, _ in generator.updates) == 2

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from datastores import write_store
 from trees import nodes_of
 
 from hf_refspec import Datastore, DatastoreDrafts, DraftTree, ReferenceCopy
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.index.suffix_array import build_suffix_array
-from hf_refspec.store.datastore_config import ShardEntry, StoreConfig
 from hf_refspec.store.files import write_arrays
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
 
 VOCAB_SIZE = 50
 
 
-def write_store(folder: Path, shards, config: StoreConfig) -> Datastore:
+def write_shards(folder: Path, shards, vocab_size=VOCAB_SIZE, fingerprint="") -> Datastore:
     """Writes a datastore with these documents in each shard."""
-    folder.mkdir()
-    entries = []
-    for number, documents in enumerate(shards, start=1):
-        tokens = [token for document in documents for token in [*document, config.separator]]
-        array = np.array(tokens, config.token_dtype)
-        files = [
-            write_arrays(folder / f"{name}-{number:05}.safetensors", {name: content})
-            for name, content in (("tokens", array), ("suffixes", build_suffix_array(array)))
-        ]
-        entries.append(ShardEntry(len(array), len(documents), *files))
-    replace(config, shards=entries).write(folder)
-    return Datastore(folder)
+    lengths = [sum(len(document) + 1 for document in documents) for documents in shards]
+    documents = [document for documents in shards for document in documents]
+    cuts = tuple(np.cumsum(lengths[:-1]).tolist())
+    return write_store(folder, documents, vocab_size, cuts, fingerprint)
 
 
 DOCUMENTS = [
@@ -49,7 +39,7 @@ DOCUMENTS = [
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Datastore:
     folder = tmp_path_factory.mktemp("stores") / "small"
-    return write_store(folder, DOCUMENTS, StoreConfig("", "numbers", VOCAB_SIZE))
+    return write_shards(folder, DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +58,6 @@ def draft(drafter: DatastoreDrafts, prompt, output=(), budget=8) -> DraftTree:
 
 
 # --- what is drafted
-
-
-def test_its_printed_form(store):
-    assert repr(DatastoreDrafts(store)).startswith(f"DatastoreDrafts(store={store!r}")
 
 
 def test_rest_takes_the_most_frequent_nodes(store):
@@ -165,7 +151,7 @@ def test_a_copy_drafts_the_same(copied, form, request):
 
 def test_a_pickled_drafter_does_not_carry_the_tokens(tmp_path):
     documents = [np.random.default_rng(0).integers(0, VOCAB_SIZE, 50_000).tolist()]
-    large = write_store(tmp_path / "large", [documents], StoreConfig("", "", VOCAB_SIZE))
+    large = write_shards(tmp_path / "large", [documents])
     assert len(pickle.dumps(DatastoreDrafts(large))) < 2000
 
 
@@ -206,7 +192,7 @@ def test_the_compact_form_has_no_rest_trees(compact):
 @pytest.mark.parametrize("form", ["store", "compact"])
 def test_tokens_outside_of_the_vocabulary_are_refused_at_the_call(form, request):
     drafter = DatastoreDrafts(request.getfixturevalue(form))
-    message = "tokens up to 49, outside of the target model's vocabulary of 49; .*numbers"
+    message = "tokens up to 49, outside of the target model's vocabulary of 49; .*org/tokenizer"
     with (
         pytest.raises(ValueError, match=message),
         drafter.session(np.array([1]), VOCAB_SIZE - 1),
@@ -218,7 +204,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused_at_the_call(form, request)
 @pytest.mark.parametrize("mode", ["rest", "mixed"])
 @pytest.mark.parametrize("suffix", [-1, 10**6])
 def test_a_damaged_suffix_array_is_refused(tmp_path, mode, suffix):
-    damaged = write_store(tmp_path / "store", DOCUMENTS, StoreConfig("", "", VOCAB_SIZE))
+    damaged = write_shards(tmp_path / "store", DOCUMENTS)
     entry = damaged.config.shards[1]
     suffixes = np.full(entry.tokens, suffix, np.int32)
     write_arrays(damaged.path / entry.suffixes_file.name, {"suffixes": suffixes})
@@ -248,8 +234,8 @@ def byte_store(byte_llama, tokenizer, prompt_ids, tmp_path_factory) -> Datastore
     other = [tokenizer(text).input_ids for text in (PROMPT * 3, "return a + b", "x" * 30)]
     noise = np.random.default_rng(0).integers(0, len(tokenizer), (20, 50)).tolist()
     shards = [said[:3] + noise[:10], other, said[3:] + noise[10:]]
-    config = StoreConfig(tokenizer_fingerprint(tokenizer), "bytes", len(tokenizer))
-    return write_store(tmp_path_factory.mktemp("stores") / "bytes", shards, config)
+    folder = tmp_path_factory.mktemp("stores") / "bytes"
+    return write_shards(folder, shards, len(tokenizer), tokenizer_fingerprint(tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +261,7 @@ def test_ids_are_those_of_plain_decoding(byte_llama, prompt_ids, drafters, name,
     assert drafters[name].stats.tokens == 40
     assert drafters[name].stats.mat > 2
     accepted = 0
-    for seed in range(3):
+    for seed in range(2):
         ids, states = [], []
         for options in ({}, {**drafting, "max_draft_tokens": 8}):
             torch.manual_seed(seed)
@@ -292,11 +278,11 @@ def test_ids_are_those_of_plain_decoding(byte_llama, prompt_ids, drafters, name,
 def test_a_store_for_a_larger_vocabulary_is_refused_before_any_forward_pass(
     byte_llama, prompt_ids, tmp_path, blended
 ):
-    larger = StoreConfig("", "another tokenizer", byte_llama.config.vocab_size + 1)
-    drafter = DatastoreDrafts(write_store(tmp_path / "store", [[[1, 2]]], larger))
+    larger = write_shards(tmp_path / "store", [[[1, 2]]], byte_llama.config.vocab_size + 1)
+    drafter = DatastoreDrafts(larger)
     passes = []
     hook = byte_llama.register_forward_pre_hook(lambda *_: passes.append(1))
-    with pytest.raises(ValueError, match=r"vocabulary of 259; .*another tokenizer"):
+    with pytest.raises(ValueError, match=r"vocabulary of 259; .*org/tokenizer"):
         byte_llama.generate(
             prompt_ids,
             candidate_generator=ReferenceCopy() | drafter if blended else drafter,

@@ -2,7 +2,6 @@
 
     python -m tests.fuzz mutate --count 10000     damages folders, then opens and uses them
     python -m tests.fuzz kill --count 500         kills every writer at its file operations
-    python -m tests.fuzz sources                  builds from what corpora should not be
 
 And on decoding: drafted calls are compared with plain ones.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .children import Result
 
 
-SECONDS = {"mutate": 20, "kill": 60, "sources": 600, "decode": 120}
+SECONDS = {"mutate": 20, "kill": 60, "decode": 120}
 
 
 def main() -> int:
@@ -30,18 +30,16 @@ def main() -> int:
     add("--count", type=int, help="how many (10,000; 500 kills)")
     add("--first", type=int, default=0, help="mutate, decode: the number of the first one")
     add("--kind", action="append", help="mutate: only these, such as 'datastore'")
-    add("--line-bytes", type=int, default=200_000_000, help="sources: of the longest line")
-    add("--documents", type=int, default=1_000_000, help="sources: how many")
     add("--seconds", type=float, help="how long one may take")
     options = parser.parse_args()
     options.count = options.count or (500 if options.command == "kill" else 10_000)
     options.seconds = options.seconds or SECONDS[options.command]
     with tempfile.TemporaryDirectory() as root:
-        return report(results(Path(root), options), every=options.command == "sources")
+        return report(results(Path(root), options))
 
 
 def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
-    from . import decoding, fuzzing, kills, sources, stores
+    from . import decoding, fuzzing, kills, stores
 
     numbers = range(options.first, options.first + options.count)
     if options.command == "mutate":
@@ -49,13 +47,11 @@ def results(root: Path, options: argparse.Namespace) -> Iterator[Result]:
         return fuzzing.run_all(numbers, root, kinds, options.seconds)
     if options.command == "kill":
         return kills.run_all(options.count, root, kills.all_writers(), options.seconds)
-    if options.command == "sources":
-        return sources.build_all(root, options.line_bytes, options.documents, options.seconds)
     return decoding.run_all(numbers, root, options.seconds)
 
 
-def report(results: Iterator[Result], every: bool) -> int:
-    """Prints what ended badly (or everything), and how often what ended how. Ctrl-C ends it."""
+def report(results: Iterator[Result]) -> int:
+    """Prints what ended badly, and how often what ended how. Ctrl-C ends it."""
     from tqdm import tqdm
 
     from .children import table
@@ -64,7 +60,7 @@ def report(results: Iterator[Result], every: bool) -> int:
     with suppress(KeyboardInterrupt):
         for result in tqdm(results, disable=None):
             found.append(result)
-            if every or result.outcome.is_bad:
+            if result.outcome.is_bad:
                 what = f"{result.item}: {result.said[0]}, {result.said[2]}"
                 print(f"{what}: {result.outcome.name}\n    {result.outcome.detail}\n", flush=True)
     print(table(found), table(found, row=1), sep="\n\n")

@@ -16,8 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from architecture_mapping import MODEL_TYPES, tiny_model
-from architectures import ARCHITECTURES, VOCAB_SIZE, Architecture, build
+from architectures import ARCHITECTURES, MODEL_TYPES, VOCAB_SIZE, small
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
@@ -37,14 +36,15 @@ _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 # Windows, tables of positions and lengths of rotary embeddings that short texts come to.
 _SHORT = {
     "gpt2": {"n_positions": 48},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 48},
+    "opt": {"max_position_embeddings": 48},
     "llama": {"max_position_embeddings": 24, "rope_parameters": _DYNAMIC},
     "phi3": {"original_max_position_embeddings": 32, "rope_parameters": _LONGROPE},
-    "mistral": {"num_key_value_heads": 2, "sliding_window": 9},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9},
+    "mistral": {"sliding_window": 9},
+    "gemma2": {"sliding_window": 9},
 }
 # The first pass of a big_bird makes its attention layers anew, which draws random numbers.
 _TYPES = [name for name in MODEL_TYPES if name != "big_bird"]
+_COMMON = [each.model_type for each in ARCHITECTURES]
 Builder = Callable[[], PreTrainedModel]
 
 
@@ -79,19 +79,19 @@ def draw_model(rng: random.Random) -> tuple[str, Builder]:
     """A type of model, and what builds it: the same at each call."""
     where = rng.random()
     if where < 0.03:
-        return _own_methods(rng.choice(ARCHITECTURES), rng.choice(list(_OWN)))
+        return _own_methods(rng.choice(_COMMON), rng.choice(list(_OWN)))
     if where < 0.2:
         name = rng.choice(_TYPES)
         with suppress(Exception):  # whatever transformers raises where it cannot be built like that
-            tiny_model(name)
-            return name, lambda: tiny_model(name)
-    architecture = rng.choice(ARCHITECTURES)
+            small(name)
+            return name, lambda: small(name)
+    name = rng.choice(_COMMON)
+    config = _DROPOUT if rng.random() < 0.3 else {}
     if where < 0.4:
-        architecture = Architecture(name := rng.choice(list(_SHORT)), "", _SHORT[name])
-    config = {**architecture.config, **(_DROPOUT if rng.random() < 0.3 else {})}
-    changed = Architecture(architecture.model_type, "", config)
+        name = rng.choice(list(_SHORT))
+        config = config | _SHORT[name]
     dtype = rng.choice([torch.float32] * 9 + [torch.float64, torch.bfloat16, torch.float16])
-    return architecture.model_type, lambda: build(changed, dtype)
+    return name, lambda: small(name, dtype, **config)
 
 
 def _sample(self, input_ids, **kwargs):
@@ -111,15 +111,15 @@ def _prepare_inputs_for_generation(self, input_ids, **kwargs):
 _OWN = {"_sample": _sample, "prepare_inputs_for_generation": _prepare_inputs_for_generation}
 
 
-def _own_methods(architecture: Architecture, name: str) -> tuple[str, Builder]:
+def _own_methods(model_type: str, name: str) -> tuple[str, Builder]:
     """A model of a class of its own, which overrides a method of generation."""
 
     def built() -> PreTrainedModel:
-        model = build(architecture)
+        model = small(model_type)
         model.__class__ = type(type(model).__name__, (type(model),), {name: _OWN[name]})
         return model
 
-    return f"{architecture.model_type}, its own {name}", built
+    return f"{model_type}, its own {name}", built
 
 
 @cache
@@ -192,12 +192,6 @@ def swap(side: Side, rng: random.Random) -> None:
 
 def quantize(side: Side, rng: random.Random) -> None:
     torch.ao.quantization.quantize_dynamic(side.model, {nn.Linear}, torch.qint8, inplace=True)
-
-
-def torchao_int8(side: Side, rng: random.Random) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # raises where it is missing
-
-    quantize_(side.model, Int8WeightOnlyConfig())
 
 
 def adapter(side: Side, rng: random.Random) -> None:
@@ -274,8 +268,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
         2,
         lambda side, rng: side.inner.set_attn_implementation(rng.choice(["eager", "sdpa"])),
     ),
-    "quantize": (1.5, quantize),
-    "torchao int8": (0.5, torchao_int8),
+    "quantize": (2, quantize),
     "adapter": (3, adapter),
     "offload": (1, offload),
     "compiled": (0.15, compiled),
@@ -286,7 +279,7 @@ _CHANGES: dict[str, tuple[float, Callable[[Side, random.Random], Any]]] = {
     "copied": (1, copied),
 }
 # What reads or replaces weights, which are elsewhere once they are offloaded.
-_NEED_WEIGHTS = ("weights", "swap", "quantize", "torchao int8", "adapter", "offload", "dtype")
+_NEED_WEIGHTS = ("weights", "swap", "quantize", "adapter", "offload", "dtype")
 _NEED_WEIGHTS += ("copied",)
 
 

@@ -36,26 +36,18 @@ def mutate(place: Place, generator: random.Random) -> tuple[str, str]:
     return last, "; ".join(done)
 
 
-def bits(place: Place, generator: random.Random) -> str:
-    """Flips some bits; every byte stays where it is."""
-    file = place.some_file(generator)
-    data = bytearray(file.read_bytes())
-    at = [generator.randrange(len(data)) for _ in range(generator.choice([1, 1, 1, 3]))]
-    for i in at:
-        data[i] ^= 1 << generator.randrange(8)
-    file.write_bytes(data)
-    return f"bits of {file.name} at {at}"
-
-
 def blocks(place: Place, generator: random.Random) -> str:
-    """Overwrites, inserts, deletes or repeats some bytes."""
+    """Flips a bit, or overwrites, inserts, deletes or repeats some bytes."""
     file = place.some_file(generator)
     data = bytearray(file.read_bytes())
     # The header, at the beginning, is hit more often than its share.
     at = generator.randrange(min(len(data), generator.choice([16, 200, len(data)])))
     length = generator.choice([1, 2, 4, 8, 64, 300])
-    what = generator.choice(["random", "filled", "number", "inserted", "deleted", "repeated"])
-    if what == "random":
+    kinds = ["random", "filled", "number", "inserted", "deleted", "repeated"]
+    what = generator.choice([*kinds, *["flipped"] * 6])
+    if what == "flipped":
+        data[at] ^= 1 << generator.randrange(8)
+    elif what == "random":
         data[at : at + length] = generator.randbytes(length)
     elif what == "filled":
         data[at : at + length] = bytes([generator.choice([0, 1, 127, 128, 254, 255])]) * length
@@ -160,8 +152,7 @@ ADDITIONS |= {"hard link": "hard link to a victim"}
 
 # By name, each with its weight.
 MUTATIONS: dict[str, tuple[Callable[[Place, random.Random], str], int]] = {
-    "bits": (bits, 5),
-    "bytes": (blocks, 5),
+    "bytes": (blocks, 10),
     "size": (resized, 3),
     "replaced": (replaced, 6),
     "swapped": (swapped, 2),

@@ -23,10 +23,9 @@ REFUSED = "refused"
 UNWRITABLE = "cannot be written"
 # Of a writer that was killed: what a user finds.
 BEFORE, BETWEEN, AFTER = "as before", "with what was acknowledged", "as after"
-BUILT = "built"  # from a source
 # Of calls of `generate`, plainly and drafted.
 EQUAL, PLAIN_RAISED, TIE = "equal", "plain raised", "tie"
-GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, BUILT, EQUAL, REFUSED, PLAIN_RAISED, TIE)
+GOOD = (SAME, OTHER, UNWRITABLE, BEFORE, BETWEEN, AFTER, EQUAL, REFUSED, PLAIN_RAISED, TIE)
 
 # What may not happen, the worst last.
 DIFFERENT, CRASHED = "different", "crashed alone"

@@ -42,17 +42,12 @@ def test_damaged_folders_are_used_or_refused_in_one_line_with_their_path():
 def test_nothing_is_read_outside_of_the_arrays_of_a_damaged_datastore(tmp_path):
     checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
     kinds = "--kind", "datastore", "--kind", "wide datastore"
-    output("tests.fuzz", "mutate", "--first", "5000", "--count", "160", *kinds, **checked)
+    output("tests.fuzz", "mutate", "--first", "5000", "--count", "100", *kinds, **checked)
 
 
 @pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")
 def test_killed_writers_lose_and_leave_nothing():
-    assert "68 ended" in output("tests.fuzz", "kill", "--count", "68")
-
-
-def test_corpora_that_are_none_are_refused_and_others_built_from():
-    sizes = "--line-bytes", "300000", "--documents", "3000"
-    assert "18 ended" in output("tests.fuzz", "sources", *sizes, "--seconds", "8")
+    assert "40 ended" in output("tests.fuzz", "kill", "--count", "40")
 
 
 @pytest.mark.skipif(not CALLS, reason="only Linux is traced, on x86-64 and aarch64")

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from architecture_mapping import CHAIN, MODEL_TYPES, ONE_ROW, PLAIN, VOCAB_SIZE, tiny_model
+from architectures import CHAIN, MODEL_TYPES, ONE_ROW, PLAIN, VOCAB_SIZE, small
 from drafters import Prophet, Prophets
 from transformers import PreTrainedModel
 
@@ -36,7 +36,7 @@ def prompts(rows: int) -> dict[str, torch.Tensor]:
 @cache
 def built(model_type: str) -> PreTrainedModel | Exception:
     try:
-        return tiny_model(model_type)
+        return small(model_type)
     except Exception as error:
         return error
 
@@ -47,7 +47,7 @@ def generated_plainly(model_type: str, rows: int, **kwargs):
     if isinstance(model, Exception):
         pytest.skip(f"cannot be built: {model!r}")
     try:
-        return model, model.generate(**prompts(rows), **OPTIONS, **kwargs)
+        return model, model.generate(**{**prompts(rows), **OPTIONS, **kwargs})
     except Exception as error:
         pytest.skip(f"transformers cannot decode it plainly: {error!r}")
 
@@ -72,7 +72,7 @@ def test_one_row_equals_plain_decoding(model_type, verifications):
             asked.append("chain")
             return super().draft_chain(budget)
 
-    for accuracy in (1.0, 0.7, 0.0):
+    for accuracy in (1.0, 0.6):
         drafter = Recorded(plain.sequences, accuracy)
         options = {**prompts(1), **OPTIONS, **LOGITS, "max_draft_tokens": 8}
         drafted = model.generate(**options, candidate_generator=drafter)
@@ -94,9 +94,9 @@ def test_one_row_equals_plain_decoding(model_type, verifications):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_two_padded_rows_equal_plain_decoding(model_type):
-    model, plain = generated_plainly(model_type, 2)
+    model, plain = generated_plainly(model_type, 2, max_new_tokens=24)
     drafter = Prophets(prompts(2), plain, (0.9, 0.5))
-    options = {**prompts(2), **OPTIONS, "max_draft_tokens": 8}
+    options = {**prompts(2), **OPTIONS, "max_new_tokens": 24, "max_draft_tokens": 8}
     drafted = model.generate(**options, candidate_generator=drafter)
     assert drafted.tolist() == plain.tolist()
     if RECORDED:

@@ -6,28 +6,15 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB_SIZE
-from calls import Call, assert_lossless
+from calls import Alternating, Call, assert_lossless
 from drafters import Noise, Prophet
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 import hf_refspec as rs
 
 TREES = [a for a in ARCHITECTURES if a.verification == "tree"]
-OTHERS = [a for a in ARCHITECTURES if a.verification != "tree"]
 VERIFIED = [a for a in ARCHITECTURES if a.verification != "none"]
 PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
-
-
-class Alternating(LogitsProcessor):
-    """Keeps state: forbids even tokens at every second call."""
-
-    calls = 0
-
-    def __call__(self, input_ids, scores):
-        self.calls += 1
-        if self.calls % 2:
-            scores[:, ::2] = -float("inf")
-        return scores
 
 
 # Some without an end-of-text token, so that texts end both ways.
@@ -56,7 +43,7 @@ def test_ids_equal_plain_decoding(architecture, models_by_type, caplog):
         plain = generate(model, generation)
         good = Prophet(plain, accuracy=0.9, seed=number)
         bad = Prophet(plain, accuracy=0.0, seed=number)
-        for drafter in (good, bad, Noise(), rs.ReferenceCopy()):
+        for drafter in (good, (bad, Noise(), rs.ReferenceCopy())[number % 3]):
             drafted = generate(model, generation, candidate_generator=drafter, max_draft_tokens=12)
             assert drafted.tolist() == plain.tolist(), (generation, type(drafter).__name__)
         if architecture.verification != "none":
@@ -66,25 +53,14 @@ def test_ids_equal_plain_decoding(architecture, models_by_type, caplog):
     assert fell_back == (architecture.verification == "none")
 
 
-@pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize("architecture", TREES, ids=str)
-def test_rows_equal_plain_batched_decoding(architecture, rows, models_by_type):
-    call = Call(models_by_type(architecture.model_type), rows, seed=rows)
-    unequal = call.drafter(np.linspace(0.95, 0.2, rows))
+def test_rows_equal_plain_batched_decoding(architecture, models_by_type):
+    call = Call(models_by_type(architecture.model_type), rows=5, seed=5)
+    unequal = call.drafter(np.linspace(0.95, 0.2, 5))
     for drafter, verification in ((unequal, "chain"), (Noise(), "auto"), (unequal, "auto")):
         options = {"candidate_generator": drafter, "verification": verification}
         assert call.generate(max_draft_tokens=12, **options).tolist() == call.plain.tolist()
         assert drafter.stats.mat > 1.2 or drafter is not unequal
-
-
-@pytest.mark.parametrize("architecture", OTHERS, ids=str)
-def test_rows_are_decoded_plainly_where_trees_are_not_exact(architecture, models_by_type, caplog):
-    call = Call(models_by_type(architecture.model_type), rows=3)
-    drafter = Noise()
-    drafted = call.generate(candidate_generator=drafter, max_new_tokens=6)
-    assert drafted.tolist() == call.plain[:, : 12 + 6].tolist()
-    assert "decoding plainly" in caplog.text
-    assert (drafter.stats.tokens, drafter.stats.mat) == (18, 1.0)
 
 
 @pytest.mark.parametrize("architecture", VERIFIED, ids=str)

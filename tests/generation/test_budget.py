@@ -308,26 +308,3 @@ def test_a_given_number_of_nodes_never_changes():
             assert kept is tree
             budget.record(rows, 1 + len(tree), 1.0)
             assert budget.nodes == nodes
-
-
-def test_auto_decides_by_the_models_costs_and_the_drafters_calibration():
-    model, drafter = torch.nn.Linear(1, 1), Copier()
-    budget = make_budget("auto", drafter, model, "tree")
-    assert isinstance(budget, AutoBudget)
-    assert budget.nodes == MOST_NODES
-    tree = DraftTree.chain([4], [0.5])
-    [before] = drafter.calibration.calibrated(tree).probs
-    rows = rows_of([drafter], [tree], [[4]])
-    budget.trim(rows, 0.0)
-    budget.record(rows, 1, 0.25)
-    assert pass_costs(model, "tree").passes[0] == 1
-    [after] = drafter.calibration.calibrated(tree).probs
-    assert after > before
-
-
-def test_auto_leaves_a_candidate_generator_its_own_length():
-    drafter = CandidateChain(PromptLookupCandidateGenerator())
-    budget = make_budget("auto", drafter, torch.nn.Linear(1, 1), "chain")
-    tree = DraftTree.chain([4] * 500, [0.0] * 500)
-    assert budget.nodes >= 10**6
-    assert budget.trim(rows_of([drafter], [tree]), 0.0)[0] is tree

@@ -8,12 +8,10 @@ from types import MethodType
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, small
+from architectures import small
 from calls import GREEDY, PROMPT, assert_lossless
 
 from hf_refspec.verification.facts import facts_about_state
-
-BY_TYPE = {architecture.model_type: architecture for architecture in ARCHITECTURES}
 
 
 def check(model, drafter=0.8, **options) -> float:
@@ -45,7 +43,7 @@ class Reading:
 @pytest.fixture
 def model():
     """A model that has been probed."""
-    model = small("llama", num_key_value_heads=2)
+    model = small("llama")
     assert check(model) > 1.5
     return model
 
@@ -76,7 +74,7 @@ def test_layers_quantised_in_place_are_seen(model, use_cache):
 def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     """They are loaded for each pass, so that a saved pass saves a transfer."""
     accelerate = pytest.importorskip("accelerate")
-    model = small("llama", num_key_value_heads=2)
+    model = small("llama")
     before = check(model)
     if offload == "cpu":
         accelerate.cpu_offload(model, execution_device="cpu")
@@ -88,11 +86,11 @@ def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     assert "a fact" in facts_about_state(model)  # new tensors at every pass, the same model
 
 
-@pytest.mark.parametrize("model_type", ["opt", "bloom", "falcon", "biogpt", "gpt2", "llama"])
+@pytest.mark.parametrize("model_type", ["opt", "gpt2", "llama"])
 def test_dropout_in_training_mode_is_decoded_plainly(model_type):
     """Some models have dropout modules, others call a function with a rate of their own."""
     rates = ("dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "attention_dropout")
-    model = small(model_type, **BY_TYPE[model_type].config | dict.fromkeys(rates, 0.3))
+    model = small(model_type, **dict.fromkeys(rates, 0.3))
     before = check(model)
     model.train()
     assert check(model) == 1.0
@@ -121,29 +119,17 @@ def test_a_probe_leaves_random_numbers_alone(model):
 
 
 def test_a_model_that_fails_under_autocast_is_probed_again_without():
-    model = small("llama", num_key_value_heads=2)
+    model = small("llama")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.generate(PROMPT, candidate_generator="auto", max_draft_tokens=6, **GREEDY)
     assert check(model) > 1.5
-
-
-def test_a_module_that_was_swapped_is_seen(model):
-    class LastOnly(torch.nn.Module):
-        def forward(self, states):
-            states = states.clone()
-            states[:, -1] += 3.0
-            return states
-
-    for layer in model.model.layers:
-        layer.mlp = LastOnly()
-    assert check(model) == 1.0
 
 
 def test_a_probe_keeps_a_state_that_the_models_modules_hold():
     """RecurrentGemma's, which no cache has."""
     texts = []
     for drafter in (None, "auto"):
-        model = small("recurrent_gemma", **BY_TYPE["recurrent_gemma"].config)
+        model = small("recurrent_gemma")
         first = model.generate(PROMPT, return_dict_in_generate=True, **GREEDY)
         options = {"past_key_values": first.past_key_values, "candidate_generator": drafter}
         texts.append(model.generate(first.sequences, **options, **GREEDY).tolist())

@@ -30,7 +30,7 @@ def call(request, llama) -> Call:
     return Call(llama, request.param)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     accuracies=st.lists(st.floats(0, 1), min_size=4, max_size=4),
     branches=st.integers(0, 5),
@@ -119,8 +119,7 @@ PROCESSED = {
 
 @pytest.mark.parametrize("processed", PROCESSED)
 def test_transformers_logits_processors_see_each_rows_prefix(call, processed):
-    for accuracies in (UNEQUAL, 0.0):
-        call.assert_lossless(accuracies, **PROCESSED[processed])
+    call.assert_lossless([0.6, 0.0, 0.3, 1.0], **PROCESSED[processed])
 
 
 class StopAtCall(StoppingCriteria):
@@ -154,7 +153,7 @@ def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_
 
 
 @pytest.mark.parametrize("accuracies", [1.0, UNEQUAL])
-@pytest.mark.parametrize("place", range(12, 40, 2))
+@pytest.mark.parametrize("place", range(12, 40, 5))
 def test_an_end_of_text_inside_a_draft_ends_the_text(call, place, accuracies):
     ends = call.plain[:3, place].tolist()
     call.assert_lossless(accuracies, eos_token_id=ends, pad_token_id=7)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from calls import Call
 from drafters import Prophets
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+from trees import paths
 
 import hf_refspec as rs
-from hf_refspec.drafting.tree import ROOT
 from hf_refspec.generation import budget as budgets
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts
 
@@ -62,31 +61,23 @@ class Listening(Prophets):
         return rs.DraftTree(tree.tokens, tree.parents, np.float32(0.9) ** depths)
 
 
-def paths(tree: rs.DraftTree):
-    """The tokens from the root to each node."""
-    found = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((found[parent] if parent != ROOT else []) + [token])
-    return found
-
-
 def check(model, seen: list[Observed]) -> None:
     """Against plain forward passes over the text with the path to each node behind it."""
     vocab_size = model.config.vocab_size
     for each in seen:
         assert each.logits.shape == (1 + len(each.verified), vocab_size)
-        for path, logits in zip([[], *paths(each.verified)], each.logits, strict=True):
+        found = [(), *paths(each.verified.tokens, each.verified.parents)]
+        for path, logits in zip(found, each.logits, strict=True):
             with torch.no_grad():
-                plain = model(torch.tensor([each.text + path])).logits[0, -1]
+                plain = model(torch.tensor([[*each.text, *path]])).logits[0, -1]
             torch.testing.assert_close(logits, plain, rtol=1e-3, atol=1e-4)
         # The accepted path and what the target chose after it.
         *accepted, last = each.tokens
-        node = paths(each.verified).index(accepted) if accepted else ROOT
-        assert int(each.logits[1 + node].argmax()) == last
+        node = found.index(tuple(accepted))
+        assert int(each.logits[node].argmax()) == last
 
 
-@pytest.mark.parametrize("budget", ["auto", 7])
-@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize(("blended", "budget"), [(False, 7), (True, "auto")])
 @pytest.mark.parametrize(
     ("model_type", "rows", "verification"),
     [
@@ -155,42 +146,3 @@ def test_a_pass_without_a_draft_has_the_logits_of_the_root(llama):
     assert len(drafter.seen) == 3 * 8
     assert all(each.logits.shape == (1, llama.config.vocab_size) for each in drafter.seen)
     check(llama, drafter.seen)
-
-
-def test_without_verification_there_are_no_logits(models_by_type):
-    class Plain(rs.Drafter):
-        def begin(self, prompt_ids, vocab_size):
-            self.observed = []
-
-        def observe(self, observation):
-            tokens, verified = observation.tokens.tolist(), observation.verified
-            self.observed.append((tokens, len(verified), observation.logits))
-
-    call = Call(models_by_type("mamba"), rows=1)
-    drafter = Plain()
-    call.generate(candidate_generator=drafter)
-    assert drafter.observed == [([token], 0, None) for token in call.plain[0, 12:].tolist()]
-
-
-def test_a_candidate_generator_receives_the_scores_of_its_candidates(llama):
-    call, seen = Call(llama, rows=1), []
-
-    class Theirs(PromptLookupCandidateGenerator):
-        def get_candidates(self, input_ids):
-            ids = call.plain[:, : input_ids.shape[1] + 3].clone()
-            ids[:, -1] = (ids[:, -1] + 1) % 97  # two right ones, one wrong
-            self.candidates = ids
-            return ids, None
-
-        def update_candidate_strategy(self, input_ids, scores, num_matches):
-            seen.append((self.candidates, input_ids.clone(), scores.clone(), num_matches))
-
-    drafted = call.generate(candidate_generator=Theirs(), max_new_tokens=9)
-    assert drafted.tolist() == call.plain[:, : 12 + 9].tolist()
-    assert [matches for *_, matches in seen][:2] == [2, 2]
-    for candidates, input_ids, scores, matches in seen[:2]:
-        assert scores.shape == (1, 4, llama.config.vocab_size)
-        with torch.no_grad():
-            plain = llama(candidates).logits[:, -4:]
-        torch.testing.assert_close(scores, plain, rtol=1e-3, atol=1e-4)
-        assert input_ids.tolist() == call.plain[:, : candidates.shape[1] - 3 + matches + 1].tolist()

@@ -8,40 +8,12 @@ import pytest
 import torch
 from calls import GREEDY, PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import DynamicCache
 
 
 @pytest.fixture(scope="module")
 def plain_ids(llama) -> np.ndarray:
     return llama.generate(PROMPT, **{**GREEDY, "max_new_tokens": 48})[0].numpy()
-
-
-@settings(max_examples=25, deadline=None)
-@given(sampling_seed=st.integers(0, 2**16), accuracy=st.floats(0, 1), seed=st.integers(0, 2**16))
-def test_no_draft_changes_sampled_ids_or_uses_up_other_random_numbers(
-    llama, sampling_seed, accuracy, seed
-):
-    options = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 30}
-    torch.manual_seed(sampling_seed)
-    plain = llama.generate(PROMPT, **options)
-    state = torch.get_rng_state()
-    torch.manual_seed(sampling_seed)
-    drafter = Prophet(plain, accuracy, seed=seed)
-    drafted = llama.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
-    assert drafted.tolist() == plain.tolist()
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_streamers_get_what_plain_decoding_gives_them(llama, plain_ids):
-    streamers = ListStreamer(), ListStreamer()
-    options = {**GREEDY, "max_new_tokens": 30}
-    llama.generate(PROMPT, streamer=streamers[0], **options)
-    options |= {"candidate_generator": Prophet(plain_ids, accuracy=0.8), "max_draft_tokens": 8}
-    llama.generate(PROMPT, streamer=streamers[1], **options)
-    assert streamers[0].puts == streamers[1].puts
-    assert streamers[0].ended == streamers[1].ended == 1
 
 
 @pytest.mark.parametrize("verification", ["tree", "chain"])
@@ -78,7 +50,7 @@ class CancellingStreamer(ListStreamer):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
-@pytest.mark.parametrize("tokens", [0, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("tokens", [0, 5, 8])
 def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
     model = models_by_type(model_type)
     options = {**GREEDY, "max_new_tokens": 30}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import torch
@@ -157,13 +154,3 @@ def test_costs_are_kept_for_each_model_dtype_device_and_verifier():
     finally:
         torch.set_num_threads(threads)
     assert len(set(map(id, known))) == len(known)
-
-
-def test_costs_are_freed_with_their_model():
-    model = torch.nn.Linear(1, 1)
-    costs = weakref.ref(pass_costs(model, "tree"))
-    gc.collect()
-    assert costs() is not None
-    del model
-    gc.collect()
-    assert costs() is None

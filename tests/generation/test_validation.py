@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import small
+from architectures import small, tiny_config
 from calls import PROMPT, ListStreamer
 from drafters import Noise, Prophet
 from transformers import (
-    AutoModelForSeq2SeqLM,
     DynamicCache,
     GenerationConfig,
     LlamaForCausalLM,
     StaticCache,
     T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -130,7 +130,7 @@ def test_inputs_embeds_are_refused(llama, untouched):
 
 @pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
 def test_outputs_that_are_not_returned_are_neither_refused_nor_computed(name):
-    model = small("llama", num_key_value_heads=2)  # its recording hooks are never removed
+    model = small("llama")  # its recording hooks are never removed
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, name: True}
     plain = model.generate(PROMPT, **options)
     asked = []
@@ -177,10 +177,7 @@ def test_an_argument_that_the_model_itself_changes_at_each_step_is_refused(llama
 
 
 def test_an_encoder_decoder_model_is_refused_before_its_encoder_runs():
-    config = T5Config(
-        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0
-    )
-    model = AutoModelForSeq2SeqLM.from_config(config)
+    model = T5ForConditionalGeneration(tiny_config(T5Config, {}))
     model.encoder.register_forward_pre_hook(lambda *_: pytest.fail("the encoder has run"))
     with pytest.raises(ValueError, match="encoder-decoder"):
         model.generate(PROMPT, max_length=40, candidate_generator=rs.ReferenceCopy())

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import VOCAB_SIZE
+from architectures import VOCAB_SIZE, tiny_config
 from calls import GREEDY
 from drafters import Prophet, Prophets
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedModel
 
 import hf_refspec as rs
 
@@ -19,111 +19,60 @@ Inputs = dict[str, torch.Tensor]
 
 IMAGE, VIDEO, VISION_START, VISION_END = 9, 8, 7, 6  # tokens
 OPTIONS = {**GREEDY, "max_new_tokens": 40, "pad_token_id": 0}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TEXT = {
-    **TOKENS,
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
-GEMMA = {**TEXT, "head_dim": 8}
-MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 8,
-    "patch_size": 4,
-}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 QWEN = {
-    "text_config": {**TEXT, "head_dim": 8, "rope_parameters": MROPE},
+    "text_config": {"rope_parameters": {**ROPE, "mrope_section": [2, 1, 1]}},
     "video_token_id": VIDEO,
     "vision_start_token_id": VISION_START,
     "vision_end_token_id": VISION_END,
 }
-QWEN_VISION = {
-    **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4},
-    **{"patch_size": 4, "temporal_patch_size": 1},
-}
-LLAMA_TEXT = {"model_type": "llama", **TEXT}
-PERCEIVER = {
-    "hidden_size": 32,
-    "num_key_value_heads": 2,
-    "resampler_n_latents": 4,
-    "resampler_depth": 1,
-    "resampler_n_heads": 4,
-    "resampler_head_dim": 8,
-}
-QWEN2_5 = {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
-QWEN3 = {"out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-# By model type: the tokens of an image, the shape of a row's pixels, the configuration.
+# By model type: the tokens of an image, the shape of a row's pixels, what its configuration needs
+# beside small sizes.
 FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
-    "llava": (
-        4,
-        (3, 8, 8),
-        {"text_config": LLAMA_TEXT, "vision_config": {"model_type": "clip_vision_model", **VISION}},
-    ),
-    "paligemma": (
-        4,
-        (3, 8, 8),
-        {
-            "text_config": {"model_type": "gemma", **GEMMA},
-            "vision_config": {"model_type": "siglip_vision_model", **VISION},
-            "projection_dim": 32,
-        },
-    ),
+    "llava": (4, (3, 8, 8), {}),
+    "paligemma": (4, (3, 8, 8), {}),
     "gemma3": (
         4,
         (3, 8, 8),
         {
-            "text_config": {**GEMMA, "sliding_window": 16},
             "boi_token_index": VISION_START,
             "eoi_token_index": VISION_END,
             "mm_tokens_per_image": 4,
         },
     ),
-    "qwen2_vl": (4, (3 * 4 * 4,), QWEN | {"vision_config": {**QWEN_VISION, "embed_dim": 32}}),
-    "qwen2_5_vl": (4, (3 * 4 * 4,), QWEN | {"vision_config": QWEN_VISION | QWEN2_5}),
-    "qwen3_vl": (4, (3 * 4 * 4,), QWEN | {"vision_config": QWEN_VISION | QWEN3}),
+    "qwen2_vl": (4, (3 * 4 * 4,), QWEN),
+    "qwen2_5_vl": (4, (3 * 4 * 4,), QWEN | {"vision_config": {"fullatt_block_indexes": [1]}}),
+    "qwen3_vl": (
+        4,
+        (3 * 4 * 4,),
+        QWEN | {"vision_config": {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}},
+    ),
     "idefics2": (
         4,
         (1, 3, 8, 8),
         {
-            "text_config": {"model_type": "mistral", **TEXT, "sliding_window": None},
-            "perceiver_config": PERCEIVER,
+            "text_config": {"sliding_window": None},
+            "perceiver_config": {"resampler_n_latents": 4, "resampler_depth": 1},
         },
     ),
-    "idefics3": (1, (1, 3, 8, 8), {"text_config": LLAMA_TEXT, "scale_factor": 2}),
-    "smolvlm": (1, (1, 3, 8, 8), {"text_config": LLAMA_TEXT, "scale_factor": 2}),
+    "idefics3": (1, (1, 3, 8, 8), {}),
+    "smolvlm": (1, (1, 3, 8, 8), {}),
     "internvl": (
         1,
         (3, 8, 8),
-        {
-            "text_config": {"model_type": "qwen2", **TEXT},
-            "vision_config": {**VISION, "image_size": [8, 8], "patch_size": [4, 4]},
-            "image_seq_length": 1,
-        },
+        {"vision_config": {"image_size": [8, 8], "patch_size": [4, 4]}, "image_seq_length": 1},
     ),
     "mllama": (
         1,
         (1, 2, 3, 8, 8),
         {
             "text_config": {
-                **TEXT,
                 "num_hidden_layers": 4,
                 "cross_attention_layers": [1, 3],
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-                "tie_word_embeddings": False,
+                "rope_parameters": ROPE,
             },
             "vision_config": {
-                **VISION,
                 "num_global_layers": 1,
-                "attention_heads": 4,
                 "max_num_tiles": 2,
                 "intermediate_layers_indices": [0],
                 "vision_output_dim": 64,
@@ -134,13 +83,7 @@ FAMILIES: dict[str, tuple[int, tuple[int, ...], dict[str, Any]]] = {
     "idefics": (
         1,
         (1, 3, 8, 8),
-        {
-            **TEXT,
-            "additional_vocab_size": 2,
-            "cross_layer_interval": 1,
-            "alpha_initializer": "ones",
-            "vision_config": {**VISION, "embed_dim": 32},
-        },
+        {"additional_vocab_size": 2, "cross_layer_interval": 1, "alpha_initializer": "ones"},
     ),
 }
 CHAINS = ["gemma3"]  # a sliding window
@@ -177,12 +120,9 @@ def build(family: str, rows: int, image: int = IMAGE) -> tuple[PreTrainedModel, 
     patches = 16 if family.startswith("qwen") else 1
     generator = torch.Generator().manual_seed(2)
     inputs["pixel_values"] = torch.randn((patches * rows, *shape), generator=generator)
-
-    if family != "idefics":
-        values = {"tie_word_embeddings": False, **TOKENS, **values}
     marks = {"image_token_id": image, "image_token_index": image}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{"vision_config": VISION, **marks, **values})
+    config = tiny_config(CONFIG_MAPPING[family], {**marks, **values})
     return AutoModelForImageTextToText.from_config(config).eval(), inputs
 
 

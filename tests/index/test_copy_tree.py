@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import paths
 
@@ -95,7 +95,6 @@ def grow_slowly(text, context, budget, match_length=1, copy_length=99, chain=Fal
         nodes.append((tuple(path), prob))
 
 
-@settings(max_examples=150)
 @given(
     texts,
     contexts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from guarded import Guarded, guarded_arrays
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import draft_trees
 
@@ -72,7 +72,6 @@ def look_up_slowly(entries, context, min_match, max_ngram=3) -> DraftTree:
 # --- look-up
 
 
-@settings(max_examples=200)
 @given(entries, contexts, st.integers(1, 4), types)
 def test_the_tree_is_that_of_the_longest_known_ngram(entries, context, min_match, dtype):
     table = table_of(entries, dtype)
@@ -236,7 +235,6 @@ def uncompiled(monkeypatch):
 
 
 def test_no_table_makes_look_up_read_outside(uncompiled):
-    @settings(max_examples=300)
     @given(damaged_tables(), contexts, st.integers(1, 5))
     def check(table, context, budget):
         try:

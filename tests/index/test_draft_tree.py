@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import draft_trees, nodes_of
 
@@ -79,7 +79,6 @@ def fault_of(nodes) -> int:
     return 0
 
 
-@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(
@@ -112,7 +111,6 @@ def merge_slowly(trees: list[DraftTree]) -> dict[tuple[int, ...], float]:
     return probs
 
 
-@settings(max_examples=200)
 @given(st.lists(draft_trees(VOCAB_SIZE, 8), min_size=1, max_size=4), st.integers(0, 20))
 def test_the_most_probable_nodes_of_all_trees_are_kept(trees, budget):
     tree = merged(trees, budget)

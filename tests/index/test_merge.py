@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index import merge
@@ -34,30 +34,22 @@ def merged(text, parts, block=merge.BLOCK, depth=DEPTH, threads=1) -> np.ndarray
         return np.concatenate(list(merge.merge_suffixes(text, parts, threads)))
 
 
-@settings(max_examples=200)
-@given(texts, types, cuts, st.integers(1, 40))
-def test_it_is_the_suffix_array_of_the_whole(text, dtype, cuts, block):
-    text = np.array(text).astype(dtype)
-    found = merged(text, parts_of(text, cuts), block=block)
-    assert found.dtype == np.int32
-    beginnings = [text[i : i + DEPTH].tolist() for i in found]
-    assert beginnings == sorted(beginnings)
-    assert sorted(found.tolist()) == list(range(len(text)))
-    if len(text) <= DEPTH:
-        assert np.array_equal(found, build_suffix_array(text))
+@pytest.mark.parametrize("depth", [SHALLOW, DEPTH])
+def test_suffixes_are_in_order_and_those_alike_as_far_as_counts_stand_by_part(depth):
+    @given(texts, types, cuts, st.integers(1, 40))
+    def check(text, dtype, cuts, block):
+        text = np.array(text).astype(dtype)
+        parts = parts_of(text, cuts)
+        found = merged(text, parts, block=block, depth=depth)
+        assert found.dtype == np.int32
+        beginnings = [text[i : i + depth].tolist() for i in found]
+        assert beginnings == sorted(beginnings)
+        assert sorted(found.tolist()) == list(range(len(text)))
+        assert np.array_equal(found, merged(text, parts, depth=depth))  # in one block
+        if len(text) <= depth:
+            assert np.array_equal(found, build_suffix_array(text))
 
-
-@settings(max_examples=200)
-@given(texts, types, cuts, st.integers(1, 40))
-def test_suffixes_that_are_alike_as_far_as_counts_stand_by_part(text, dtype, cuts, block):
-    text = np.array(text).astype(dtype)
-    parts = parts_of(text, cuts)
-    found = merged(text, parts, block=block, depth=SHALLOW)
-    beginnings = [text[i : i + SHALLOW].tolist() for i in found]
-    assert beginnings == sorted(beginnings)
-    assert sorted(found.tolist()) == list(range(len(text)))
-    whole = merged(text, parts, depth=SHALLOW)  # in one block
-    assert np.array_equal(found, whole)
+    check()
 
 
 @given(texts, types, cuts)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 from guarded import guarded_arrays
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index import ngram_counts
@@ -41,7 +41,6 @@ def commonest(text: list[int], length: int, most: int) -> list[tuple[int, ...]]:
     return sorted(kept, key=lambda ngram: -counts[ngram])[:most]
 
 
-@settings(max_examples=300)
 @given(separated_texts(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 50))
 def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longest, most, block):
     indexed = IndexedText(text, build_suffix_array(text), VOCAB_SIZE)
@@ -53,7 +52,6 @@ def test_they_are_the_commonest_within_documents_whatever_the_blocks(text, longe
         assert list(map(tuple, ngrams.tolist())) == commonest(text.tolist(), length, most)
 
 
-@settings(max_examples=200)
 @given(
     guarded_arrays(st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1), np.uint16, 8),
     guarded_arrays(st.integers(-3, 10) | st.sampled_from([-(2**31), 2**31 - 1]), np.int32, 8),

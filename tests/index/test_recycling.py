@@ -95,7 +95,6 @@ def rounded(held) -> list[tuple]:
     return [(c, [(t, pytest.approx(p, abs=1e-6)) for t, p in best]) for c, best in held]
 
 
-@settings(max_examples=300)
 @given(st.lists(lessons(), max_size=8), st.integers(1, 3), st.integers(1, 12))
 def test_a_table_holds_the_contexts_that_were_verified_last(all_lessons, context, max_contexts):
     table, twin = NextTokens(TOP_K, context, max_contexts), Twin(context, max_contexts)
@@ -141,7 +140,6 @@ def test_a_smaller_table_takes_the_newest_of_a_larger_one():
     assert [context for context, _ in held_by(smaller)] == [(3,), (4,), (5,)]
 
 
-@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 30)), max_size=5))
 def test_the_commonest_tokens_are_those_that_came_most_often(texts):
     table = NextTokens(1, 1, 1)
@@ -190,7 +188,6 @@ def grown_by_twin(table: NextTokens, text, last, pooling, budget):
     return nodes
 
 
-@settings(max_examples=100)
 @given(
     st.lists(lessons(), max_size=6),
     st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20),

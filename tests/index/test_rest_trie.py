@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from trees import nodes_of
 
@@ -155,7 +155,6 @@ def continuations(draw):
     return rows, [draw(st.sampled_from([1, 2, 5])) for _ in rows], orders
 
 
-@settings(max_examples=200)
 @given(continuations(), st.sampled_from([0.0, 1.0, PSEUDO_COUNT]), st.integers(0, 20))
 def test_grow_trie_takes_the_most_probable_nodes(read, pseudo_count, budget):
     tree = grow(*read, pseudo_count, budget)

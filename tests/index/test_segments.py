@@ -45,7 +45,6 @@ def sorted_suffixes(segment: Segment) -> list[int]:
 
 
 @given(calls, st.data())
-@settings(max_examples=100)
 def test_joined_segments_are_one_text(documents, data):
     cuts = sorted(data.draw(st.lists(st.integers(1, len(documents)), max_size=3, unique=True)))
     bounds = sorted({0, *cuts, len(documents)})
@@ -68,7 +67,6 @@ def test_documents_since_a_number(documents, data):
 
 
 @given(calls, st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
-@settings(max_examples=100)
 def test_drafts_of_segments_are_those_of_one_index(documents, context, data):
     cut = data.draw(st.integers(0, len(documents)))
     parts = [(documents[:cut], 0), (documents[cut:], cut)]
@@ -84,7 +82,6 @@ def test_drafts_of_segments_are_those_of_one_index(documents, context, data):
 
 
 @given(calls, st.lists(st.integers(0, 3), min_size=1, max_size=3))
-@settings(max_examples=100)
 def test_tail_links_the_places_that_a_segment_finds(documents, pattern):
     tail, segment = tail_of(documents), segment_of(documents)
     low, high = segment.text.find(np.array(pattern, dtype=np.int32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index.segments import Segment, Tail
@@ -26,7 +26,6 @@ def cosine(one, other) -> float:
 
 
 @given(prompts, prompts, st.lists(st.integers(0, 12), max_size=8), st.data())
-@settings(max_examples=200)
 def test_finds_what_a_sort_finds(in_segment, in_tail, asked, data):
     texts = in_segment + in_tail
     oldest = data.draw(st.integers(0, len(texts)))

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from guarded import Guarded, guarded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_refspec.index import suffix_array
@@ -71,7 +71,6 @@ four_bytes = texts(np.uint32, UINT32 - 1, UINT32)
 
 @pytest.mark.parametrize("kind", [two_bytes, three_bytes, four_bytes], ids=["2", "3", "4"])
 def test_order_is_that_of_the_tokens(kind):
-    @settings(max_examples=200)
     @given(kind)
     def check(tokens):
         suffixes = build_suffix_array(tokens)
@@ -202,7 +201,6 @@ def uncompiled(monkeypatch):
 def test_no_suffix_array_makes_the_kernels_read_outside(uncompiled):
     tokens_and_separators = st.integers(0, VOCAB_SIZE) | st.just(2**16 - 1)
 
-    @settings(max_examples=200)
     @given(
         st.lists(tokens_and_separators, min_size=1, max_size=10),
         st.lists(st.integers(-3, 12) | st.sampled_from([-(2**31), 2**31 - 1]), max_size=10),

@@ -38,7 +38,7 @@ def verified_as(model, rows: int = 1, prompt=PROMPT) -> str:
     return "none" if verifier is None else verifier.name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "qwen3_moe"])
 def test_a_deep_model_in_a_short_type_gets_its_tree(model_type, dtype, models_by_type):
     config = models_by_type(model_type).config.to_dict()
@@ -108,14 +108,6 @@ def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)
     assert_lossless(model, Noise(), BATCH)
     assert "decoding plainly" in caplog.text and "off those of single steps" in caplog.text
-
-
-def test_local_attention_gets_a_chain():
-    """GPT-Neo keeps all of its cache and attends to a window of it."""
-    kinds = [[["global", "local"], 1]]
-    model = small("gpt_neo", num_layers=2, num_heads=4, attention_types=kinds, window_size=16)
-    assert_lossless(model, 0.8)
-    assert verified_as(model) == "chain"
 
 
 # --- the text
@@ -224,7 +216,7 @@ def test_models_that_checkpoint_gradients_are_decoded_plainly(rows, max_draft_to
 
 @pytest.mark.parametrize("on_disk", [("model.embed_tokens", "lm_head"), ("model.layers.1",)])
 def test_a_model_with_offloaded_weights_is_probed(on_disk, tmp_path):
-    small_llama(num_key_value_heads=2).save_pretrained(tmp_path)
+    small_llama().save_pretrained(tmp_path)
     parts = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
     devices = dict.fromkeys((*(f"model.{part}" for part in parts), "lm_head"), "cpu")
     model = AutoModelForCausalLM.from_pretrained(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architectures import VOCAB_SIZE, small
+from architectures import VOCAB_SIZE, WINDOW, small
 from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Noise, Prophet
 from transformers import AutoConfig, DynamicCache
@@ -42,7 +42,7 @@ SCALED = {
 def build(case: str):
     """A new model for each text: the frequencies are state of the model."""
     model_type, config = SCALED[case]
-    return small(model_type, num_key_value_heads=2, **config)
+    return small(model_type, **config)
 
 
 def drafted_as_plain(case: str, ids: torch.Tensor, **options):
@@ -141,12 +141,11 @@ def test_furthest_position(rope, length, furthest):
 
 
 OPTIONS = {**GREEDY, "max_new_tokens": 40}
-WINDOW = 16
 
 
 @pytest.fixture
 def mistral():
-    return small("mistral", num_key_value_heads=2, sliding_window=WINDOW)
+    return small("mistral")
 
 
 class Placed(Prophet):
@@ -178,7 +177,7 @@ def placed(model, prompt_length: int, accuracy: float = 0.9, plain=None) -> Plac
 
 def test_drafts_end_before_a_window_that_they_would_see_past():
     """Moshi's mask shows more than its window to several tokens at once."""
-    model = small("moshi", num_key_value_heads=4, head_dim=8, ffn_dim=48, sliding_window=WINDOW)
+    model = small("moshi")
     drafter = placed(model, 5)
     assert len(drafter.accepted_at) > 3
     assert max(drafter.accepted_at) < WINDOW

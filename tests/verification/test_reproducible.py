@@ -50,8 +50,11 @@ def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyO
         assert all(torch.equal(*pair) for pair in pairs), name
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "sampling"),
+    [*((dtype, "greedy") for dtype in DTYPES), (torch.bfloat16, "sampled")],
+    ids=str,
+)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_no_drafter_changes_a_bit(models_by_type, model_type, dtype, sampling):
     model, options = models_by_type(model_type, dtype), SAMPLING[sampling]
@@ -84,17 +87,14 @@ def test_no_tree_of_any_shape_changes_a_bit(
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [2, 4])
-def test_rows_have_the_same_texts_and_random_numbers_of_their_own(
-    models_by_type, dtype, rows, sampling
-):
-    call = Call(models_by_type("llama", dtype), rows)
+def test_rows_have_the_same_texts_and_random_numbers_of_their_own(models_by_type, dtype, sampling):
+    call = Call(models_by_type("llama", dtype), rows=3)
     options = {"verification": "reproducible", **SAMPLING[sampling]}
     torch.manual_seed(3)
     plain = call.generate(**options)
-    for accuracies in ([0.9, 0.5, 0.1, 0.7], [0.2, 0.95, 0.6, 0.0]):
+    for accuracies in ([0.9, 0.5, 0.1], [0.2, 0.95, 0.0]):
         torch.manual_seed(3)
-        drafter = Prophets(call.inputs, plain, accuracies[:rows])
+        drafter = Prophets(call.inputs, plain, accuracies)
         assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
 
 

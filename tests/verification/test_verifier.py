@@ -8,9 +8,9 @@ import torch
 from architectures import VOCAB_SIZE
 from calls import padded_prompts, prepared
 from transformers import PreTrainedModel
+from trees import paths
 
 from hf_refspec import DraftTree
-from hf_refspec.drafting.tree import ROOT
 from hf_refspec.verification.cache import keeps_every_position
 from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
 from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
@@ -110,11 +110,8 @@ class Bench:
         """The logits at the root and at each node of the drafts are those of plain passes."""
         for row, length in enumerate(lengths):
             draft = EMPTY if drafts is None else drafts[row]
-            paths = []
-            for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
-                paths.append((paths[parent] if parent != ROOT else []) + [token])
-            for node, path in enumerate([[], *paths]):
-                expected = self.plain(row, self.text[row, :length].tolist() + path)
+            for node, path in enumerate([(), *paths(draft.tokens, draft.parents)]):
+                expected = self.plain(row, [*self.text[row, :length].tolist(), *path])
                 torch.testing.assert_close(logits[row, node], expected, rtol=1e-3, atol=2e-4)
 
     def assert_width(self, width: int) -> None:

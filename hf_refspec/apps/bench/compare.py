@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isnan
 from pathlib import Path
 
 from .report import FEW, FIGURES, listed, names, table
 from .results import read_results
-from .summary import Entry, Spread, Summary, by_setting, summaries
+from .summary import Entry, Spread, Summary, summaries
 
 EXPLAINED = (
     "Figures cover the prompts that both runs measured. In brackets are the quartiles of the "
@@ -26,11 +26,11 @@ def compare(paths: list[str]) -> str:
         )
     one, other = (read_results(Path(path)) for path in paths)
     suites = [
-        part
+        _compare_suite(name, suite["entries"], other["suites"][name]["entries"])
         for name, suite in one["suites"].items()
         if name in other["suites"]
-        for part in _compare_suite(name, suite["entries"], other["suites"][name]["entries"])
     ]
+    suites = [suite for suite in suites if suite]
     if not suites:
         raise ValueError("the two results have no prompt in common; measure the same suite twice")
     rows = [
@@ -43,20 +43,17 @@ def compare(paths: list[str]) -> str:
     return "\n".join([*differing, f"{EXPLAINED}\n", *suites])
 
 
-def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> Iterator[str]:
-    """A table for each retriever, or one for a suite without retrieval."""
-    others = by_setting(other)
-    for setting, entries in by_setting(one).items():
-        # The same name with another text does not count: the data file may differ.
-        before, after = (
-            {(entry["name"], entry["text"]): entry for entry in each}
-            for each in (entries, others.get(setting, []))
-        )
-        common = [key for key in before if key in after]
-        if common:
-            about = f", {setting}" if setting else ""
-            changes = _changes([before[key] for key in common], [after[key] for key in common])
-            yield f"## {name}{about}, {len(common)} prompts\n\n{changes}"
+def _compare_suite(name: str, one: list[Entry], other: list[Entry]) -> str:
+    """The table of a suite; "" if the runs have no prompt in common."""
+    # The same name with another text does not count: the data file may differ.
+    before, after = (
+        {(entry["name"], entry["text"]): entry for entry in each} for each in (one, other)
+    )
+    common = [key for key in before if key in after]
+    if not common:
+        return ""
+    changes = _changes([before[key] for key in common], [after[key] for key in common])
+    return f"## {name}, {len(common)} prompts\n\n{changes}"
 
 
 def _changes(before: list[Entry], after: list[Entry]) -> str:

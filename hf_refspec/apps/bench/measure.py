@@ -17,9 +17,9 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from ...drafting.stats import SpeculationStats
 from ...text_config import context_length, text_config
+from .forced_text import ForcedText
 from .methods import LOOK_UP, Method
 from .outputs import TIED_STEPS, Output, rounding_steps
-from .replay import ForcedText
 from .summary import Entry, Sample
 
 NEW_TOKENS = 256  # at most, where the model writes freely

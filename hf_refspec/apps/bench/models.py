@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 # Hidden size, intermediate size, layers, attention heads, key-value heads. 8B has the shape of
 # Llama 3.1 8B; the names leave out the embedding and output layers, whose sizes depend on the
@@ -15,10 +17,16 @@ SIZES = {
 }
 
 
-def llama_config(size: str, vocab_size: int) -> LlamaConfig:
-    """The configuration of a Llama of one of [`SIZES`]."""
+def random_model(
+    size: str,
+    vocab_size: int,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kind: type[LlamaForCausalLM] = LlamaForCausalLM,
+) -> Any:
+    """A Llama of one of [`SIZES`] with random weights, created on its device; always the same."""
     hidden, intermediate, layers, heads, key_value_heads = SIZES[size]
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -27,14 +35,6 @@ def llama_config(size: str, vocab_size: int) -> LlamaConfig:
         num_key_value_heads=key_value_heads,
         max_position_embeddings=2**17,
     )
-
-
-def random_model(
-    size: str, vocab_size: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> LlamaForCausalLM:
-    """A Llama of one of [`SIZES`] with random weights, created on its device; always the same."""
-    config = llama_config(size, vocab_size)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return model.eval()
+        return kind._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()

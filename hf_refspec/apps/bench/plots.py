@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from .methods import LOOK_UP, PLAIN
-from .summary import Entry, Key, Summary, summaries
+from .summary import Entry, Key, Summary, retrieves, suites_by_dtype, summaries
 
 WIDTH = 8  # inches
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -41,19 +41,31 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.3,
     "lines.solid_capstyle": "butt",
 }
+NAMED = 2  # suites in the title of a panel
 LABEL = 40  # characters of a line of a method's name
 TITLE = 80  # of a panel's title, over the whole width
 BESIDE = {"speed-up": 44, "MAT": 74}  # columns of numbers, in points from the axes
 
 
-def check_plotting() -> None:
-    """Raises `ImportError`, before the work starts, if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ImportError(
-            'hf-refspec bench plots with matplotlib: pip install "hf_refspec[bench]"'
-        ) from None
+def charts(results: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
+    """The entries of each panel of each chart, by file and title.
+
+    One chart has all suites without retrieval, a panel for each dtype. The others have a chart for
+    each kind, a panel for each suite, without the methods that do not retrieve.
+    """
+    files: dict[str, dict[str, list[Entry]]] = {}
+    for dtype, suites in suites_by_dtype(results["suites"]).items():
+        names = ", ".join(suites) if len(suites) <= NAMED else f"{len(suites)} suites"
+        entries = [entry for of_suite in suites.values() for entry in of_suite]
+        files.setdefault("speed_ups.png", {})[f"{names}, {dtype}"] = entries
+    for name, suite in results["suites"].items():
+        if retrieves(suite["entries"]):
+            kind = suite["suite"].partition(",")[0]
+            files.setdefault(f"speed_ups_{kind}.png", {})[name] = [
+                {**entry, "samples": [each for each in entry["samples"] if each["figures"]]}
+                for entry in suite["entries"]
+            ]
+    return files
 
 
 @contextmanager

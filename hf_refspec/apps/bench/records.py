@@ -29,21 +29,9 @@ class Record:
     def texts(self, name: str) -> list[str]:
         """The strings in the list `name`; `ValueError` if there are none."""
         values = self.content.get(name)
-        if not _are_texts(values) or not values:
+        if not values or not isinstance(values, list) or {*map(type, values)} != {str}:
             raise ValueError(f"{self.where}: {name} must be a list of texts, but is {values!r:.80}")
         return values
-
-    def optional_texts(self, name: str) -> list[str] | None:
-        """The strings in the list `name`, `None` if it is missing or has other items; `ValueError`
-        if it is no list."""
-        values = self.content.get(name)
-        if not isinstance(values, (list, type(None))):
-            raise ValueError(f"{self.where}: {name} must be a list, but is {values!r:.80}")
-        return values if _are_texts(values) else None
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def read_records(path: str | Path) -> list[Record]:

@@ -19,18 +19,19 @@ from .summary import Entry
 Job: TypeAlias = Callable[[Bench], Iterator[Entry]]
 
 
-def _rag(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
-    return _recorded(suites.llma_rag(data_file(args, "llma_rag.jsonl"), tokenizer), args)
-
-
-def _humaneval(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
-    return _recorded(suites.humaneval(data_file(args, "HumanEval.jsonl.gz"), tokenizer), args)
+def _recorded(
+    read: Callable[[Path, PreTrainedTokenizerBase], list[RecordedAnswer]],
+    file: str,
+    args: Namespace,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[Job]:
+    return _asked(read(data_file(args, file), tokenizer), args)
 
 
 def _no_overlap(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job]:
     if not args.replay:
         raise ValueError("no-overlap is random text, which no model writes freely; add --replay")
-    return _recorded(suites.random_texts(tokenizer), args)
+    return _asked(suites.random_texts(tokenizer), args)
 
 
 def _spec_bench(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
@@ -55,8 +56,8 @@ def _cached_sessions(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
 
 
 SUITES: dict[str, Callable[[Namespace, PreTrainedTokenizerBase], list[Job]]] = {
-    "rag": _rag,
-    "humaneval": _humaneval,
+    "rag": partial(_recorded, suites.llma_rag, "llma_rag.jsonl"),
+    "humaneval": partial(_recorded, suites.humaneval, "HumanEval.jsonl.gz"),
     "spec-bench": _spec_bench,
     "multi-turn": _multi_turn,
     "cached-sessions": _cached_sessions,
@@ -77,7 +78,7 @@ def questions(args: Namespace) -> list[Question]:
     return suites.taking_turns([each for each in every if each.answers or not args.replay])
 
 
-def _recorded(answers: list[RecordedAnswer], args: Namespace) -> list[Job]:
+def _asked(answers: list[RecordedAnswer], args: Namespace) -> list[Job]:
     return [partial(_ask, *each) for each in enumerate(answers[: args.limit], 1)]
 
 

@@ -8,9 +8,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from .charts import charts
-from .plots import plot_speed_ups, speed_up_title
-from .summary import Entry, Key, Summary, by_setting, suites_by_dtype, summaries
+from .plots import charts, plot_speed_ups, speed_up_title
+from .summary import Entry, Key, Summary, retrieves, suites_by_dtype, summaries
 
 FEW = 10  # prompts
 EXPLAINED = (
@@ -77,10 +76,9 @@ def report(results: dict[str, Any]) -> str:
 
 def few_prompts(entries: list[Entry]) -> str:
     """A warning if quartiles depend on two or three prompts, else ""."""
-    fewest = min(map(len, by_setting(entries).values()), default=FEW)
-    if fewest >= FEW:
+    if not entries or len(entries) >= FEW:
         return ""
-    reason = f"few prompts ({fewest}): medians and quartiles may be chance"
+    reason = f"few prompts ({len(entries)}): medians and quartiles may be chance"
     return f"{reason}; measure more, with a higher --limit or without it"
 
 
@@ -100,10 +98,8 @@ def _suite(name: str, suite: dict[str, Any]) -> str:
     parts = [f"## {name}", f"{counted}."]
     if warning := few_prompts(suite["entries"]):
         parts.append(f"> [!WARNING]\n> {warning[0].upper()}{warning[1:]}.")
-    for setting, entries in by_setting(suite["entries"]).items():
-        if setting:
-            parts.append(f"### {setting}, {entries[0]['size']:,} to search")
-        parts.append(methods_table(summaries(entries)))
+    if suite["entries"]:
+        parts.append(methods_table(summaries(suite["entries"])))
     if categories := _by_category(suite["entries"]):
         parts.append(_parts_table(categories))
     if margins := _margins_table(suite["entries"]):
@@ -171,7 +167,7 @@ def _by_category(entries: list[Entry]) -> dict[str, list[Entry]]:
     categories: dict[str, list[Entry]] = {}
     for entry in entries:
         category, slash, _ = entry["name"].partition("/")
-        if slash and "setting" not in entry:
+        if slash and not retrieves(entries):
             categories.setdefault(category, []).append(entry)
     return categories
 

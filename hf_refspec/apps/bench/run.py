@@ -20,6 +20,7 @@ from ...generation.warmup import warmup
 from ...hook import install
 from ...store.datastore import Datastore
 from ..shared.default_model import default_model, load_model, load_tokenizer
+from ..shared.extras import require
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import (
     BUDGETS,
@@ -31,7 +32,6 @@ from .methods import (
     static_options,
 )
 from .models import random_model
-from .plots import check_plotting
 from .registry import SUITES, Job
 from .report import few_prompts, write_report
 from .results import new_results, write_results
@@ -84,7 +84,7 @@ def prepare(args: Namespace) -> PreTrainedTokenizerBase:
             "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
             "CUDA and check the driver"
         )
-    check_plotting()
+    require("bench", "matplotlib")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.dtype = args.dtype or ["bfloat16" if args.device == "cuda" else "float32"]
     if args.random_model is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..shared.prompts import assistant, chat_inputs, user
 from .records import Record, read_records
 
 RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
@@ -89,23 +90,14 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
 def spec_bench(path: str | Path) -> list[Question]:
     """The questions of Spec-Bench (arXiv 2401.07851), some of them with a second turn, some with
     references, which are taken as answers."""
-    questions: dict[str, Question] = {}
-    for record in read_records(path):
-        question = _spec_bench_question(record)
-        if question.id in questions:
-            raise ValueError(f"{record.where}: {question.id} is in an earlier line")
-        questions[question.id] = question
-    return list(questions.values())
+    return [_spec_bench_question(record) for record in read_records(path)]
 
 
 def _spec_bench_question(record: Record) -> Question:
-    turns, answers = record.texts("turns"), record.optional_texts("reference")
-    known = answers is not None and len(answers) == len(turns) and all(map(str.strip, answers))
-    number = record.content.get("question_id")
-    if not isinstance(number, (int, str)):
-        raise ValueError(f"{record.where}: question_id must be a number, but is {number!r:.80}")
-    name = f"{record.text('category')}/{number}"
-    return Question(name, turns, answers if known else None)
+    turns, answers = record.texts("turns"), record.content.get("reference") or []
+    texts = [each for each in answers if isinstance(each, str) and each.strip()]
+    name = f"{record.text('category')}/{record.content.get('question_id')}"
+    return Question(name, turns, texts if len(texts) == len(answers) == len(turns) else None)
 
 
 def answered(question: Question, turn: int, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -147,12 +139,8 @@ def chat_prompt(messages: list[str], tokenizer: PreTrainedTokenizerBase) -> list
     the chat template, if the tokenizer has one."""
     if tokenizer.chat_template is None:
         return tokenizer("".join(f"{message}\n\n" for message in messages))["input_ids"]
-    chat = [
-        {"role": "assistant" if i % 2 else "user", "content": message}
-        for i, message in enumerate(messages)
-    ]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    chat = [(assistant if i % 2 else user)(message) for i, message in enumerate(messages)]
+    return chat_inputs(tokenizer, chat)["input_ids"][0].tolist()
 
 
 def neighbours(question: str) -> list[str]:

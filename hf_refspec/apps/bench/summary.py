@@ -63,19 +63,16 @@ def summaries(entries: list[Entry]) -> dict[Key, Summary]:
     return {key: _summary(of_method) for key, of_method in pairs.items()}
 
 
-def by_setting(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """The entries of each retriever; those without retrieval under `""`."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.get("setting", ""), []).append(entry)
-    return groups
+def retrieves(entries: list[Entry]) -> bool:
+    """Whether the methods retrieve while they generate: then the first one has further figures."""
+    return any(entry["samples"][0]["figures"] for entry in entries)
 
 
 def suites_by_dtype(suites: dict[str, Any]) -> dict[str, dict[str, list[Entry]]]:
     """The entries of each suite without retrieval, by dtype."""
     by_dtype: dict[str, dict[str, list[Entry]]] = {}
     for suite in suites.values():
-        if suite["entries"] and "setting" not in suite["entries"][0]:
+        if suite["entries"] and not retrieves(suite["entries"]):
             by_dtype.setdefault(suite["dtype"], {})[suite["suite"]] = suite["entries"]
     return by_dtype
 

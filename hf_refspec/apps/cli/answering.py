@@ -63,15 +63,9 @@ def quieten_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def read_references(args: Namespace) -> list[str]:
-    """The texts of --reference."""
-    return [read_text(path, "--reference") for path in args.reference or ()]
-
-
-def sources(
-    args: Namespace, references: list[str], tokenizer: PreTrainedTokenizerBase
-) -> list[Drafter]:
+def sources(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Drafter]:
     """The default drafters, and those that the arguments name."""
+    references = [read_text(path, "--reference") for path in args.reference or ()]
     found = default_sources(references or None, tokenizer)
     if args.datastore is not None:
         store = Datastore.from_pretrained(args.datastore)
@@ -82,6 +76,11 @@ def sources(
             raise ValueError(f"--cache {args.cache} is a file; name a folder, or a new one")
         found.append(RetrievalCache(tokenizer=tokenizer, path=args.cache))
     return found
+
+
+def read_context(args: Namespace) -> str | None:
+    """The text of --context, if it is given."""
+    return None if args.context is None else read_text(args.context, "--context")
 
 
 def sampling_options(args: Namespace) -> dict[str, Any]:

@@ -37,8 +37,7 @@ from ..shared.prompts import (
 from .answering import (
     add_answering,
     quieten_transformers,
-    read_references,
-    read_text,
+    read_context,
     sampling_options,
     sources,
 )
@@ -58,15 +57,14 @@ def _chat(args: Namespace) -> int:
     """Answers until the end of the input."""
     quieten_transformers()
     options = {**sampling_options(args), "max_new_tokens": args.max_new_tokens}
-    references = read_references(args)
-    context = None if args.context is None else read_text(args.context, "--context")
+    context = read_context(args)
     tokenizer = load_tokenizer(args.model)
     hint = f"hf-refspec generate --model {args.model} goes on from a text as it is"
     check_chat_template(tokenizer, args.model, hint)
     if context is not None:
         inputs = chat_inputs(tokenizer, [user(context)])
         tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
-    drafter = LiveDrafts(sources(args, references, tokenizer))
+    drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model)
     warmup()
     Chat(model, tokenizer, drafter, Terminal(), options, context).converse()

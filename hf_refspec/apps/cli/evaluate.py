@@ -8,24 +8,22 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ...store.datastore import Datastore
 from ...store.fingerprint import public_name
 from ..bench.measure import IdsDifferError
-from ..bench.methods import DEFAULT, PLAIN
+from ..bench.report import methods_table
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from ..shared.prompts import chat_inputs, user
+from ..shared.prompts import question_inputs
 from .answering import quieten_transformers, read_text
 from .arguments import positive
-from .evaluation import FEWEST_PROMPTS, WITH_STORE, Evaluation, evaluate
+from .evaluation import FEWEST_PROMPTS, Evaluation, evaluate
 from .text_files import text_files
 
 _BEGINNING, _LEAST = 64, 8  # tokens of a text that are a prompt
 _NEW_TOKENS = 96
 _STEP = 100  # of a datastore's documents at most every 100th is taken, as skipping takes time
-_LABELS = {PLAIN: "plain generate", DEFAULT: "default drafter", WITH_STORE: "with the datastore"}
 
 
 def add_evaluate(parser: ArgumentParser) -> None:
@@ -71,7 +69,7 @@ def _evaluate(args: Namespace) -> int:
     except IdsDifferError as error:
         print(f"IDS DIFFER: {error}")
         return 1
-    _print(evaluation, model)
+    _print(evaluation)
     if held:
         print(
             f"{held} of the prompts are beginnings of texts in the datastore itself: on other text "
@@ -99,9 +97,11 @@ def _prompts(
 ) -> tuple[dict[str, list[int]], str]:
     """The ids of the prompts by name, and where they come from."""
     if args.prompts is not None:
-        return {name: _asked(text, tokenizer) for name, text in texts.items()}, str(args.prompts)
+        asked = {name: question_inputs(tokenizer, text) for name, text in texts.items()}
+        ids = {name: inputs["input_ids"][0].tolist() for name, inputs in asked.items()}
+        return ids, str(args.prompts)
     if texts:
-        ids = {name: _plain_ids(text[: 1 << 12], tokenizer) for name, text in texts.items()}
+        ids = {name: tokenizer(text[: 1 << 12])["input_ids"] for name, text in texts.items()}
         origin = "beginnings of texts"
     else:
         ids = _held_documents(store, args.limit)
@@ -110,17 +110,6 @@ def _prompts(
     if not prompts:
         raise ValueError(f"no text has the {_LEAST} tokens that a prompt needs; give others")
     return prompts, origin
-
-
-def _asked(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a prompt as in `hf-refspec generate`: in the chat template, if there is one."""
-    if tokenizer.chat_template is None:
-        return _plain_ids(prompt, tokenizer)
-    return chat_inputs(tokenizer, [user(prompt)])["input_ids"][0].tolist()
-
-
-def _plain_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return tokenizer(text)["input_ids"]
 
 
 def _held_documents(store: Datastore, limit: int) -> dict[str, list[int]]:
@@ -139,21 +128,13 @@ def _is_held(ids: list[int], store: Datastore) -> bool:
     return any(shard.holds(run) for shard in store.shards)
 
 
-def _print(evaluation: Evaluation, model: PreTrainedModel) -> None:
+def _print(evaluation: Evaluation) -> None:
     for reason in evaluation.skipped:
         print(f"left out: {reason}", file=sys.stderr)
-    print(f"{'':20}{'MAT':>6}{'tokens/s':>10}{'speed-up':>10}   decoding, by prompt [quartiles]")
-    for name, label in _LABELS.items():
-        each = evaluation.summaries[name]
-        rate = each.tokens / each.seconds
-        line = f"{label:20}{each.mat:6.2f}{rate:10.1f}{each.speed_up:9.2f}x"
-        print(line if name == PLAIN else f"{line}   {each.decoding_speed_up:.2f}")
+    print(methods_table(evaluation.summaries))
     for name, stats in evaluation.stats.items():
         counts = ", ".join(
             f"{source.name} {source.accepted:,} ({source.first:,} first)"
             for source in stats.sources
         )
-        print(f"accepted tokens, {_LABELS[name]}: {counts}")
-    if model.dtype != torch.float32:
-        equal = min(each.equal or 0 for each in evaluation.summaries.values())
-        print(f"ids equal in at least {equal} of {evaluation.gain.prompts} prompts")
+        print(f"accepted tokens, {name}: {counts}")

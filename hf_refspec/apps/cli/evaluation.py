@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
@@ -17,10 +15,10 @@ from ...generation.warmup import warmup
 from ...hook import install
 from ...store.datastore import Datastore
 from ..bench.measure import Bench, ContextTooShortError
-from ..bench.methods import DEFAULT, PLAIN, Method, default_drafter
-from ..bench.summary import Entry, Sample, Summary, summaries
+from ..bench.methods import PLAIN, Method, default_drafter
+from ..bench.summary import Entry, Key, Sample, Summary, summaries
 
-WITH_STORE = f"{DEFAULT} | DatastoreDrafts"
+DEFAULT, WITH_STORE = "default drafter", "with the datastore"
 FEWEST_PROMPTS = 5  # with fewer their spread is unknown
 LEAST_GAIN = 1.02  # for which a datastore is worth its disk space
 
@@ -78,9 +76,9 @@ def _ratio(figures: np.ndarray) -> float:
 @dataclass(frozen=True)
 class Evaluation:
     """What was measured: a summary of plain decoding, the default drafter, and this with the
-    datastore, by name; the statistics of those that draft; and why prompts were left out."""
+    datastore; the statistics of those that draft, by name; and why prompts were left out."""
 
-    summaries: dict[str, Summary]
+    summaries: dict[Key, Summary]
     stats: dict[str, SpeculationStats]
     gain: Gain
     skipped: list[str]
@@ -109,14 +107,7 @@ def evaluate(
     bench.begin()
     entries, skipped = [], []
     stats = {method.name: SpeculationStats() for method in bench.methods if method.drafter}
-    for name, ids in track(
-        prompts.items(),
-        "measuring",
-        len(prompts),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ):
+    for name, ids in tqdm(prompts.items(), "measuring", leave=False, disable=None):
         try:
             entry, _ = bench.measure(name, [ids])
         except ContextTooShortError as error:
@@ -128,5 +119,4 @@ def evaluate(
                 stats[method.name] += method.drafter.stats
     if not entries:
         raise ValueError(f"no prompt fits into the model's context: {skipped[0]}")
-    by_name = {name: summary for (name, _), summary in summaries(entries).items()}
-    return Evaluation(by_name, stats, Gain.of(entries), skipped)
+    return Evaluation(summaries(entries), stats, Gain.of(entries), skipped)

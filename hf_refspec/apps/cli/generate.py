@@ -10,11 +10,11 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
 from ..shared.default_model import load_config, load_model, load_tokenizer
-from ..shared.prompts import chat_inputs, text_inputs, tokens_left, user, with_document
+from ..shared.prompts import question_inputs, text_inputs, tokens_left, with_document
 from .answering import (
     add_answering,
     quieten_transformers,
-    read_references,
+    read_context,
     read_text,
     sampling_options,
     sources,
@@ -33,13 +33,11 @@ def _generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
     options = sampling_options(args)
-    references = read_references(args)
-    context = None if args.context is None else read_text(args.context, "--context")
-    prompt = _prompt(args)
+    context, prompt = read_context(args), _prompt(args)
     if context is not None:
         prompt = with_document(context, prompt)
     tokenizer = load_tokenizer(args.model)
-    drafter = Blend(sources(args, references, tokenizer))
+    drafter = Blend(sources(args, tokenizer))
     inputs = _inputs(prompt, tokenizer)
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
@@ -80,6 +78,5 @@ def _inputs(prompt: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
     """The prompt in the chat template, unless there is none or the prompt is in one already."""
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special} | {*tokenizer.all_special_tokens}
-    if tokenizer.chat_template is None or any(token in prompt for token in special):
-        return text_inputs(tokenizer, prompt)
-    return chat_inputs(tokenizer, [user(prompt)])
+    templated = any(token in prompt for token in special)
+    return (text_inputs if templated else question_inputs)(tokenizer, prompt)

@@ -17,7 +17,7 @@ from ...retrieval.retriever import Retriever
 from ...store.printable import printable
 from ..shared.comparison import Decoded, decode, rate, speedup, verdict
 from ..shared.console import Terminal
-from ..shared.prompts import chat_inputs, text_inputs, user
+from ..shared.prompts import question_inputs
 
 ROUNDS = 2
 EXCERPT_LINES = 2
@@ -73,7 +73,7 @@ class Answers:
     def ask(self, question: str) -> None:
         """Prints the answer as it is written, then its passages, guesses and speed."""
         self.console.print(Text(f"\n── {question}", "dim"))
-        inputs = self._prompt(question)
+        inputs = question_inputs(self.base.tokenizer, question).to(self.model.device)
         streamer = TextStreamer(self.base.tokenizer, skip_prompt=True, skip_special_tokens=True)
         answer = Answer(self._call(inputs, streamer=streamer), [], [])  # which also warms up
         self.answers.append(answer)
@@ -91,14 +91,6 @@ class Answers:
             self.console.print(f"\nAll {len(self.answers)} answers together:")
             same = sum(answer.identical for answer in self.answers)
             self._print_speed(self.answers, f"ids identical in {same}")
-
-    def _prompt(self, question: str) -> Any:
-        """The question in the chat template, if there is one; otherwise as it is."""
-        if self.base.tokenizer.chat_template is not None:
-            inputs = chat_inputs(self.base.tokenizer, [user(question)])
-        else:
-            inputs = text_inputs(self.base.tokenizer, question)
-        return inputs.to(self.model.device)
 
     def _call(self, inputs: Any, **options: Any) -> Call:
         stats = RetrievalStats()

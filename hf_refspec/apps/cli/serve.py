@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,9 @@ import torch
 
 from ...generation.warmup import warmup
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
-from .answering import add_sources, quieten_transformers, read_references, sources
+from ..shared.extras import require
+from ..shared.listening import listen, port
+from .answering import add_sources, quieten_transformers, sources
 from .arguments import DTYPES, log_to_stderr, positive
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def add_serve(parser: ArgumentParser) -> None:
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
     add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
     add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
-    add("--port", type=_port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
+    add("--port", type=port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
     add_sources(parser.add_argument_group("texts"))
     add(
         "--isolate",
@@ -50,26 +51,18 @@ def add_serve(parser: ArgumentParser) -> None:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 
 
-def _port(text: str) -> int:
-    number = int(text) if text.isdecimal() else -1
-    if not 0 <= number < 1 << 16:
-        raise ArgumentTypeError(f"must be from 0 to 65535, but is {text!r}")
-    return number
-
-
 def _serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
-    _check_extra()
+    require("serve", "fastapi", "uvicorn", "prometheus_client")
     from ..serve.app import make_app
-    from ..serve.server import Server, is_local, listen, url
+    from ..serve.server import Server, is_local, url
 
     if args.isolate and args.cache is not None:
         raise ValueError("--cache keeps answers for later requests; leave out it or --isolate")
     quieten_transformers()
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    references = read_references(args)
     with listen(args.host, args.port) as listening:
-        served, engine = _load(args, references)
+        served, engine = _load(args)
         hosts = ["localhost", "127.0.0.1", "[::1]", args.host] if is_local(listening) else None
         server = Server(make_app(served, engine, args.max_body_bytes, hosts), engine)
         logger.info("%s is served at %s; ctrl-C ends it", served.name, url(listening))
@@ -81,14 +74,14 @@ def _serve(args: Namespace) -> int:
     return 130 if server.force_exit else 0
 
 
-def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
+def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     """The model that the arguments name, and the engine that decodes with it."""
     from ..serve.engine import Engine
     from ..serve.served_model import ServedModel
 
     load_config(args.model)  # refuses anything but a language model before it loads more
     tokenizer = load_tokenizer(args.model)
-    drafters = sources(args, references, tokenizer)
+    drafters = sources(args, tokenizer)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     warmup()
     limits = args.max_seconds, args.max_waiting
@@ -98,12 +91,3 @@ def _load(args: Namespace, references: list[str]) -> tuple[ServedModel, Engine]:
     is_folder = args.model is not None and Path(args.model).exists()
     name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
     return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine
-
-
-def _check_extra() -> None:
-    """Refuses to start without the packages that only this command needs."""
-    for name in ("fastapi", "uvicorn", "prometheus_client"):
-        try:
-            import_module(name)
-        except ImportError:
-            raise ImportError(f'serve needs {name}: pip install "hf_refspec[serve]"') from None

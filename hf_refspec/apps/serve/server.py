@@ -1,9 +1,8 @@
-"""The socket and the server on it, which limits how long connections may wait for their clients."""
+"""The server, which limits how long connections may wait for their clients."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 import socket
@@ -28,21 +27,6 @@ _LOOK_SECONDS = 0.1  # between two looks at the connections
 # Connections that may wait for their clients for longer than a second; a client that is about to
 # send its request does so at once.
 _MOST_WAITING = 256
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Takes a port, 0 for any that is free, so that nobody else can."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            why = f"--port {port} is in use; stop what listens there, or choose another"
-        elif error.errno == errno.EACCES:
-            why = f"--port {port} is not yours to take; choose one above 1023"
-        else:
-            why = f"--host {host} is no address of this machine: {error.strerror}"
-        raise OSError(why) from error
 
 
 def is_local(listening: socket.socket) -> bool:

@@ -14,6 +14,7 @@ from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.observation import Observation
 from ...drafting.stats import SpeculationStats
+from ...drafting.tree import DraftTree
 from .text_stream import PART_OF_CHARACTER, TextStream
 
 # Of a blend's sources, in order.
@@ -26,13 +27,17 @@ Listener: TypeAlias = Callable[[Sequence[int], Sequence[int | None]], None]
 
 class LiveDrafts(Blend):
     """A [`Blend`] that tells its `listener` in each step which source drafted each accepted token:
-    the first of several."""
+    the first of several. Meanwhile `verified` is the tree of the step, and `drafts` has what each
+    source drafted for it."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__(drafters)
         self.listener: Listener | None = None
+        self.verified = DraftTree.empty()
+        self.drafts: list[DraftTree] = []
 
     def observe(self, observation: Observation) -> None:
+        self.verified, self.drafts = observation.verified, self._trees
         before = [source.first for source in self.stats.sources]
         super().observe(observation)
         if self.listener is None or observation.of_prompt:

@@ -59,6 +59,13 @@ def chat_inputs(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message])
     )
 
 
+def question_inputs(tokenizer: PreTrainedTokenizerBase, question: str) -> BatchEncoding:
+    """A question in the chat template, if there is one; otherwise as it is."""
+    if tokenizer.chat_template is None:
+        return text_inputs(tokenizer, question)
+    return chat_inputs(tokenizer, [user(question)])
+
+
 def text_inputs(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
     """A text as it is, for the model to go on from: ids and mask, `(1, n)`."""
     return tokenizer(text, return_tensors="pt", return_token_type_ids=False)

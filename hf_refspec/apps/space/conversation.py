@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
+from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
 from .race import Race
-from .steps import RecordedDrafts
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Host:
     tokenizer: PreTrainedTokenizerBase
     datastore: Datastore | None = None
 
-    def drafter(self) -> RecordedDrafts:
+    def drafter(self) -> LiveDrafts:
         """The default sources and the datastore."""
         drafts = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
-        return RecordedDrafts([*default_sources(), *drafts])
+        return LiveDrafts([*default_sources(), *drafts])
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Conversation:
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)
     left: bool = False
-    _drafter: RecordedDrafts | None = None
+    _drafter: LiveDrafts | None = None
 
     def ask(self, host: Host, message: str, max_new_tokens: int) -> Race:
         """Adds a message; running the race decodes its answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..shared.scenes import FROM_THE_TEXT, NOTICE, TEMPERATURE
+from ..shared.scenes import FROM_THE_TEXT, NOTICE, QUERIES, TEMPERATURE
 
 
 class Preset(NamedTuple):
@@ -17,14 +17,12 @@ class Preset(NamedTuple):
 
 
 _NEWS, _HOURS = "What is new at the library of Ashford?", "When is the library open on Saturdays?"
-_BERLIN = "Write a SQL query that lists all customers from Berlin."
-_PARIS = "Change it so that it lists all customers from Paris."
 _ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
 _TRANSFER = "Write it again, with a method that transfers an amount to another account."
 PRESETS = (
     Preset("RAG", (f"{FROM_THE_TEXT} {_NEWS}", _HOURS), NOTICE),
     Preset("Edit", ("Add docstrings to these functions.",), TEMPERATURE),
-    Preset("Chat", (_BERLIN, _PARIS)),
+    Preset("Chat", QUERIES),
     Preset("Code", (_ACCOUNT, _TRANSFER)),
 )
 

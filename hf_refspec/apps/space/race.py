@@ -18,9 +18,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from ...generation.speculate import speculate
 from ..shared.comparison import first_difference
-from ..shared.live_drafts import Listener
+from ..shared.live_drafts import Listener, LiveDrafts
 from ..shared.text_stream import TextStream
-from .steps import RecordedDrafts, Step
+from .steps import Step
 
 
 class Race:
@@ -33,7 +33,7 @@ class Race:
         tokenizer: PreTrainedTokenizerBase,
         inputs: BatchEncoding,
         max_new_tokens: int,
-        drafter: RecordedDrafts,
+        drafter: LiveDrafts,
     ) -> None:
         self.max_new_tokens = max_new_tokens
         self.steps: list[Step] = []

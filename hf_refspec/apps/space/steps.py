@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...drafting.drafter import Drafter
-from ...drafting.observation import Observation
 from ...drafting.tree import ROOT, DraftTree
-from ..shared.live_drafts import LiveDrafts
 
 
 @dataclass(frozen=True)
@@ -38,21 +35,6 @@ class Step:
 
         count = range(len(self.drafts))
         return [next((i for i in count if drafted(i, path)), 0) for path in paths]
-
-
-class RecordedDrafts(LiveDrafts):
-    """[`LiveDrafts`] that hold, while the listener receives a step, the tree that was `verified` in
-    it, and in `drafts` what each source had drafted for it."""
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        super().__init__(drafters)
-        self.verified = DraftTree.empty()
-        self.drafts: list[DraftTree] = []
-
-    def observe(self, observation: Observation) -> None:
-        self.verified = observation.verified
-        self.drafts = self._trees
-        super().observe(observation)
 
 
 def _followed(tree: DraftTree, tokens: Sequence[int]) -> list[int]:

@@ -49,7 +49,7 @@ class View:
     segments: tuple[Segment, ...]  # all but the newest sessions
     tail: LinkedDocuments  # the newest
     oldest: int  # the first that is remembered; earlier ones may still be in a segment
-    largest_id: int  # the largest token id; -1 if there is none
+    largest_id: int  # of all tokens; -1 if there are none
 
     def __len__(self) -> int:
         return self.tail.end - self.oldest
@@ -78,7 +78,7 @@ class Memory:
     rewritten. A copy (or pickle) is another memory with the same sessions, without a database.
     """
 
-    view: View  # of the present sessions; it is replaced, never changed
+    view: View  # the present sessions; it is replaced, never changed
     tokens: int  # of the present sessions
     _segments: list[Segment]
     _tail: Tail
@@ -87,7 +87,7 @@ class Memory:
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
         self.path: Path | None = None if database is None else database.folder
-        self.closed = False
+        self.closed = False  # whether no more is remembered
         self._database = database
         self._keeps = True  # whether the last use of the database succeeded
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -91,7 +92,13 @@ def test_static_caches_are_measured_beside_the_others(model, monkeypatch, capsys
 
 
 def test_a_model_writes_freely(model):
-    assert main(["bench", "cached-sessions", "multi-turn", *model, "--limit", "1"]) == 0
+    options = ["--limit", "1", "--dtype", "float32", "bfloat16"]
+    assert main(["bench", "cached-sessions", "multi-turn", *model, *options]) == 0
+    suites = [
+        f"{suite}, {dtype}" for dtype in options[3:] for suite in ("cached-sessions", "multi-turn")
+    ]
+    assert list(read_results(Path("out"))["suites"]) == suites
+    assert "## All suites, bfloat16\n" in Path("out/report.md").read_text(encoding="utf-8")
     [entry] = entries("cached-sessions")
     samples = {(s["method"], s["nodes"]): s for s in entry["samples"]}
     assert samples["plain generate", 0]["forward_passes"] == 10
@@ -99,21 +106,6 @@ def test_a_model_writes_freely(model):
     cached, uncached = samples["blend", 64], samples["ReferenceCopy", 64]
     assert cached["forward_passes"] <= uncached["forward_passes"]
     assert names("multi-turn") == ["writing/81, turn 1", "writing/81, turn 2"]
-
-
-def test_several_types_of_numbers_are_measured_one_after_the_other(model):
-    dtypes = ["--dtype", "float32", "bfloat16"]
-    assert main(["bench", "rag", "multi-turn", *model, "--limit", "1", *dtypes]) == 0
-    results = read_results(Path("out"))
-    assert list(results["suites"]) == [
-        *(f"{suite}, {dtype}" for dtype in dtypes[1:] for suite in ("rag", "multi-turn"))
-    ]
-    assert results["settings"]["dtype"] == "float32 bfloat16"
-    for suite in results["suites"].values():
-        plain = [entry["samples"][0]["method"] for entry in suite["entries"]]
-        assert plain == [PLAIN] * (1 if suite["suite"] == "rag" else 2)
-    text = Path("out/report.md").read_text(encoding="utf-8")
-    assert "## All suites, float32\n" in text and "## All suites, bfloat16\n" in text
 
 
 def measured(entry: dict) -> list[tuple]:
@@ -223,53 +215,38 @@ def test_other_ids_stop_it(model, monkeypatch, capsys):
     assert "wrong returns other ids than plain generate" in capsys.readouterr().out
 
 
+MISSING = [
+    (["no-overlap", "--out", "out"], "add --replay"),
+    (["rag", "--out", "out"], "llma_rag.jsonl is needed; name its folder with --data"),
+    (["rag"], "--out is missing"),
+    (["rag", "--out", "out", "--batch-size", "2"], "--batch-size is for spec-bench alone"),
+    (["spec-bench", "--out", "out", "--temperature", "0"], "--temperature 0.0 must be above 0"),
+    (["rag", "--out", "out", "--random-model", "tiny"], "add --replay to --random-model tiny"),
+    (["rag", "--out", "out", "--tokenizer", "x"], "--tokenizer x is for --random-model"),
+]
+WRONG = [
+    (["rags"], "'rags' is no suite; there are rag, humaneval, spec-bench"),
+    (["cached-sessions"], "needs the model's own answers"),
+    (["rag", "--data", "elsewhere"], "elsewhere/llma_rag.jsonl is missing"),
+    (["rag", "--model", "model"], "two models"),
+    (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
+    (["rag", "--datastore", "no/store/here"], "no/store/here"),
+    (["spec-bench", "--batch-size", "2"], "--batch-size is for text that the model writes"),
+    (["rag", "--methods", "x"], "--methods has 'x', but there are only LLMA's algorithm,"),
+    (["humaneval"], "no question for humaneval in data"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["rags"], "'rags' is no suite; there are rag, humaneval, spec-bench"),
-        (["cached-sessions"], "needs the model's own answers"),
-        (["rag", "--data", "elsewhere"], "elsewhere/llma_rag.jsonl is missing"),
-        (["rag", "--model", "model"], "two models"),
-        (["rag", "--tokenizer", "no/tokenizer/here"], "no/tokenizer/here"),
-        (["rag", "--datastore", "no/store/here"], "no/store/here"),
-        (["spec-bench", "--batch-size", "2"], "--batch-size is for text that the model writes"),
-        (["rag", "--temperature", "1"], "--temperature is for text that the model writes"),
-        (["rag", "--methods", "x"], "--methods has 'x', but there are only LLMA's algorithm,"),
-    ],
+    ("begun", "arguments", "message"),
+    [*((False, *each) for each in MISSING), *((True, *each) for each in WRONG)],
 )
-def test_bad_input_is_named_before_work_starts(replay, capsys, arguments, message):
-    assert main(["bench", *replay, *arguments]) == 2
+def test_bad_input_is_named_before_work_starts(replay, data, capsys, begun, arguments, message):
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b""))
+    assert main(["bench", *(replay if begun else ["--device", "cpu"]), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("hf-refspec: ")
     assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no-overlap", "--out", "out"], "add --replay"),
-        (["rag", "--out", "out"], "llma_rag.jsonl is needed; name its folder with --data"),
-        (["rag"], "--out is missing"),
-        (["rag", "--out", "out", "--batch-size", "2"], "--batch-size is for spec-bench alone"),
-        (["spec-bench", "--out", "out", "--temperature", "0"], "--temperature 0.0 must be above 0"),
-        (
-            ["spec-bench", "--out", "out", "--temperature", "1", "--batch-size", "2"],
-            "without --batch-size",
-        ),
-        (["rag", "--out", "out", "--random-model", "tiny"], "add --replay to --random-model tiny"),
-        (["rag", "--out", "out", "--tokenizer", "x"], "--tokenizer x is for --random-model"),
-    ],
-)
-def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", *arguments, "--device", "cpu"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_file_without_questions_is_refused(replay, data, capsys):
-    (data / "llma_rag.jsonl").write_text("")
-    assert main(["bench", "rag", *replay]) == 2
-    assert "no question for rag in data" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -6,9 +6,8 @@ import pytest
 from bench_samples import entry, results, retrieving, sample
 from PIL import Image
 
-from hf_refspec.apps.bench.charts import charts
-from hf_refspec.apps.bench.methods import DEFAULT, LOOK_UP, PLAIN
-from hf_refspec.apps.bench.plots import kind, plot_speed_ups
+from hf_refspec.apps.bench.methods import DEFAULT, PLAIN
+from hf_refspec.apps.bench.plots import charts, plot_speed_ups
 
 PLAINLY = sample(PLAIN, 11, 11, 1.0, 10.0, nodes=0)
 DRAFTED = sample(DEFAULT, 11, 5, 1.0, 4.0, nodes="auto")
@@ -25,12 +24,11 @@ def drafting(dtypes: tuple[str, ...], *names: str, samples=(PLAINLY, DRAFTED)) -
 
 def of_retrievers() -> dict:
     samples = [
-        retrieving("baseline", 8.0),
-        retrieving("ours", 2.0),
+        retrieving("baseline", 8.0, searches=4),
+        retrieving("ours", 2.0, searches=2),
         {**PLAINLY, "other_tokens": None},
     ]
-    names = ("flat", "bm25")
-    return results(ralm=[entry("a", samples, setting=name, size=9) for name in names])
+    return results(**{f"ralm, {name}": [entry("a", samples)] for name in ("flat", "bm25")})
 
 
 BOTH = drafting(("float32",), "rag")
@@ -59,11 +57,3 @@ def test_a_run_s_charts_are_opaque_and_1600_pixels_wide(tmp_path, measured, file
         with Image.open(tmp_path / file) as picture:
             assert picture.width == 1600
             assert picture.convert("RGBA").getpixel((1, 1)) == (255, 255, 255, 255)
-
-
-def test_plain_decoding_and_transformers_drafts_are_neutral_and_ours_have_the_accent():
-    assert kind(PLAIN) == kind(LOOK_UP) == kind("baseline") == "plain or transformers'"
-    published = ["LLMA's algorithm", "REST's algorithm", "as published, psa"]
-    assert {kind(each) for each in published} == {"published algorithms"}
-    ours = [DEFAULT, "ReferenceCopy", "blend", "ours, psa", "baseline + ReferenceCopy"]
-    assert {kind(each) for each in ours} == {"hf_refspec"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench_samples import entry, results, retrieving, sample
+from bench_samples import entry, results, sample
 
 from hf_refspec.apps.bench.results import write_results
 from hf_refspec.apps.cli.main import main
@@ -84,16 +84,3 @@ def test_two_results_are_needed(tmp_path, capsys):
     assert "takes two results, but got 1" in capsys.readouterr().err
     assert main(["bench", "compare", str(tmp_path), str(tmp_path / "c.json")]) == 2
     assert "c.json is missing: name a results.json, or its folder" in capsys.readouterr().err
-
-
-def test_each_retriever_is_compared_by_itself(compared):
-    def ralm(seconds: dict[str, float]) -> dict:
-        samples = [retrieving(method, taken) for method, taken in seconds.items()]
-        return results(ralm=[entry("a", samples, setting=name, size=9) for name in ("x", "y")])
-
-    _, text = compared(
-        ralm({"baseline": 8.0, "ours": 4.0, "once": 5.0}), ralm({"baseline": 8.0, "ours": 2.0})
-    )
-    for part in text.partition("## ralm, float32, y, 1 prompts")[::2]:
-        assert "| ours | " in part and "| 2.00 → 4.00, +100.0% [+100.0%, +100.0%] |" in part
-    assert "once" not in text

@@ -17,6 +17,15 @@ def test_reads_objects_with_where_they_stand(tmp_path):
     assert other.where == f"{path}, line 3"
 
 
+@pytest.mark.parametrize("value", [None, [], ["x", 1], "text", {"x": "y"}])
+def test_what_is_not_there_is_named_with_its_line(value):
+    record = Record("the line", {"a": value})
+    with pytest.raises(ValueError, match=r"the line: a\.b must be text"):
+        record.text("a", "b")
+    with pytest.raises(ValueError, match="the line: a must be a list of texts"):
+        record.texts("a")
+
+
 @pytest.mark.parametrize("line", [b"{", b"[1]", b"3", b"{'a': 1}", b'{"a": "\xff"}'])
 def test_a_line_that_is_no_object_is_named(tmp_path, line):
     path = tmp_path / "a.jsonl"
@@ -25,32 +34,11 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line):
         read_records(path)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing.jsonl is missing.*benchmarks/README.md"):
-        read_records(tmp_path / "missing.jsonl")
-
-
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 500, mtime=0)[:-9]])
-def test_a_damaged_file_is_named(tmp_path, content):
-    (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a.jsonl.gz is damaged"):
-        read_records(tmp_path / "a.jsonl.gz")
-
-
-@pytest.mark.parametrize("content", [{}, {"a": 1}, {"a": {"b": None}}, {"a": "text"}])
-def test_a_text_that_is_not_there_is_named_with_its_line(content):
-    with pytest.raises(ValueError, match=r"the line: a\.b must be text"):
-        Record("the line", content).text("a", "b")
-
-
-@pytest.mark.parametrize("value", [None, [], ["x", 1], "text", {"x": "y"}])
-def test_texts_that_are_not_there_are_named_with_their_line(value):
-    with pytest.raises(ValueError, match="the line: a must be a list of texts"):
-        Record("the line", {"a": value}).texts("a")
-
-
-def test_optional_texts_may_be_something_else_in_a_list():
-    found = [Record("x", {"a": value}).optional_texts("a") for value in (["x"], [["x"]], None)]
-    assert found == [["x"], None, None]
-    with pytest.raises(ValueError, match="the line: a must be a list, but is 'x'"):
-        Record("the line", {"a": "x"}).optional_texts("a")
+def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    with pytest.raises(FileNotFoundError, match=r"a.jsonl.gz is missing.*benchmarks/README.md"):
+        read_records(path)
+    for content in (b"no gzip", gzip.compress(b"{}" * 500, mtime=0)[:-9]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.jsonl.gz is damaged"):
+            read_records(path)

@@ -92,21 +92,6 @@ def test_categories_take_turns():
     assert [question.id for question in questions] == ["a/1", "b/4", "c/6", "a/2", "b/5", "a/3"]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ([1, None], "line 2: question_id must be a number"),
-        ([1, 1], "line 2: a/1 is in an earlier"),
-    ],
-)
-def test_a_question_has_a_number_of_its_own(tmp_path, numbers, message):
-    questions = [{"question_id": n, "category": "a", "turns": ["x"]} for n in numbers]
-    path = tmp_path / "q.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        spec_bench(path)
-
-
 def test_a_tokenizer_without_an_end_of_text_is_refused(tokenizer):
     without = copy.deepcopy(tokenizer)
     without.eos_token = None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from hf_refspec import ReferenceCopy
 from hf_refspec.apps.cli.chat import Chat, Interrupt
+from hf_refspec.apps.cli.main import main
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.live_drafts import AnswerStream, LiveDrafts
 
@@ -102,44 +101,36 @@ def test_an_answer_broken_off_is_forgotten_with_its_question(
     assert printed.count("(broken off; the question is forgotten)") == 1
 
 
-def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk, monkeypatch):
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Presses Ctrl-C at the first token of each answer."""
     put, begun = AnswerStream.put, []
 
     def interrupting(self, tokens, owners):
         put(self, tokens, owners)
-        if self not in begun:  # at the first token of each answer
+        if self not in begun:
             begun.append(self)
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(AnswerStream, "put", interrupting)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_stopped_answer_stays_in_the_conversation_as_far_as_it_came(talk):
     chat, printed = talk("one", "two", max_new_tokens=500)
     assert printed.count("(stopped)") == 2
     assert contents(chat)[::2] == ["one", "two"]
     assert all(len(answer) < 100 for answer in contents(chat)[1::2])
 
 
-def test_ctrl_c_stops_one_answer_and_the_session_goes_on(folder, talk):
-    command = [sys.executable, "-u", "-m", "hf_refspec", "chat", "--model", folder]
-    child = subprocess.Popen(
-        [*command, "--max-new-tokens", "1900"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write("one\n")
-    child.stdin.flush()
-    child.stdout.read(1)  # the answer has begun
-    child.send_signal(signal.SIGINT)
-    child.stdin.buffer.write(b"\xff\xfe no text\n")  # ends no conversation
-    output, error = child.communicate("/reset\ntwo\n/stats\n", timeout=120)
-    assert child.returncode == 0 and error == ""
-    assert output.count("(stopped)") == 1
-    _, alone = talk("two", max_new_tokens=1900)
-    assert output.index("(stopped)") < output.index(alone) < output.index(" passes, ")
+@pytest.mark.usefixtures("interrupted")
+def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, monkeypatch, capsys):
+    lines = b"one\n" + b"\xff" * 3000 + b"\n/stats\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), "utf-8"))
+    assert main(["chat", "--model", folder, "--max-new-tokens", "1900"]) == 0
+    printed = capsys.readouterr().out
+    refused = printed.index("this conversation has")
+    assert printed.index("(stopped)") < refused < printed.index(" passes, ")
 
 
 def test_a_model_without_a_chat_template_is_refused(templateless, refused):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_refspec.apps.bench.methods import DEFAULT, PLAIN
-from hf_refspec.apps.cli.evaluation import WITH_STORE, Gain, evaluate
+from hf_refspec.apps.cli.evaluation import DEFAULT, WITH_STORE, Gain, evaluate
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = ["the cat sat on the mat, the cat sat on the hat\n" * 3]
@@ -52,21 +51,6 @@ def test_the_gain_is_that_of_all_prompts_together():
 )
 def test_the_verdict_says_no_more_than_the_spread_allows(seconds, verdict):
     assert str(Gain.of(entries(*seconds))).startswith(verdict)
-
-
-def test_all_three_write_the_same_and_the_sources_are_counted(byte_llama, tokenizer, store):
-    prompts = {name: tokenizer(name)["input_ids"] for name in ("the cat sat", "a hat on")}
-    evaluation = evaluate(byte_llama, tokenizer, store, prompts, max_new_tokens=24)
-    assert list(evaluation.summaries) == [PLAIN, DEFAULT, WITH_STORE]
-    assert all(summary.equal == 2 for summary in evaluation.summaries.values())
-    assert evaluation.summaries[PLAIN].mat == 1.0
-    assert {name: [each.name for each in of.sources] for name, of in evaluation.stats.items()} == {
-        DEFAULT: ["ReferenceCopy", "TokenRecycling"],
-        WITH_STORE: ["ReferenceCopy", "TokenRecycling", "DatastoreDrafts"],
-    }
-    for stats in evaluation.stats.values():
-        assert stats.tokens == evaluation.summaries[PLAIN].tokens
-    assert evaluation.gain.prompts == 2
 
 
 def test_a_prompt_that_does_not_fit_is_left_out_and_named(byte_llama, tokenizer, store):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from texts import some_texts
@@ -98,6 +97,10 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
             ["--reference missing.md", "up to the next option"],
         ),
         (["x", "--context", "missing.md"], ["--context missing.md"]),
+        (["x", "--context", "picture.png"], ["--context picture.png is not a text"]),
+        (["x", "--context", "."], ["--context . cannot be read"]),
+        (["x", "--reference", "empty.md"], ["--reference empty.md is empty"]),
+        (["x", "--cache", "empty.md"], ["--cache empty.md is a file"]),
         (["x", "--model", "missing/model/folder"], ["missing/model/folder"]),
         (["x", "--prompt-file", "y.txt"], ["'x'", "y.txt", "not both"]),
         ([" "], ["the prompt is empty"]),
@@ -110,46 +113,20 @@ def test_it_drafts_from_a_datastore_and_from_earlier_calls(generate, tmp_path, t
         (["x" * 3000], ["the prompt has 3,018 tokens", "2,048", "shorten it"]),
     ],
 )
-def test_bad_input_is_named_with_the_way_out(refused, arguments, messages):
+def test_bad_input_is_named_with_the_way_out(refused, arguments, messages, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("picture.png").write_bytes(b"\x89PNG\xff")
+    Path("empty.md").write_text(" \n")
     message = refused(*arguments)
     assert all(part in message for part in messages)
 
 
-def test_a_file_that_is_no_text_is_named(refused, tmp_path):
-    file = tmp_path / "picture.png"
-    file.write_bytes(b"\x89PNG\xff")
-    assert f"--context {file} is not a text" in refused("x", "--context", file)
-    file.write_bytes(b" \n")
-    assert f"--reference {file} is empty" in refused("x", "--reference", file)
-
-
-def test_a_folder_for_a_file_and_a_file_for_a_folder_are_named(refused, tmp_path):
-    assert f"--context {tmp_path} cannot be read" in refused("x", "--context", tmp_path)
-    file = tmp_path / "file"
-    file.write_text("text", encoding="utf-8")
-    assert f"--cache {file} is a file" in refused("x", "--cache", file)
-
-
-def test_bytes_that_are_no_text_are_no_prompt(folder):
-    command = [sys.executable, "-m", "hf_refspec", "generate", "--model", folder]
-    done = subprocess.run(command, input=b"\xff\xfe\x00", capture_output=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"hf-refspec: the prompt is not a text in UTF-8")
+def test_bytes_that_are_no_text_are_no_prompt(refused, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00"), "utf-8"))
+    assert "the prompt is not a text in UTF-8" in refused()
 
 
 def test_an_answer_ends_where_the_context_of_the_model_does(generate):
     prompt = "x" * (2048 - len("user: \nassistant: ") - 5)
     _, statistics = generate(prompt)
     assert statistics.startswith("5 tokens in ")
-
-
-def test_a_pipe_that_its_reader_closes_ends_it_quietly(folder):
-    command = [sys.executable, "-m", "hf_refspec", "generate", "the cat", "--model", folder]
-    child = subprocess.Popen(
-        [*command, "--max-new-tokens", "1500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.read(1)
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait() == 141

@@ -14,41 +14,34 @@ AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
 try:
-    main()
+    for line in sys.argv[1:]:
+        main(line.split())
 finally:
     print([name for name in ("torch", "transformers", "numpy") if name in sys.modules])
 """
 
 
+def run(*lines: str, **options) -> subprocess.CompletedProcess[str]:
+    """Runs command lines in a new process, which prints the libraries that it has loaded."""
+    command = [sys.executable, "-c", AND_LOADED, *lines]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_wait_for_no_library(argument):
-    done = subprocess.run(
-        [sys.executable, "-c", AND_LOADED, argument], capture_output=True, text=True
-    )
+    done = run(argument)
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()
-    assert printed[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "[]"
     named = COMMANDS if argument == "--help" else [hf_refspec.__version__]
     assert all(name in done.stdout for name in named)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["info", "./missing"],
-        ["extend", "./missing", "texts"],
-        ["build", "texts", "--tokenizer", "./missing", "--out", "store"],
-    ],
-)
-def test_commands_about_datastores_do_not_wait_for_torch(arguments, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", AND_LOADED, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
+    build = "build texts --tokenizer ./missing --out store"
+    done = run("info ./missing", "extend ./missing texts", build, cwd=tmp_path)
     assert "torch" not in done.stdout and "transformers" in done.stdout
-    assert "missing" in done.stderr and "does not exist" in done.stderr
+    errors = done.stderr.splitlines()
+    assert ["missing" in each and "does not exist" in each for each in errors] == [True] * 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -75,3 +68,14 @@ def test_what_is_no_command_is_refused_with_the_usage(arguments, capsys):
         main(arguments)
     assert exit.value.code == 2
     assert "usage: hf-refspec" in capsys.readouterr().err
+
+
+def test_a_pipe_that_its_reader_closes_ends_it_quietly(tmp_path):
+    command = ["publish-generate", "owner/name", "--out", tmp_path / "new"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "hf_refspec", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait() == 141

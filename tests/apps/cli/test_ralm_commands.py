@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.apps.cli import ralm_answers
 from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared.prompts import question_inputs
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 
 QUESTION = "stone light music "
@@ -134,7 +135,7 @@ def test_an_answer_that_speculation_changes_is_said_and_exits_with_1(places, cap
 
         def _call(self, inputs, **options):
             if "speculation" not in options:
-                inputs = self._prompt("another question")
+                inputs = question_inputs(self.base.tokenizer, "another question")
             return super()._call(inputs, **options)
 
     monkeypatch.setattr(ralm_answers, "Answers", Careless)

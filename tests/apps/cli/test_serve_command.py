@@ -11,11 +11,10 @@ import sys
 import openai
 import pytest
 from texts import some_texts
-from transformers import BertConfig, T5Config
 
 from hf_refspec import Datastore
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.serve.server import is_local, listen, url
+from hf_refspec.apps.shared.listening import listen
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +109,6 @@ def test_what_is_no_port_is_refused(capsys, port):
     assert exit.value.code == 2 and "0 to 65535" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("config", [T5Config(), BertConfig(architectures=["BertForMaskedLM"])])
-def test_what_is_no_causal_language_model_is_refused_before_its_weights_are_loaded(
-    refused, tmp_path, tokenizer, config
-):
-    tokenizer.save_pretrained(tmp_path)
-    config.save_pretrained(tmp_path)  # and no weights
-    message = refused("serve", "--port", "0", "--model", tmp_path)
-    assert "is no decoder-only language model" in message
-
-
 def test_a_model_that_samples_beams_is_refused(
     refused, tmp_path, byte_llama, tokenizer, monkeypatch
 ):
@@ -133,9 +122,3 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(refused, monkey
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     error = refused("serve")
     assert "uvicorn" in error and 'pip install "hf_refspec[serve]"' in error
-
-
-def test_only_this_machine_can_reach_it_by_default():
-    with listen("127.0.0.1", 0) as local, listen("0.0.0.0", 0) as everywhere:
-        assert is_local(local) and not is_local(everywhere)
-        assert url(local) == f"http://127.0.0.1:{local.getsockname()[1]}/v1"

@@ -9,7 +9,6 @@ import sys
 from textwrap import dedent
 
 import pytest
-import torch
 import transformers.dynamic_module_utils
 from hub_server import TOKEN, running_hub
 
@@ -43,34 +42,6 @@ def generate(byte_llama, tokenizer, folder):
         return byte_llama.generate(**inputs, max_new_tokens=40, **kwargs)
 
     return call
-
-
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
-def test_the_output_is_that_of_plain_generate(generate, options):
-    outputs = []
-    for custom in (False, True):
-        torch.manual_seed(0)
-        output = generate(custom, **options)
-        outputs.append(output if isinstance(output, torch.Tensor) else output.sequences)
-    assert torch.equal(*outputs)
-
-
-def test_references_and_a_datastore_are_drafted_from(generate, tokenizer, byte_llama, tmp_path):
-    expected = generate(False)
-    text = tokenizer.decode(expected[0], skip_special_tokens=True)
-    rs.Datastore.build([text], tokenizer, tmp_path / "store", progress=False)
-    sources = [{"references": [text], "tokenizer": tokenizer}]
-    sources.append({"datastore": str(tmp_path / "store")})
-    for options in sources:
-        passes = []
-
-        def count(*_, passes=passes):
-            passes.append(1)
-
-        count.only_reads = True  # so that the model is not probed anew
-        with byte_llama.register_forward_hook(count):
-            assert torch.equal(generate(**options), expected)
-        assert len(passes) < 20
 
 
 def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -78,18 +79,8 @@ def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, 
     error = refused(server.post(json.dumps(body)))
     assert error["param"] == f"messages.1.content{place}"
     assert error["message"].startswith(f"messages.1.content{place}: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "'text'"),
-        ({"stop": list("abcde")}, "at most 4"),
-        ({"stop": [""]}, "stop.0: Value should have at least 1"),
-    ],
-)
-def test_what_is_wrong_with_one_of_several_types_is_said_of_the_right_one(server, options, message):
-    assert message in refused(server.post(json.dumps({**CHAT, **options})))["message"]
+    body = json.dumps({**CHAT, "stop": [""]})  # of several types the right one is told
+    assert "stop.0: Value should have at least 1" in refused(server.post(body))["message"]
 
 
 @pytest.mark.parametrize(
@@ -135,16 +126,6 @@ def test_a_prompt_that_cannot_be_continued_is_refused(server, prompt, message):
     assert message in error["message"] and error["param"].startswith("prompt")
 
 
-def test_what_is_longer_than_the_context_is_refused_with_both_lengths(server):
-    with pytest.raises(openai.BadRequestError, match=r"3,0\d\d tokens.*2,048") as refusal:
-        server.chat("x" * 3000)
-    assert refusal.value.code == "context_length_exceeded"
-    prediction = {"type": "content", "content": "x" * 3000}
-    with pytest.raises(openai.BadRequestError, match=r"3,000 tokens.*2,048") as refusal:
-        server.chat("one", prediction=prediction)
-    assert refusal.value.param == "prediction"
-
-
 def test_another_model_is_not_found(server):
     with pytest.raises(openai.NotFoundError, match=f"this server has {NAME}") as refusal:
         server.client.chat.completions.create(model="gpt-4", messages=MESSAGES)
@@ -153,9 +134,25 @@ def test_another_model_is_not_found(server):
     assert "no such model" in error["message"]
 
 
-def test_other_paths_and_methods_are_not_found(server):
+LONG = "x" * 3000
+TOO_LONG = [
+    {"messages": [{"role": "user", "content": LONG}]},
+    {"prediction": {"type": "content", "content": LONG}},
+]
+
+
+@pytest.mark.parametrize("long", TOO_LONG, ids=["messages", "prediction"])
+def test_what_is_longer_than_the_context_is_refused_with_both_lengths(server, long):
+    error = refused(server.post(json.dumps({**CHAT, **long})))
+    assert re.search(r"3,0\d\d tokens.*2,048", error["message"]) and error["param"] in long
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_other_paths_and_methods_are_not_found_and_counted(server):
+    before = server.outcomes("refused")
     refused(requests.get(server.url + "/nonsense", timeout=60), 404)
     refused(requests.get(server.url + "/chat/completions", timeout=60), 405)
+    assert server.outcomes("refused") == before + 2
 
 
 def test_a_model_without_a_chat_template_refuses_chats_and_completes_prompts(
@@ -208,10 +205,3 @@ def test_a_page_that_points_its_own_name_at_this_machine_is_refused(server):
     """DNS rebinding."""
     response = server.post(json.dumps(CHAT), Host="evil.example")
     assert response.status_code == 400 and "choices" not in response.text
-
-
-def test_refusals_are_counted(speller, tokenizer):
-    with serving(speller, tokenizer) as server:
-        refused(server.post("{"))
-        refused(server.post('{"n": 2}'))
-        assert server.outcomes("refused") == 2

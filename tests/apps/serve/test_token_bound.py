@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -57,18 +55,6 @@ def test_a_text_that_is_far_too_long_is_known_to_be():
     assert BOUNDS["trained"].of("the cat sat " * 100_000) > 10_000
     assert BOUNDS["words"].of("ab" * 100) == 50
     assert BOUNDS["NFC"].of("ab" * 200) == 25
-
-
-def test_nfc_shortens_no_text_by_more_than_it_is_taken_to():
-    longest: dict[str, int] = {}  # bytes of what may stand for a character
-    characters = [chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000]
-    for each in characters:
-        alone = unicodedata.normalize("NFD", each)
-        longest[alone] = max(longest.get(alone, 0), len(each.encode()))
-    for each in characters:
-        parts = unicodedata.normalize("NFD", each)
-        before = sum(longest.get(part, len(part.encode())) for part in parts)
-        assert before <= 4 * len(unicodedata.normalize("NFC", each).encode())
 
 
 def test_where_a_token_may_stand_for_any_length_there_is_no_bound():

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from hf_refspec.apps.shared.live_drafts import LiveDrafts
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 from hf_refspec.apps.space.race import Race
-from hf_refspec.apps.space.steps import RecordedDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.generation.default_drafter import default_sources
 
@@ -16,7 +16,7 @@ from hf_refspec.generation.default_drafter import default_sources
 @pytest.fixture
 def race(host):
     def new(message="abcabcabc", max_new_tokens=40, sources=None) -> Race:
-        drafter = RecordedDrafts(sources or default_sources())
+        drafter = LiveDrafts(sources or default_sources())
         inputs = chat_inputs(host.tokenizer, [user(message)])
         return Race(host.model, host.tokenizer, inputs, max_new_tokens, drafter)
 

@@ -11,43 +11,16 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ...drafting.candidates import CandidateChain
-from ...drafting.drafter import Drafter
-from ...drafting.stats import SpeculationStats
-from ...generation.speculate import speculate
-from .models import random_model
-from .suites import RecordedAnswer
-
-
-class ForcedText(LogitsProcessor):
-    """Forces a text, `(length,)` ids of prompt and answer: its token scores highest at each place.
-
-    The other tokens keep their scores: if they were forbidden, transformers' prompt look-up, which
-    calls the logits processors before it drafts, would learn the text from them.
-
-    The tokens that the model would have chosen by itself are recorded. They show whether passes
-    over drafts compute the same as plain decoding; the forced text does not.
-    """
-
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids = ids
-        # The last call for a position counts: a rejected draft causes another one.
-        self._best: dict[int, torch.Tensor] = {}
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
-        position = min(input_ids.shape[1], len(self.ids) - 1)
-        if input_ids.shape[1] == position:
-            self._best[position] = torch.argmax(scores[0])
-        forced = scores.clone()
-        forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
-        return forced
-
-    def unforced(self) -> list[int]:
-        """The tokens that the model would have chosen by itself."""
-        return [int(self._best[position]) for position in sorted(self._best)]
+from hf_refspec.apps.bench.forced_text import ForcedText
+from hf_refspec.apps.bench.models import random_model
+from hf_refspec.apps.bench.suites import RecordedAnswer
+from hf_refspec.drafting.candidates import CandidateChain
+from hf_refspec.drafting.drafter import Drafter
+from hf_refspec.drafting.stats import SpeculationStats
+from hf_refspec.generation.speculate import speculate
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:

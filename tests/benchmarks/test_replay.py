@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drafters import Noise, Prophet
+from replay import replay, stand_in_model
 
-from hf_refspec.apps.bench.replay import replay, stand_in_model
 from hf_refspec.apps.bench.suites import RecordedAnswer
 
 ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer([3], [7, 2])]
