@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import BaseStreamer
 
 from ..generation.row import Row
 from ..generation.validation import check_model, check_request
@@ -14,9 +15,6 @@ from .checked_search import RetrievalError
 from .engine import RetrievalAugmentedGeneration, generate_speculatively
 from .options import Speculation
 from .stats import RetrievalStats
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 
 def check_call(

@@ -17,17 +17,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..retrieval.candidates import LEAST_WALKED
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
+from ..retrieval.vector_index import LEAST_WALKED
 from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation
 from .os3 import LONGEST_STRIDE
 from .request_cache import RequestCache, best_of
 from .stats import RetrievalStats
-
-__all__ = ["RetrievalAugmentedGeneration", "generate_speculatively"]
 
 # Where a retriever keeps what was learned of it: an entry of its `__dict__`.
 _LEARNED = "_learned_by_speculation"
@@ -92,7 +90,10 @@ def generate_speculatively(
     learned = _learned_of(retriever) if speculation.max_gamma is None else {}
     sources = (neighbours is not None, candidates is not None)
     setting = (k, speculation.prefetch, speculation.asynchronous, *sources)
-    estimates = Estimates(speculation, 1 + (candidates is not None), learned.get(setting))
+    if setting in learned:
+        estimates = learned[setting].for_next_request()
+    else:
+        estimates = Estimates(speculation, 1 + (candidates is not None))
     with CheckedRetriever(retriever, k, speculation.timeout, clock) as checked:
         _SpeculativeRequest(
             *(text, checked, k, stats, clock, speculation, estimates, neighbours, candidates)

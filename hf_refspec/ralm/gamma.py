@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+WINDOW = 5  # the last verifications, which count in full
 GROUPS = 7  # of lags: 1, 2 to 3, 4 to 7, and so on
 # Pseudo-counts of right and wrong steps with a lag of 1; a step of the next group is expected to be
 # wrong so many times as often.
@@ -25,10 +26,10 @@ _MOST_GAMMA, _LEAST_GAMMA = 0.998, 0.02
 
 
 class PublishedGamma:
-    """The paper's: maximum likelihood over the last `window` verifications, at most `most`."""
+    """The paper's: maximum likelihood over the last verifications, at most `most`."""
 
-    def __init__(self, window: int, most: float) -> None:
-        self._window: deque[tuple[int, int]] = deque(maxlen=window)
+    def __init__(self, most: float) -> None:
+        self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._most = most
 
     def record(self, lags: Sequence[int], right: int) -> None:
@@ -42,22 +43,21 @@ class PublishedGamma:
         right, steps = (sum(counts) for counts in zip((0, 0), *self._window, strict=True))
         return np.full(lags.shape, min(right / max(steps, 1), self._most))
 
+    def begin_request(self) -> None:
+        """Begins another request of the same retriever."""
+        self._window.clear()
+
 
 class GammaByLag:
     """A mean for each group of lags, with the estimate of the group before it as its prior.
 
     A group without counts is taken to be wrong 1.5 times as often as the one before it, so that
     strides grow step by step in a retriever's first request, and need not in later ones.
-
-    Args:
-        window (`int`): How many verifications count in full; earlier ones fade.
-        seen (`np.ndarray`, float64 of shape `(GROUPS, 2)`, *optional*): What an earlier request
-            `remembered`.
     """
 
-    def __init__(self, window: int, seen: np.ndarray | None = None) -> None:
-        self._faded = np.zeros((GROUPS, 2)) if seen is None else seen
-        self._window: deque[np.ndarray] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self._faded = np.zeros((GROUPS, 2))  # right and wrong steps before the window
+        self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._of_group = self._estimated()
 
     def record(self, lags: Sequence[int], right: int) -> None:
@@ -72,11 +72,12 @@ class GammaByLag:
     def of(self, lags: np.ndarray) -> np.ndarray:
         return self._of_group[_groups(lags)]
 
-    def remembered(self) -> np.ndarray:
-        """Right and wrong steps of each group, for another request of the same retriever."""
+    def begin_request(self) -> None:
         seen = self._seen()
         steps = seen.sum(axis=1, keepdims=True)
-        return seen * np.minimum(1, _REMEMBERED / np.maximum(steps, _REMEMBERED))
+        self._faded = seen * np.minimum(1, _REMEMBERED / np.maximum(steps, _REMEMBERED))
+        self._window.clear()
+        self._of_group = self._estimated()
 
     def _seen(self) -> np.ndarray:
         return sum(self._window, self._faded)

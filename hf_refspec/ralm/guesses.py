@@ -7,6 +7,7 @@ adds to a step is less than what it saves: a search for each mistake that it avo
 
 from __future__ import annotations
 
+from copy import deepcopy
 from statistics import median
 
 from .gamma import Gamma, GammaByLag, PublishedGamma
@@ -19,11 +20,16 @@ _PRIOR_RIGHT = 16  # pseudo-count of each source's right guesses: a first mistak
 class GuessSource:
     """A source of guesses. What it was in an earlier request counts half."""
 
-    def __init__(self, scheduler: StrideScheduler, earlier: GuessSource | None = None) -> None:
+    def __init__(self, scheduler: StrideScheduler) -> None:
         self.scheduler = scheduler
-        self._right: float = earlier._right / 2 if earlier else 0.0
-        self._wrong: float = earlier._wrong / 2 if earlier else 0.0
+        self._right = self._wrong = 0.0
         self._guess_seconds: list[float] = []
+
+    def begin_request(self) -> None:
+        """Begins another request of the same retriever."""
+        self.scheduler.begin_request()
+        self._right, self._wrong = self._right / 2, self._wrong / 2
+        self._guess_seconds.clear()
 
     @property
     def is_timed(self) -> bool:
@@ -50,27 +56,25 @@ class GuessSource:
 
 
 class Estimates:
-    """What a request measures of a retriever and of each source of guesses.
+    """What a request measures of a retriever and of each source of guesses. The request cache is
+    the first of the `sources`."""
 
-    It begins with that of an earlier request, which stays as it is. The request cache is the first
-    of the `sources`.
-    """
-
-    def __init__(
-        self, speculation: Speculation, sources: int, earlier: Estimates | None = None
-    ) -> None:
+    def __init__(self, speculation: Speculation, sources: int) -> None:
         steps_ahead = speculation.steps_ahead if speculation.asynchronous else 0
-        searches = earlier.search_seconds.samples if earlier else []
-        self.search_seconds: SearchSeconds = SearchSeconds(searches)
+        self.search_seconds = SearchSeconds()
         self.sources: list[GuessSource] = []
-        for before in earlier.sources if earlier else [None] * sources:
-            scheduler = StrideScheduler(
-                _gamma(speculation, before),
-                self.search_seconds,
-                steps_ahead,
-                before.scheduler.step_samples if before else (),
-            )
-            self.sources.append(GuessSource(scheduler, before))
+        for _ in range(sources):
+            capped = speculation.max_gamma
+            gamma: Gamma = GammaByLag() if capped is None else PublishedGamma(capped)
+            scheduler = StrideScheduler(gamma, self.search_seconds, steps_ahead)
+            self.sources.append(GuessSource(scheduler))
+
+    def for_next_request(self) -> Estimates:
+        """A copy for another request of the same retriever to begin with."""
+        estimates = deepcopy(self)
+        for source in estimates.sources:
+            source.begin_request()
+        return estimates
 
     def choose(self) -> GuessSource:
         """The source to speculate with until the next verification. Each is timed once first."""
@@ -81,12 +85,3 @@ class Estimates:
         added = index.guess_seconds - cache.guess_seconds
         saved = (cache.wrong - index.wrong) * self.search_seconds(1)
         return index if added < saved else cache
-
-
-def _gamma(speculation: Speculation, before: GuessSource | None) -> Gamma:
-    if speculation.max_gamma is not None:
-        return PublishedGamma(speculation.window, speculation.max_gamma)
-    if before is None:
-        return GammaByLag(speculation.window)
-    assert isinstance(before.scheduler.gamma, GammaByLag)  # nothing else is left to a request
-    return GammaByLag(speculation.window, before.scheduler.gamma.remembered())

@@ -35,11 +35,8 @@ class HiddenStates:
 def recorded(model: PreTrainedModel, layer: Layer) -> Iterator[HiddenStates]:
     """Records a layer's hidden states in every forward pass of this thread inside the context.
 
-    Args:
-        model (`PreTrainedModel`): A decoder.
-        layer (`str`): `"last_mlp"`, the input of the last feed-forward block, after the layer norm
-            (Khandelwal et al. 2020, section 5, find it best); or `"last_hidden"`, the decoder's
-            output.
+    `"last_mlp"` is the input of the last feed-forward block, after the layer norm (Khandelwal et
+    al. 2020, section 5, find it best), and `"last_hidden"` the decoder's output.
     """
     seen, thread = HiddenStates(), get_ident()
 

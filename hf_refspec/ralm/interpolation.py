@@ -30,27 +30,17 @@ _PERPLEXITY = Range(0, 1e305)
 
 @dataclass(frozen=True)
 class Interpolation:
-    """The settings of a kNN-LM that were chosen on held-out text.
+    """The settings of a kNN-LM that were chosen on held-out text."""
 
-    Attributes:
-        k (`int`): How many neighbours are looked up.
-        temperature (`float`): Their squared distances are divided by it.
-        distances (`list[float]`): Squared distances of the nearest neighbour, ascending; where one
-            range ends and the next begins.
-        lambdas (`list[float]`): How much the neighbours count in each range, descending; one more
-            than `distances`.
-        tokens (`int`): How many held-out tokens they were chosen on.
-        perplexity_alone (`float`): Of the model on these.
-        perplexity (`float`): Of the kNN-LM on these.
-    """
-
-    k: Annotated[int, Range(1, 2**31 - 1)]
-    temperature: Annotated[float, Range(1e-45, 1e45)]
+    k: Annotated[int, Range(1, 2**31 - 1)]  # neighbours that are looked up
+    temperature: Annotated[float, Range(1e-45, 1e45)]  # divides their squared distances
+    # Where one range of the nearest neighbour's squared distance ends and the next begins.
     distances: Annotated[list[Annotated[float, Range(0, 1e45)]], AtMost(_MOST_RANGES - 1)]
+    # How much the neighbours count in each range, descending; one more than `distances`.
     lambdas: Annotated[list[Annotated[float, Range(0, 1)]], AtMost(_MOST_RANGES)]
-    tokens: Annotated[int, Range(1, 2**31 - 1)]
-    perplexity_alone: Annotated[float, _PERPLEXITY]
-    perplexity: Annotated[float, _PERPLEXITY]
+    tokens: Annotated[int, Range(1, 2**31 - 1)]  # held-out ones that they were chosen on
+    perplexity_alone: Annotated[float, _PERPLEXITY]  # of the model on these
+    perplexity: Annotated[float, _PERPLEXITY]  # of the kNN-LM on these
 
     def check(self) -> None:
         """Refuses fields that do not fit together."""

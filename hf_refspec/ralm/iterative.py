@@ -7,7 +7,7 @@ comes from the request cache, see `engine.py`; the text is that of `iterative_te
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.drafter import Drafter
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.sampling import Sampling
-from ..generation.entry_point import entry_point
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
@@ -35,9 +33,6 @@ from .iterative_text import IterativeText, PassageLoop, Passages
 from .options import Speculation
 from .passage_contexts import PassageContexts
 from .stats import RetrievalStats
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 # Arguments that `generate` prepares, and that are prepared again for each passage.
 _PREPARED = (
@@ -51,7 +46,6 @@ _PREPARED = (
 )
 
 
-@entry_point("streamer", "tokenizer")
 @torch.no_grad()
 def iterative_ralm(
     model: PreTrainedModel,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
+from transformers.generation import BaseStreamer
 
 from ..drafting.drafter import Drafter
 from ..generation.budget import Budget, make_budget
@@ -19,9 +20,6 @@ from ..text_config import text_config
 from ..verification.reach import Reach
 from .checked_search import RetrievalError, call_with_retry
 from .passage_contexts import Context, ContextChange, PassageContexts
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 
 class Passages:

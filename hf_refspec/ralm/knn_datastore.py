@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
 from ..retrieval.flat import FlatIndex
-from ..retrieval.hnsw import HnswIndex
+from ..retrieval.hnsw import HnswIndex, Index, check_index
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.vector_index import squared_lengths
 from ..store.card import readable_size
@@ -42,8 +42,6 @@ from .hidden_states import Layer, probe, recorded
 from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
 from .reading import checked_lengths, read_corpus, read_predictions
-
-Index: TypeAlias = Literal["flat", "hnsw"]
 
 # Entries after a retrieved one that the request cache takes as well (RaLMSpec, section 5.3).
 NEIGHBOURS = 10
@@ -122,8 +120,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     config_type = KnnConfig
 
     def __init__(self, path: str | os.PathLike, index: Index = "flat") -> None:
-        if index not in get_args(Index):
-            raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+        check_index(index)
         self.index: Index = index
         super().__init__(path, index)
 
@@ -162,7 +159,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         corpus: str | Iterable[str],
         path: str | os.PathLike,
         *,
-        index: Index = "flat",
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
@@ -179,7 +175,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, a fast one.
             corpus (`str` or iterable of them): Texts. A long one is read in overlapping windows.
             path (`str` or `Path`): The new folder.
-            index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): See [`KnnDatastore`].
             layer (`"last_mlp"` or `"last_hidden"`, *optional*, defaults to `"last_mlp"`): The
                 hidden state that is the key: the input of the last layer's MLP, or the input of
                 the output embeddings.
@@ -222,7 +217,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             ).write(folder)
             if held_out is not None:
                 cls(folder).tune(model, tokenizer, held_out)
-        return cls(path, index)
+        return cls(path)
 
     def tune(
         self,
@@ -384,15 +379,8 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens of retrieved entries (Khandelwal et al. 2020, equation 2).
-
-        Args:
-            found ([`Retrieved`]): Neighbours of a hidden state.
-            temperature (`float`): Divides the squared distances.
-
-        Returns:
-            Tokens (int64, ascending) and their probabilities (float64), which sum to 1.
-        """
+        """The next tokens of the neighbours of a hidden state (int64, ascending), and their
+        probabilities (float64), which sum to 1 (Khandelwal et al. 2020, equation 2)."""
         scores = found.scores.astype(np.float64) / temperature
         weights = np.exp(scores - scores.max())
         tokens, places = np.unique(self.values[found.ids], return_inverse=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,10 @@ from transformers import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
-from ..generation.acceptance import accept
-from ..generation.entry_point import entry_point
-from ..generation.row import Row, RowMark
+from ..generation.row import Row, RowMark, accept
 from ..generation.validation import check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
@@ -40,15 +38,11 @@ from .mixture import Mixture
 from .options import Speculation
 from .stats import RetrievalStats
 
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
-
 # With more neighbours than that, the entries after each add hardly anything to the request cache,
 # and make it slower than a wrong guess.
 _MOST_WITH_NEIGHBOURS = 128
 
 
-@entry_point("streamer")
 @torch.no_grad()
 def knn_lm(
     model: PreTrainedModel,

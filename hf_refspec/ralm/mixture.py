@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..check_count import check_count
 from ..retrieval.retrieved import Retrieved
 from .knn_datastore import DEFAULT_K, KnnDatastore
 from .reading import Predictions
@@ -41,11 +42,10 @@ class Mixture:
             temperature = DEFAULT_TEMPERATURE if chosen is None else chosen.temperature
         by_distance = chosen if lambda_ is None else None
         lambda_ = DEFAULT_LAMBDA if lambda_ is None else lambda_
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-            raise TypeError(f"k must be an int, but is {k!r}")
-        if not 1 <= k <= len(datastore):
+        check_count("k", k)
+        if k > len(datastore):
             raise ValueError(
-                f"k must be from 1 to {len(datastore)}, the entries of the datastore, but is {k}"
+                f"k must be at most {len(datastore)}, the number of entries, but is {k}"
             )
         if not 0 <= lambda_ <= 1:
             raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")

@@ -38,9 +38,6 @@ class Speculation:
             Whether speculation may use a kNN datastore's PQ index (see
             [`KnnDatastore.add_pq_index`]) instead of the request cache, while it measurably saves
             more time than it takes; not in the paper.
-        window (`int`, *optional*, defaults to 5):
-            The verifications from which OS3 estimates the probability of a right step; without
-            `max_gamma` earlier ones count as well, less and less.
         timeout (`float`, *optional*, defaults to 60):
             The most seconds for one search. A search that takes longer, or fails, is repeated
             once. `None` for no limit.
@@ -56,7 +53,6 @@ class Speculation:
     max_gamma: float | None = None
     steps_ahead: int | None = None
     pq_index: bool = True
-    window: int = 5
     timeout: float | None = DEFAULT_TIMEOUT
 
     def __post_init__(self) -> None:
@@ -72,7 +68,6 @@ class Speculation:
             )
         if self.steps_ahead is not None:
             check_count("steps_ahead", self.steps_ahead, " or None")
-        check_count("window", self.window)
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, or None, but is {self.timeout}")
 

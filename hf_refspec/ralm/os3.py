@@ -8,7 +8,7 @@ often speculation is right (`gamma.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -52,26 +52,16 @@ class SearchSeconds:
     (Theil-Sen), so that a disturbed search, as the first one often is, does not count.
     """
 
-    def __init__(self, samples: Iterable[tuple[int, float]] = ()) -> None:
-        self._samples = deque(samples, maxlen=_SEARCH_SAMPLES)
+    def __init__(self) -> None:
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_SEARCH_SAMPLES)
         self.fixed = self.per_query = 0.0
-        if self._samples:
-            self._fit()
-
-    @property
-    def samples(self) -> list[tuple[int, float]]:
-        """The queries and seconds of each of the last searches."""
-        return list(self._samples)
-
-    def record(self, batch: int, seconds: float) -> None:
-        self._samples.append((batch, seconds))
-        self._fit()
 
     def __call__(self, batch: Any) -> Any:
         """The expected seconds of a search for `batch` queries (`int` or int array)."""
         return self.fixed + self.per_query * batch
 
-    def _fit(self) -> None:
+    def record(self, batch: int, seconds: float) -> None:
+        self._samples.append((batch, seconds))
         batches, times = np.array(self._samples).T
         first, second = np.triu_indices(len(batches), 1)
         differ = batches[first] != batches[second]
@@ -84,28 +74,26 @@ class StrideScheduler:
     """Chooses the next stride.
 
     At most `steps_ahead` steps run beside a verification: 0 if it is synchronous, 1 as in the
-    paper, `None` for as many as pay. `step_samples` are the times of an earlier request's steps.
+    paper, `None` for as many as pay.
     """
 
     def __init__(
-        self,
-        gamma: Gamma,
-        search_seconds: SearchSeconds,
-        steps_ahead: int | None,
-        step_samples: Iterable[float] = (),
+        self, gamma: Gamma, search_seconds: SearchSeconds, steps_ahead: int | None
     ) -> None:
         self.gamma = gamma
         self.search_seconds = search_seconds
         self._steps_ahead = steps_ahead
-        self._step_seconds: deque[float] = deque(step_samples, maxlen=_STEP_SAMPLES)
+        self._step_seconds: deque[float] = deque(maxlen=_STEP_SAMPLES)
         # The same without and with a search beside them.
         self._alone: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._beside: deque[float] = deque(maxlen=_STEP_SAMPLES)
         self._overheads: deque[float] = deque(maxlen=_STEP_SAMPLES)
 
-    @property
-    def step_samples(self) -> list[float]:
-        return list(self._step_seconds)
+    def begin_request(self) -> None:
+        """Begins another request of the same retriever."""
+        self.gamma.begin_request()
+        for samples in (self._alone, self._beside, self._overheads):
+            samples.clear()
 
     @property
     def step_seconds(self) -> float:

@@ -18,11 +18,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..generation.row import Row
-from ..text_config import text_config
+from ..text_config import length_dependent_rope, text_config
 from ..verification.cache import find_cache, fresh_kwargs
 from ..verification.chain import PlainVerifier
 from ..verification.choice import select_verifier
-from ..verification.positions import length_dependent_rope
 from ..verification.token_sequence import FixedTokens
 from ..verification.verifier import CacheMark, Verifier
 
@@ -30,19 +29,19 @@ from ..verification.verifier import CacheMark, Verifier
 _PASSAGES = 4
 
 
+@dataclass(eq=False)
 class Context:
-    """A passage and the prompt, `(1, p)`, then the row's output: what the model sees instead of the
-    row, see [`Row.seen`]."""
+    """A passage and the prompt, then the row's output: what the model sees instead of the row, see
+    [`Row.seen`]."""
 
-    def __init__(self, prefix: torch.Tensor, row: Row, verifier: Verifier) -> None:
-        self.prefix = prefix
-        self.verifier = verifier
-        self._row = row
-        self._prompt_length = len(row) - len(row.output)
+    prefix: torch.Tensor  # passage and prompt, (1, p)
+    verifier: Verifier
+    _row: Row
 
     @property
     def ids(self) -> torch.Tensor:
-        return torch.cat([self.prefix, self._row.ids[:, self._prompt_length :]], dim=-1)
+        prompt_length = len(self._row) - len(self._row.output)
+        return torch.cat([self.prefix, self._row.ids[:, prompt_length:]], dim=-1)
 
     def tail(self, count: int) -> np.ndarray:
         if count <= len(self._row.output):
@@ -72,28 +71,18 @@ class ContextChange:
     mark: CacheMark | None
 
 
+@dataclass
 class PassageContexts:
-    """The contexts of the last few passages of a row's text.
+    """The contexts of the last few passages of a row's text; all have a verifier of one `kind`."""
 
-    `begin` and `prompt` (int64) stand before and behind the passage: a BOS token or nothing, and
-    the rest of the prompt. All contexts have a verifier of one `kind`.
-    """
+    _model: PreTrainedModel
+    _generation_config: GenerationConfig
+    _model_kwargs: dict[str, Any]
+    _row: Row
+    _begin: np.ndarray  # before the passage, int64: a BOS token or nothing
+    _prompt: np.ndarray  # behind it, int64: the rest of the prompt
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        row: Row,
-        begin: np.ndarray,
-        prompt: np.ndarray,
-    ) -> None:
-        self._model = model
-        self._generation_config = generation_config
-        self._model_kwargs = model_kwargs
-        self._row = row
-        self._begin = begin
-        self._prompt = prompt
+    def __post_init__(self) -> None:
         self.kind = self._verifier_kind()
         self._kept: OrderedDict[bytes, Context] = OrderedDict()
         # Contexts of undone steps only: without any output.
@@ -129,7 +118,7 @@ class PassageContexts:
         kwargs = self._model_kwargs
         if find_cache(kwargs) is not None:
             kwargs = fresh_kwargs(self._model, kwargs, torch.ones_like(prefix))
-        return Context(prefix, self._row, self.kind(self._model, self._generation_config, kwargs))
+        return Context(prefix, self.kind(self._model, self._generation_config, kwargs), self._row)
 
     def _verifier_kind(self) -> type[Verifier]:
         config = text_config(self._model)

@@ -37,12 +37,8 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class PQIndex:
-    """The PQ index of some rows.
-
-    Args:
-        mean, axes, levels, codes (`np.ndarray`): See above; of shapes `(d,)`, `(a, d)`, `(a, 16)`
-            and `(n, a / 2)`, where a is even.
-    """
+    """The PQ index of some rows: `mean`, `axes`, `levels` and `codes` are of the shapes `(d,)`,
+    `(a, d)`, `(a, 16)` and `(n, a / 2)`, where a is even."""
 
     def __init__(
         self, mean: np.ndarray, axes: np.ndarray, levels: np.ndarray, codes: np.ndarray
@@ -90,8 +86,8 @@ class PQIndex:
 
     def write(self, folder: Path) -> FileEntry:
         """Writes its file into a folder."""
-        names = ("mean", "axes", "levels", "codes")
-        return write_arrays(folder / FILE, {name: getattr(self, name) for name in names})
+        arrays = {"mean": self.mean, "axes": self.axes, "levels": self.levels, "codes": self.codes}
+        return write_arrays(folder / FILE, arrays)
 
     @classmethod
     def read(cls, folder: Path, entry: FileEntry, shape: tuple[int, int]) -> PQIndex:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..retrieval.vector_index import squared_lengths
-from ..store.build.windows import read_windows
+from ..store.build.windows import Window, read_windows
 from .hidden_states import Layer, recorded
 
 
-@torch.no_grad()
 def read_corpus(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -27,21 +27,13 @@ def read_corpus(
     """The keys of a corpus, float32 of shape `(entries, dimension)`, and the tokens that followed
     them, int32 of shape `(entries,)`; arguments and errors as of [`KnnDatastore.build`]."""
     keys, values, entries = [], [], 0
-    with (
-        recorded(model, layer) as hidden,
-        tqdm(
-            total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None
-        ) as bar,
-    ):
-        for batch, ids in read_windows(model, tokenizer, corpus):
-            model.base_model(ids, use_cache=False)
-            assert hidden.states is not None
-            states = hidden.states.float().numpy(force=True)
-            for window, of_window in zip(batch, states, strict=True):
-                keys.append(of_window[window.predicted].copy())
-                values.append(window.targets.astype(np.int32))
-                entries += len(values[-1])
-                bar.update(len(values[-1]))
+    hidden = not progress or None
+    with tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=hidden) as bar:
+        for window, states, _ in _states(model, model.base_model, tokenizer, corpus, layer):
+            keys.append(states.copy())
+            values.append(window.targets.astype(np.int32))
+            entries += len(values[-1])
+            bar.update(len(values[-1]))
             if max_entries is not None and entries >= max_entries:
                 break
     if entries == 0:
@@ -58,7 +50,6 @@ class Predictions:
     states: np.ndarray  # float32 of shape (n, dimension): the hidden states before them
 
 
-@torch.no_grad()
 def read_predictions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -67,18 +58,30 @@ def read_predictions(
 ) -> Iterator[Predictions]:
     """Runs a model over texts, in overlapping windows that predict each token (but the first)
     once."""
+    for window, states, logits in _states(model, model, tokenizer, text, layer):
+        log_probs = logits.float().log_softmax(dim=-1)
+        places = torch.from_numpy(window.targets).to(log_probs.device)[:, None]
+        of_targets = log_probs.gather(1, places)[:, 0].double().numpy(force=True)
+        yield Predictions(window.targets, of_targets, states)
+
+
+@torch.no_grad()
+def _states(
+    model: PreTrainedModel,
+    decoder: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: str | Iterable[str],
+    layer: Layer,
+) -> Iterator[tuple[Window, np.ndarray, torch.Tensor]]:
+    """Runs a model, or its decoder alone, over the windows of texts; yields each window with the
+    hidden states before the tokens that it predicts, float32, and the output there."""
     with recorded(model, layer) as hidden:
-        for batch, ids in read_windows(model, tokenizer, text):
-            logits = model(ids, use_cache=False).logits
+        for batch, ids in read_windows(model, tokenizer, texts):
+            output = decoder(ids, use_cache=False)[0]
             assert hidden.states is not None
             for row, window in enumerate(batch):
-                log_probs = logits[row, window.predicted].float().log_softmax(dim=-1)
-                places = torch.from_numpy(window.targets).to(log_probs.device)[:, None]
-                yield Predictions(
-                    window.targets,
-                    log_probs.gather(1, places)[:, 0].double().numpy(force=True),
-                    hidden.states[row, window.predicted].float().numpy(force=True),
-                )
+                states = hidden.states[row, window.predicted].float().numpy(force=True)
+                yield window, states, output[row, window.predicted]
 
 
 def checked_lengths(keys: np.ndarray) -> np.ndarray:

@@ -17,24 +17,14 @@ class RequestCache:
     def __init__(self, retriever: CheckedRetriever, most: int = MOST_HELD) -> None:
         self._retriever = retriever
         self._most = most
-        self.ids = np.empty(0, dtype=np.int64)
-        self._last_added = np.empty(0, dtype=np.int64)  # the number of the addition
-        self._additions = 0
+        self.ids = self._newest_first = np.empty(0, dtype=np.int64)
 
     def add(self, ids: np.ndarray) -> None:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
-        self._additions += 1
         added = np.unique(ids)
-        kept = ~np.isin(self.ids, added, assume_unique=True)
-        last_added = np.full(len(added), self._additions, np.int64)
-        self.ids = np.concatenate([self.ids[kept], added])
-        self._last_added = np.concatenate([self._last_added[kept], last_added])
-        if len(self.ids) > self._most:
-            self._take(np.lexsort((self.ids, -self._last_added))[: self._most])
-        self._take(np.argsort(self.ids))
-
-    def _take(self, places: np.ndarray) -> None:
-        self.ids, self._last_added = self.ids[places], self._last_added[places]
+        older = self._newest_first[~np.isin(self._newest_first, added, assume_unique=True)]
+        self._newest_first = np.concatenate([added, older])[: self._most]
+        self.ids = np.sort(self._newest_first)
 
     def best(self, query: object, k: int) -> Retrieved:
         """The `k` best for a query, or all where there are fewer."""

@@ -38,7 +38,7 @@ def bm25_search(weights, passages, bounds, tokens, counts, number, scores, ids):
     """Finds the best passages of each query; of two with the same score the lower id.
 
     Every list is walked once for all queries. A passage's score is summed in the order of the
-    tokens, as in `bm25_scores`: what a query finds does not depend on the batch.
+    tokens, as in `SparseRetriever.score`: what a query finds does not depend on the batch.
 
     Args:
         weights (float32 of shape `(postings,)`): What a token adds to a passage's score.
@@ -77,33 +77,6 @@ def _insert(score, passage, scores, ids):
         scores[place], ids[place] = scores[place - 1], ids[place - 1]
         place -= 1
     scores[place], ids[place] = score, passage
-
-
-@kernel(
-    "void(float32[::1], int32[::1], int64[::1], int64[::1], float32[::1], int64[::1],float32[::1])",
-    drafts=False,
-)
-def bm25_scores(weights, passages, bounds, tokens, counts, ids, scores):
-    """The scores of some passages for one query; arguments as of `bm25_search`.
-
-    Args:
-        counts (float32 of shape `(t,)`): How often the query has each token.
-        ids (int64 of shape `(m,)`): The passages; they are not checked.
-        scores (float32 of shape `(m,)`): Gets the scores.
-    """
-    scores[:] = 0
-    for t in range(len(tokens)):
-        begin, end = bounds[tokens[t]], bounds[tokens[t] + 1]
-        for i in range(len(ids)):
-            low, high = begin, end
-            while low < high:
-                middle = (low + high) // 2
-                if passages[middle] < ids[i]:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low < end and passages[low] == ids[i]:
-                scores[i] += counts[t] * weights[low]
 
 
 class SparseRetriever:
@@ -158,9 +131,13 @@ class SparseRetriever:
 
     def score(self, query: SparseQuery, ids: np.ndarray) -> np.ndarray:
         """The scores of some passages, float32 of shape `(n,)`; 0 where there is none such."""
-        scores = np.empty(len(ids), np.float32)
-        postings = self._weights, self._passages, self._bounds
-        bm25_scores(*postings, query.tokens, query.counts, ids, scores)
+        ids, scores = ids.astype(np.int32), np.zeros(len(ids), np.float32)  # as the postings are
+        for token, count in zip(query.tokens, query.counts, strict=True):
+            begin, end = self._bounds[token : token + 2]
+            places = begin + np.searchsorted(self._passages[begin:end], ids)
+            found = np.flatnonzero(places < end)
+            found = found[self._passages[places[found]] == ids[found]]
+            scores[found] += count * self._weights[places[found]]
         return scores
 
     def passage(self, passage_id: int) -> np.ndarray:

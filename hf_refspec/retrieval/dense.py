@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 
 from ..store.folder import DatastoreError
 from .flat import FaissFlatIndex, FlatIndex, finds_gpus
-from .hnsw import HnswIndex
+from .hnsw import HnswIndex, Index, check_index
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
 from .text_encoder import TextEncoder
 from .vector_index import VectorIndex, squared_lengths
-
-Index: TypeAlias = Literal["flat", "hnsw"]
 
 
 class EmbeddingRetriever:
@@ -24,8 +22,7 @@ class EmbeddingRetriever:
     _vectors: VectorIndex
 
     def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index) -> None:
-        if index not in get_args(Index):
-            raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+        check_index(index)
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "

@@ -13,16 +13,15 @@ import torch
 from numba import njit
 
 from ..index.kernels import kernel
-from .candidates import CandidateIndex
 from .hnsw import import_faiss
-from .vector_index import Metric, score_row, vectorised
+from .vector_index import Metric, VectorIndex, score_row, vectorised
 
 _BLOCK = 256  # rows that are scored before their scores are looked at
 _TOGETHER = 4  # queries that are scored while a row is at hand
 _MOST_CANDIDATES = 2048  # of a query, by FAISS on a GPU
 
 
-class FlatIndex(CandidateIndex):
+class FlatIndex(VectorIndex):
     """Looks at all vectors, each of torch's threads at a part of them."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
@@ -127,7 +126,7 @@ def _minus_squared_distances(rows, row, queries, first):
     return a, b, c, d
 
 
-class FaissFlatIndex(CandidateIndex):
+class FaissFlatIndex(VectorIndex):
     """Looks at all vectors by FAISS, on copies that the GPUs hold (extra `gpu`)."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from importlib.metadata import distributions
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from .candidates import CandidateIndex
-from .vector_index import Metric
+from .vector_index import Metric, VectorIndex
 
+# How a retriever or a kNN datastore searches: exactly or approximately.
+Index: TypeAlias = Literal["flat", "hnsw"]
 _LINKS = 32  # of a vector in the graph
 
 
-class HnswIndex(CandidateIndex):
+def check_index(index: object) -> None:
+    """Raises a ValueError for anything but the name of an index."""
+    if index not in get_args(Index):
+        raise ValueError(f"index must be one of {get_args(Index)}, but is {index!r}")
+
+
+class HnswIndex(VectorIndex):
     """Walks the graph: approximate, and much less work than looking at all vectors.
 
     The graph is built here, and holds a copy of the vectors. It needs FAISS (extra `retrieval`).

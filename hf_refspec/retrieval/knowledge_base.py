@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ..check_count import check_count
 from ..store.build.source import Source, open_source
 from ..store.card import cell
 from ..store.files import Blocks, FileEntry, read_arrays, write_arrays
@@ -195,15 +196,13 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
         Raises:
             FileExistsError: If there is something at `path`.
+            TypeError: If `chunk_length` is not an int.
             ValueError: If there is no token in all documents, one of them is no document, or the
                 encoder is invalid or returns anything but a finite vector for each text.
             RuntimeError: If the encoder fails.
             OSError: If it cannot be written.
         """
-        if type(chunk_length) is not int or chunk_length < 1:
-            raise ValueError(
-                f"chunk_length must be a number of tokens, at least 1, but is {chunk_length!r}"
-            )
+        check_count("chunk_length", chunk_length)
         texts = None if encoder is None else TextEncoder(encoder)
         opened = open_source(documents, tokenizer, vocabulary_size(tokenizer), column, pattern)
         opened.name, opened.license = corpus or opened.name, license or opened.license

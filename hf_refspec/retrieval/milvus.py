@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from .candidates import CandidateIndex
-from .dense import EmbeddingRetriever, Index
+from .dense import EmbeddingRetriever
+from .hnsw import Index
 from .knowledge_base import KnowledgeBase
+from .vector_index import VectorIndex
 
 # The most rows of a request, and the most results of a query.
 _ROWS_AT_ONCE = 2000
@@ -62,9 +63,11 @@ class MilvusRetriever(EmbeddingRetriever):
         progress: bool = True,
     ) -> None:
         super().__init__(knowledge_base, encoder, index)
-        self.collection = collection or self._collection_name()
+        file = knowledge_base.config.embeddings_file
+        assert file is not None  # or it would not have come so far
+        self.collection = collection or f"hf_refspec_{file.sha256[:16]}_{index}"
         self._timeout = timeout
-        self._vectors = CandidateIndex(
+        self._vectors = VectorIndex(
             *(self._embeddings, self._lengths, "inner_product", self._candidates),
             exact=index == "flat",
             most_candidates=_MOST_RESULTS,
@@ -82,11 +85,6 @@ class MilvusRetriever(EmbeddingRetriever):
     def close(self) -> None:
         """Closes the file, or the connection."""
         self._client.close()
-
-    def _collection_name(self) -> str:
-        file = self.knowledge_base.config.embeddings_file
-        assert file is not None  # or it would not have come so far
-        return f"hf_refspec_{file.sha256[:16]}_{self.index}"
 
     def _fill(self, progress: bool) -> None:
         name, total = self.collection, len(self._embeddings)

@@ -1,7 +1,8 @@
-"""Scores of vectors: the same for a query and a vector, whatever else is scored in the call.
+"""Search among vectors in two stages: another index finds candidates, and `score_rows` ranks them.
 
-Speculation compares what a request cache ranks first with what a search finds, so that both must
-score alike to the last bit. All exact scores come from one kernel, `score_rows`.
+The index rounds as it likes, and differently with other queries in the batch. Speculation compares
+what a request cache ranks first with what a search finds, so that both must score alike to the last
+bit, whatever else is in the call: all scores come from one kernel.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -9,7 +10,7 @@ score alike to the last bit. All exact scores come from one kernel, `score_rows`
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,6 +21,12 @@ from .retrieved import Retrieved
 
 Metric: TypeAlias = Literal["inner_product", "l2"]
 
+# Candidates that an approximate index walks at least: which of them it finds must not depend on how
+# many are wanted, for a request cache wants more than a step.
+LEAST_WALKED = 128
+# Candidates beyond k that an exact search takes at least: so many may be as good as the k-th.
+_SPARE = 16
+_UNIT_ROUNDOFF = 2.0**-24
 _LENGTHS_AT_ONCE = 1 << 16
 # Sums may be reordered for vector instructions: the compiled order is the same for every row.
 vectorised = njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
@@ -41,15 +48,7 @@ def score_row(rows, row, query, by_distance):
 
 @kernel("void(float32[:, ::1], int64[::1], float32[::1], boolean, float32[::1])", drafts=False)
 def score_rows(rows, ids, query, by_distance, scores):
-    """Scores some rows.
-
-    Args:
-        rows (float32 of shape `(n, d)`): All rows.
-        ids (int64 of shape `(m,)`): The rows to score; they are not checked.
-        query (float32 of shape `(d,)`): The query.
-        by_distance (bool): Minus the squared distance, else the inner product.
-        scores (float32 of shape `(m,)`): Receives the scores.
-    """
+    """Writes the scores of the rows `ids`, which are not checked, into `scores`."""
     for i in range(len(ids)):
         scores[i] = score_row(rows, ids[i], query, by_distance)
 
@@ -63,24 +62,91 @@ def squared_lengths(rows: np.ndarray) -> np.ndarray:
     return lengths
 
 
-class VectorIndex(ABC):
-    """Vectors, float32 of shape `(n, d)`, among which the best for a query are found.
+class VectorIndex:
+    """Vectors among which the best for a query are found.
 
-    They are not copied, and may be memory-mapped. A score is the inner product, or minus the
-    squared distance.
+    They are not copied, and may be memory-mapped.
+
+    Args:
+        vectors (`np.ndarray`, float32 of shape `(n, d)`): What is searched.
+        lengths (`np.ndarray`, float32 of shape `(n,)`): Their squared lengths.
+        metric (`"inner_product"` or `"l2"`): A score is the inner product, or minus the squared
+            distance.
+        candidates (callable): Takes queries (float32 of shape `(q, d)`) and a number of candidates.
+            It returns for each query their ids (int64 of shape `(m,)`, in any order), and a bound
+            on the scores of all other vectors, as it computes them.
+        exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
+        most_candidates (`int`, *optional*): The most that `candidates` finds for a query.
     """
 
-    def __init__(self, vectors: np.ndarray, metric: Metric) -> None:
+    def __init__(
+        self,
+        vectors: np.ndarray,
+        lengths: np.ndarray,
+        metric: Metric,
+        candidates: Callable[[np.ndarray, int], list[tuple[np.ndarray, float]]],
+        exact: bool,
+        most_candidates: int | None = None,
+    ) -> None:
         self.vectors = vectors
         self.metric = metric
-
-    @abstractmethod
-    def search(self, queries: np.ndarray, k: int) -> list[Retrieved]:
-        """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
-        fewer; an approximate index may find fewer."""
+        self._candidates = candidates
+        self._exact = exact
+        self._most_candidates = min(most_candidates or len(vectors), len(vectors))
+        self._longest = float(lengths.max()) ** 0.5
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) of the vectors `ids` (int64, not checked) for a query."""
         scores = np.empty(len(ids), np.float32)
         score_rows(self.vectors, ids, query, self.metric == "l2", scores)
         return scores
+
+    def search(self, queries: np.ndarray, k: int) -> list[Retrieved]:
+        """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
+        fewer; an approximate index may find fewer."""
+        k = min(k, len(self.vectors))
+        if self._exact:
+            return self._exact_search(queries, k, k + max(k // 8, _SPARE))
+        return [found for found, _ in self._best_candidates(queries, k, max(k, LEAST_WALKED))]
+
+    def _best_candidates(
+        self, queries: np.ndarray, k: int, count: int
+    ) -> list[tuple[Retrieved, float]]:
+        """For each query the best of `count` candidates, and what no other vector exceeds."""
+        candidates = self._candidates(queries, min(count, self._most_candidates))
+        return [
+            (Retrieved.best(ids, self.score(query, ids), k), bound)
+            for query, (ids, bound) in zip(queries, candidates, strict=True)
+        ]
+
+    def _exact_search(self, queries: np.ndarray, k: int, count: int) -> list[Retrieved]:
+        """Takes `count` candidates, and four times as many for those queries for which a vector
+        that is as good as the k-th may be missing."""
+        best = self._best_candidates(queries, k, count)
+        found = [each for each, _ in best]
+        if count >= self._most_candidates:
+            return found
+        unsure = [
+            i
+            for i, (query, (each, bound)) in enumerate(zip(queries, best, strict=True))
+            if len(each) < k  # where vectors are not finite
+            or each.scores[k - 1] <= bound + self._rounding(query, float(each.scores[k - 1]))
+        ]
+        if unsure:
+            again = self._exact_search(queries[unsure], k, 4 * count)
+            for i, each in zip(unsure, again, strict=True):
+                found[i] = each
+        return found
+
+    def _rounding(self, query: np.ndarray, score: float) -> float:
+        """How far apart the index's and our score of a vector can be that is as good as this one.
+
+        A sum of d products in any order is off by at most d roundings of the sum of their absolute
+        values, and thus of the product of both lengths.
+        """
+        length = float(np.linalg.norm(query.astype(np.float64)))
+        roundings = 2 * (len(query) + 2) * _UNIT_ROUNDOFF
+        if self.metric == "inner_product":
+            return roundings * length * self._longest
+        reach = length + max(-score, 0.0) ** 0.5  # a vector that is as near is no longer
+        return 2 * roundings * (reach**2 + length**2)

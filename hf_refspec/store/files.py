@@ -172,12 +172,8 @@ def write_bytes(path: Path, content: bytes) -> FileEntry:
 def read_arrays(
     folder: Path, entry: FileEntry, expected: Mapping[str, tuple[Any, Any]]
 ) -> dict[str, np.ndarray]:
-    """Memory-maps the arrays of a file, without reading or checking their content.
-
-    Args:
-        folder, entry: The file.
-        expected (`dict`): The type of each array and its shape, length, or `None` for any length.
-    """
+    """Memory-maps the arrays of a file, without reading or checking their content; `expected` is
+    the type of each array and its shape, length, or `None` for any length."""
     path = folder / entry.name
     try:
         with open_entry(folder, entry) as file:

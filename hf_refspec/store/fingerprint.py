@@ -25,9 +25,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
     Names, chat templates, padding and the like do not count, nor does how the text is cut before
     it is merged: tokens that were cut in another way mean the same, and only draft a little worse.
-
-    Returns:
-        `str`: Hexadecimal digits, the same on every machine.
     """
     check_fast(tokenizer)
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -68,14 +65,8 @@ def check_tokenizer(
     name: str,
     ids: int | None = None,
 ) -> None:
-    """Refuses a tokenizer that the folder at `path` was not made for.
-
-    Args:
-        path, tokenizer: The folder and the tokenizer to check.
-        remedy (`str`): What to do then, for the message.
-        fingerprint, name, ids: Of the tokenizer that it was made for, as the folder says; `ids` is
-            its number of ids, if it is known.
-    """
+    """Refuses a tokenizer that the folder at `path` was not made for; `fingerprint`, `name` and the
+    number of `ids` (if it is known) are those of the tokenizer that it was made for."""
     found = tokenizer_fingerprint(tokenizer)
     if found != fingerprint:
         raise DatastoreError(

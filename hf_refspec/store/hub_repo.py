@@ -42,15 +42,11 @@ def commit(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> CommitInfo:
-    """Makes one commit to a repo.
+    """Makes one commit to a repo; the repo (a Space is for Gradio) and the branch are created if
+    they are missing.
 
-    Args:
-        what (`str`): What is pushed, for the error message.
-        repo_id, repo_type: The repo, which is created if there is none; a new Space is for Gradio.
-        operations: Returns the commit's operations for the repo's full id and its present files.
-        message, token, revision, create_pr: As in `huggingface_hub`; a branch is created if there
-            is none.
-        private (`bool`, *optional*): Whether a new repo is private, and an existing one must be.
+    `what` is pushed, for the error message. `operations` returns those of the commit for the repo's
+    full id and its present files. `private` is what a new repo is, and an existing one must be.
     """
     api = HfApi(token=token, **LIBRARY)
     branch = revision or constants.DEFAULT_REVISION

@@ -60,13 +60,7 @@ class RecyclingTableConfig(FolderConfig):
 
 
 class RecyclingTable(StoredFolder[RecyclingTableConfig]):
-    """A stored table for [`TokenRecycling`] to start with.
-
-    Args:
-        path (`str` or `Path`): The folder. See [`~RecyclingTable.from_pretrained`] for one on the
-            Hub.
-        tokenizer (`PreTrainedTokenizerBase`): The target model's.
-    """
+    """A stored table for [`TokenRecycling`] to start with."""
 
     config_type = RecyclingTableConfig
 
@@ -120,17 +114,7 @@ class RecyclingTable(StoredFolder[RecyclingTableConfig]):
 
 
 class ModelTable(NextTokens):
-    """A recycling table in memory, with its model and tokenizer.
-
-    Args:
-        top_k, context, max_contexts (`int`): See [`NextTokens`].
-
-    Attributes:
-        model (`str`, *optional*): The model's public name, if known.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The model's, likewise.
-        source (`dict`): The corpus, for people and for the card.
-        path (`Path`, *optional*): The folder that it was loaded from.
-    """
+    """A recycling table in memory, with its model and tokenizer."""
 
     def __init__(self, top_k: int, context: int, max_contexts: int) -> None:
         check_count("top_k", top_k)
@@ -139,10 +123,10 @@ class ModelTable(NextTokens):
         if context > MOST_CONTEXT:
             raise ValueError(f"context must be at most {MOST_CONTEXT} tokens, but is {context}")
         super().__init__(top_k, context, max_contexts)
-        self.model: str | None = None
-        self.tokenizer: PreTrainedTokenizerBase | None = None
-        self.source: dict[str, Any] = {}
-        self.path: Path | None = None
+        self.model: str | None = None  # its public name, if known
+        self.tokenizer: PreTrainedTokenizerBase | None = None  # the model's, likewise
+        self.source: dict[str, Any] = {}  # the corpus, for people and for the card
+        self.path: Path | None = None  # the folder that it was loaded from
 
     @classmethod
     def load(

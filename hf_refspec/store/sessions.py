@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from ..index.token_buffer import LARGEST_ID
 from .files import DatastoreError, unreadable
 from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
-from .printable import printable
+from .printable import one_line
 
 DATABASE = "sessions.sqlite"
 # Tokens of a session, prompt and output. No model takes so many.
@@ -54,19 +54,12 @@ _PATIENCE = 10.0  # seconds to wait for other processes
 
 
 class Sessions(NamedTuple):
-    """Concatenated sessions.
+    """Concatenated sessions."""
 
-    Attributes:
-        ids (`np.ndarray`, int64 of shape `(d,)`): In the database.
-        tokens (`np.ndarray`, int32 of shape `(n,)`): Of each session the prompt, the output and -1.
-        ends (`np.ndarray`, int32 of shape `(d,)`): The position of the -1 after each session.
-        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): Tokens of each prompt.
-    """
-
-    ids: np.ndarray
-    tokens: np.ndarray
-    ends: np.ndarray
-    prompt_lengths: np.ndarray
+    ids: np.ndarray  # int64 of shape (d,): in the database
+    tokens: np.ndarray  # int32 of shape (n,): of each session the prompt, the output and -1
+    ends: np.ndarray  # int32 of shape (d,): the position of the -1 after each session
+    prompt_lengths: np.ndarray  # int32 of shape (d,): tokens of each prompt
 
 
 class SessionDatabase:
@@ -148,9 +141,7 @@ class SessionDatabase:
             yield self._connection
         except sqlite3.Error as error:
             what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
-            # SQLite quotes the database, which may hold anything.
-            text = printable(" ".join(str(error)[:200].split()))
-            raise DatastoreError(f"{self.file} {what}: {text}") from None
+            raise DatastoreError(f"{self.file} {what}: {one_line(error):.200}") from None
         except (OSError, MemoryError) as error:
             raise unreadable(self.file, error) from None
 

@@ -28,9 +28,6 @@ from .folder_config import FolderConfig
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
-
-
 C = TypeVar("C", bound=FolderConfig)
 
 

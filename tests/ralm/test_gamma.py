@@ -14,7 +14,7 @@ LAGS = np.arange(1, 65)
 
 @given(counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(counts):
-    gamma = PublishedGamma(window=5, most=0.6)
+    gamma = PublishedGamma(most=0.6)
     for right, others in counts:
         gamma.record(range(1, right + others + 1), right)
     right = sum(right for right, _ in counts[-5:])
@@ -24,7 +24,7 @@ def test_the_published_gamma_is_maximum_likelihood_over_the_window_with_a_cap(co
 
 
 def test_a_lag_counts_for_those_of_its_power_of_two():
-    gamma = GammaByLag(window=5)
+    gamma = GammaByLag()
     before = gamma.of(LAGS)
     gamma.record([4], right=0)
     now = gamma.of(LAGS)
@@ -34,7 +34,7 @@ def test_a_lag_counts_for_those_of_its_power_of_two():
 
 @given(wrong=st.integers(1, 8), times=st.integers(1, 8))
 def test_a_shorter_lag_is_no_worse_than_a_longer_one(wrong, times):
-    gamma = GammaByLag(window=5)
+    gamma = GammaByLag()
     for _ in range(times):
         gamma.record([wrong], right=0)
         gamma.record([16, 17, 18], right=3)
@@ -48,17 +48,18 @@ def test_a_shorter_lag_is_no_worse_than_a_longer_one(wrong, times):
     )
 )
 def test_nothing_is_certain_and_nothing_is_lost(counts):
-    gamma = GammaByLag(window=5)
+    gamma = GammaByLag()
     for lags, right in counts:
         gamma.record(lags, min(right, len(lags)))
     assert (gamma.of(LAGS) > 0).all() and (gamma.of(LAGS) < 1).all()
-    remembered = gamma.remembered()
+    gamma.begin_request()
+    remembered = gamma._seen()
     assert remembered.shape == (GROUPS, 2) and (remembered >= 0).all()
     assert (remembered.sum(axis=1) <= 30 + 1e-9).all()
 
 
 def test_what_has_long_been_right_can_soon_be_doubted():
-    gamma = GammaByLag(window=5)
+    gamma = GammaByLag()
     for _ in range(2000):
         gamma.record(range(1, 33), right=32)
     sure = gamma.of(LAGS)
@@ -68,15 +69,13 @@ def test_what_has_long_been_right_can_soon_be_doubted():
     assert gamma.of(LAGS)[31] < 0.9 < gamma.of(LAGS)[0]
 
 
-def test_what_one_request_has_seen_another_believes_at_first():
-    first = GammaByLag(window=5)
+def test_what_one_request_has_seen_the_next_believes_at_first():
+    gamma = GammaByLag()
     for _ in range(30):
-        first.record(range(1, 11), right=9)
-    seen = first.remembered()
-    second = GammaByLag(5, seen)
-    assert (second.of(LAGS)[:7] > GammaByLag(5).of(LAGS)[:7]).all()
-    # At a lag of 8 to 10 one in three was wrong.
-    right, wrong = seen[3]
+        gamma.record(range(1, 11), right=9)
+    gamma.begin_request()
+    assert (gamma.of(LAGS)[:7] > GammaByLag().of(LAGS)[:7]).all()
+    # At a lag of 8 to 10 one in three was wrong. Of all steps only so many count.
+    right, wrong = gamma._seen()[3]
     assert right / wrong == pytest.approx(2, rel=0.05)
-    second.record(range(1, 11), right=0)
-    assert (seen == first.remembered()).all()  # not changed by who was given it
+    assert gamma._seen().sum(axis=1).max() == pytest.approx(30)

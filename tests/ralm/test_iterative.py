@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from architectures import VOCAB_SIZE
+from calls import ListStreamer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-from transformers.generation.streamers import BaseStreamer
+from walks import assert_no_search_goes_on
 
 import hf_refspec as rs
 from hf_refspec.ralm.checked_search import RetrievalError
@@ -171,29 +172,23 @@ def test_a_drafter_saves_forward_passes(models_by_type, retriever):
     assert drafter.stats.accepted > 0
 
 
-class Streamed(BaseStreamer):
-    def __init__(self, cancel_at: int | None = None):
-        self.puts, self.ended, self.cancel_at = [], 0, cancel_at
-
+class Cancelled(ListStreamer):
     def put(self, value):
-        if len(self.puts) == self.cancel_at:
+        super().put(value)
+        if len(self.puts) == 9:
             raise InterruptedError
-        self.puts.append(value.tolist())
-
-    def end(self):
-        self.ended += 1
 
 
 @pytest.mark.parametrize("speculation", [None, "", "psa"])
 def test_only_what_is_verified_is_streamed(llama, retriever, speculation):
-    streamer = Streamed()
+    streamer = ListStreamer()
     options = {"max_new_tokens": 30, "speculation": speculation, **GREEDY}
     ids = generate(llama, retriever, streamer=streamer, **options)
     new_ids = ids[0, PROMPT.shape[1] :].tolist()
     assert streamer.puts == [PROMPT.tolist(), *([token] for token in new_ids)]
     assert streamer.ended == 1
     with pytest.raises(InterruptedError):
-        generate(llama, retriever, streamer=Streamed(cancel_at=9), **options)
+        generate(llama, retriever, streamer=Cancelled(), **options)
 
 
 @pytest.mark.parametrize("speculation", [None, "", "psa"])
@@ -291,39 +286,25 @@ def test_passages_of_the_same_text_are_the_same(llama):
 
 @pytest.mark.parametrize("method", ["encode", "search", "score", "passage"])
 def test_an_error_of_the_retriever_carries_the_text_so_far(llama, method):
-    class Failing(BagOfTokens):
-        queries = 0
+    retriever, calls, original = BagOfTokens(), [], getattr(BagOfTokens, method)
 
-        def fail(self, name):
-            if name == method and self.queries > 10:
-                raise ConnectionError("the server is gone")
+    def failing(*args):
+        calls.append(args)
+        # A search scores as well, in its own thread.
+        searching = threading.current_thread().name == "retrieval"
+        if len(calls) > 5 and searching == (method == "search"):
+            raise ConnectionError("the server is gone")
+        return original(retriever, *args)
 
-        def encode(self, token_ids):
-            self.queries += "vectors" in self.__dict__  # not while these are made
-            self.fail("encode")
-            return super().encode(token_ids)
-
-        def search(self, queries, k):
-            self.fail("search")
-            return super().search(queries, k)
-
-        def score(self, query, ids):
-            if threading.current_thread().name != "retrieval":
-                self.fail("score")
-            return super().score(query, ids)
-
-        def passage(self, passage_id):
-            self.fail("passage")
-            return super().passage(passage_id)
-
+    setattr(retriever, method, failing)
     options = {"max_new_tokens": 40, "generation_stride": 1, "query_length": 2, **GREEDY}
     plain = generate(llama, BagOfTokens(), **options)[0].tolist()
     with pytest.raises(RetrievalError, match=f"{method} raised.*the server is gone") as caught:
-        generate(llama, Failing(), **options, speculation=Speculation(stride=3))
+        generate(llama, retriever, **options, speculation=Speculation(stride=3))
     text_ids = caught.value.text_ids
     assert PROMPT.shape[1] <= len(text_ids) < len(plain)
     assert text_ids == plain[: len(text_ids)]
-    assert not any(thread.name == "retrieval" for thread in threading.enumerate())
+    assert_no_search_goes_on()
 
 
 def test_tokens_outside_of_the_vocabulary_are_named(llama):

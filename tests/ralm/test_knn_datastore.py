@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from hub_server import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
+from knn_texts import CORPUS
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,21 +18,13 @@ from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.retrieved import Retrieved
 from hf_refspec.store.build.windows import windows
+from hf_refspec.store.card import card
 from hf_refspec.store.files import DatastoreError, write_arrays
 
-CORPUS = ["for i in range(10):\n    print(i)\n", "def f(x):\n    return x + 1\n", "print(f(2))\n"]
-
 
 @pytest.fixture(scope="module")
-def path(byte_llama, tokenizer, tmp_path_factory):
-    path = tmp_path_factory.mktemp("knn") / "store"
-    KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
-    return path
-
-
-@pytest.fixture(scope="module")
-def store(path):
-    return KnnDatastore(path)
+def path(store):
+    return store.path
 
 
 def other_model(**changes) -> LlamaForCausalLM:
@@ -140,6 +132,8 @@ class TestOpening:
     def test_repr_shows_what_is_in_it(self, path, store):
         held = f"entries={len(store):,}, dimension=32, model={store.config.model!r}"
         assert repr(store) == f"KnnDatastore('{path}', index='flat', {held})"
+        described = card(store.config, "owner/knn")
+        assert f"| Keys | {len(store)} hidden states (`last_mlp`) of 32 numbers" in described
 
     @pytest.mark.parametrize(
         "change",
@@ -183,24 +177,6 @@ class TestOpening:
     def test_another_model_is_refused(self, store, changes, message):
         with pytest.raises(ValueError, match=message):
             store.check_model(other_model(**changes))
-
-
-class TestFolder:
-    def test_it_is_copied_and_goes_to_the_hub_and_comes_back_with_its_card(
-        self, store, hub, tmp_path
-    ):
-        store.save_pretrained(tmp_path / "saved")
-        saved = KnnDatastore.from_pretrained(tmp_path / "saved", index="flat")
-        saved.push_to_hub("owner/knn", token=TOKEN)
-        again = KnnDatastore.from_pretrained("owner/knn", cache_dir=tmp_path / "downloads")
-        for other in (saved, again):
-            other.verify()
-            assert other.config == store.config
-            assert np.array_equal(other.keys, store.keys)
-        card = (again.path / "README.md").read_text()
-        assert 'KnnDatastore.from_pretrained("owner/knn")' in card
-        assert f"| Keys | {len(store)} hidden states (`last_mlp`) of 32 numbers" in card
-        assert "$" not in card
 
 
 class TestSearch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_refspec.ralm.gamma import GammaByLag, PublishedGamma
@@ -49,16 +49,18 @@ def test_the_asynchronous_objective_is_that_of_the_paper(stride, gamma, a, b):
 
 def scheduler_that_knows(a, b0, b1, right, wrong, max_gamma=None, steps_ahead=0):
     """After a verification of that many right steps and a wrong one, or none."""
-    gamma = GammaByLag(5) if max_gamma is None else PublishedGamma(5, max_gamma)
-    search_seconds = SearchSeconds([(1, b0 + b1)])
+    gamma = GammaByLag() if max_gamma is None else PublishedGamma(max_gamma)
+    search_seconds = SearchSeconds()
     scheduler = StrideScheduler(gamma, search_seconds, steps_ahead)
     scheduler.record_step(a)
+    search_seconds.record(1, b0 + b1)
     search_seconds.record(4, b0 + b1 * 4)
     gamma.record(range(1, right + wrong + 1), right)
     scheduler.record_overhead(0.0)
     return scheduler, gamma
 
 
+@settings(deadline=None)
 @given(
     a=seconds,
     b0=seconds,
@@ -79,6 +81,7 @@ def test_no_stride_is_better_than_the_scheduled_one(
     assert rates[scheduler.stride() - 1] == pytest.approx(rates.max(), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(a=seconds, b0=seconds, b1=st.floats(0, 1), right=st.integers(0, 20))
 def test_beside_faster_searches_strides_are_the_best_in_the_long_run(a, b0, b1, right):
     scheduler, gamma = scheduler_that_knows(a, b0, b1, right, 1, steps_ahead=None)
@@ -108,7 +111,7 @@ def test_where_searches_take_the_time_the_next_one_begins_at_once():
 
 
 def test_all_that_is_made_is_verified():
-    assert StrideScheduler(GammaByLag(5), SearchSeconds(), steps_ahead=0).stride() == 1
+    assert StrideScheduler(GammaByLag(), SearchSeconds(), steps_ahead=0).stride() == 1
     scheduler, _ = scheduler_that_knows(1.0, 3.0, 0.1, right=20, wrong=0, steps_ahead=None)
     assert 1 < scheduler.stride(0) == scheduler.stride(1) < scheduler.stride(20) == 20
 
@@ -206,13 +209,12 @@ def test_no_fixed_stride_is_a_twentieth_faster_than_the_scheduler(a, b0, b1, ste
     texts = np.random.default_rng(0).random((30, 32))
     seconds = {}
     for stride in (None, *range(1, 9)):
-        gamma, search_seconds, total = GammaByLag(5), SearchSeconds(), 0.0
+        gamma, search_seconds, total = GammaByLag(), SearchSeconds(), 0.0
         for chances in texts:
             total += seconds_of_a_text(
                 chances, gamma, search_seconds, steps_ahead, a, b0, b1, stride
             )
             # As a request of the same retriever begins with what the last one has seen.
-            gamma = GammaByLag(5, gamma.remembered())
-            search_seconds = SearchSeconds(search_seconds.samples)
+            gamma.begin_request()
         seconds[stride] = total
     assert seconds[None] <= 1.05 * min(seconds.values())

@@ -192,11 +192,3 @@ class TestOfADatastore:
             byte_llama.generate(**inputs, custom_generate=knn_lm, **options)
         with pytest.raises(DatastoreError, match="damaged"):
             damaged.verify()
-
-    def test_an_entry_of_a_file_elsewhere_is_refused(self, indexed, tmp_path):
-        text = (indexed.path / "config.json").read_text()
-        (tmp_path / "config.json").write_text(text.replace('"pq_index.safe', '"../pq_index.safe'))
-        with pytest.raises(
-            DatastoreError, match=r"pq_index\.safetensors' is not the name of a file of a PQ index"
-        ):
-            KnnDatastore(tmp_path)

@@ -106,16 +106,6 @@ def test_an_encoder_of_another_dimension_is_refused(base):
         retriever.encode(np.array([40]))
 
 
-def test_an_encoder_that_fails_or_makes_nan_is_refused(base):
-    def fails(texts):
-        raise OSError("gone")
-
-    with pytest.raises(RuntimeError, match=r"encoder failed on 1 texts.*OSError: gone"):
-        DenseRetriever(base, fails).encode(np.array([40]))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        DenseRetriever(base, lambda texts: bag_of_words(texts) * np.nan).encode(np.array([40]))
-
-
 def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
     base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base", progress=False)
     path = base.path / "embeddings.safetensors"

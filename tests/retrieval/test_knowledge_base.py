@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DIMENSION, bag_of_words, some_texts
@@ -21,8 +20,6 @@ from hf_refspec.retrieval.passages import even_parts
 from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.files import DatastoreError, write_arrays
-
-REPO = "owner/passages"
 
 
 def build(path, tokenizer, documents=None, encoder=bag_of_words, **options):
@@ -162,7 +159,11 @@ def test_without_an_encoder_there_are_no_embeddings(tmp_path, tokenizer):
         "passages.safetensors",
         "sources.safetensors",
     ]
-    assert "SparseRetriever" in card(base.config, REPO)
+    assert "SparseRetriever" in card(base.config, "owner/passages")
+
+
+def test_the_card_tells_of_the_embeddings(base):
+    assert f"of {DIMENSION} numbers, by the encoder bag_of_words" in card(base.config, "o/p")
 
 
 def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
@@ -175,16 +176,6 @@ def test_a_copy_and_a_saved_one_are_the_same(base, tmp_path, tokenizer):
         base.save_pretrained(tmp_path / "saved")
 
 
-def test_it_goes_to_the_hub_and_comes_back_with_its_card(base, hub, tmp_path, tokenizer):
-    base.push_to_hub(REPO, token=TOKEN)
-    again = KnowledgeBase.from_pretrained(REPO, tokenizer, cache_dir=tmp_path / "downloads")
-    again.verify()
-    assert [again.text(i) for i in range(len(again))] == some_texts(30)
-    card = (again.path / "README.md").read_text()
-    assert 'from_pretrained("owner/passages", tokenizer)' in card
-    assert f"of {DIMENSION} numbers" in card
-
-
 @pytest.mark.parametrize("documents", [[], ["", ""], iter([])])
 def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
     with pytest.raises(ValueError, match="documents has no token"):
@@ -192,9 +183,11 @@ def test_documents_without_a_token_are_refused(tmp_path, tokenizer, documents):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("chunk_length", [0, -1, 2.5, True])
-def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length):
-    with pytest.raises(ValueError, match="chunk_length must be"):
+@pytest.mark.parametrize(
+    ("chunk_length", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError)]
+)
+def test_a_bad_chunk_length_is_refused(tmp_path, tokenizer, chunk_length, error):
+    with pytest.raises(error, match="chunk_length must be"):
         build(tmp_path / "base", tokenizer, chunk_length=chunk_length)
 
 

@@ -170,17 +170,3 @@ def test_who_is_overtaken_later_is_told_to_open_it_again(full, tmp_path):
         with pytest.raises(DatastoreError, match=r"changed by another process .* open it again"):
             use()
     assert os.listdir(tmp_path) == ["store"]
-
-
-NEW = "ngrams-000000000000.safetensors"
-
-
-@pytest.mark.parametrize("name", [".config.json.new", f".{NEW}.new", NEW])
-def test_compacting_writes_through_no_link(full, tmp_path, name):
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (full.path / name).symlink_to(victim)
-    compact = full.compact(**QUIET)
-    compact.verify()
-    assert victim.read_text() == "mine"
-    assert set(content_of(full.path)) == {"config.json", *(f.name for f in compact.config.files())}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import CONFIG, NGRAMS, SHARD, UINT16, four_tokens, readers
+from stored import CONFIG, NGRAMS, SHARD, readers
 
 from hf_refspec.store.datastore_config import (
     LARGEST_SHARD,
@@ -21,7 +21,7 @@ from hf_refspec.store.datastore_config import (
     ShardEntry,
     StoreConfig,
 )
-from hf_refspec.store.files import DatastoreError, FileEntry, check_file, read_arrays
+from hf_refspec.store.files import DatastoreError, FileEntry
 
 DEEP = '"deep": ' + "[" * 40 + "]" * 40
 
@@ -142,12 +142,6 @@ def test_only_names_of_the_right_kind_in_the_folder_are_accepted(tmp_path, name)
     place = ["shards", 0, "tokens_file", "name"]
     message = refusal(tmp_path, json.dumps(changed(content, place, name)))
     assert "is not the name of a file of tokens in its folder" in message
-
-
-def test_a_file_is_named_only_once(tmp_path):
-    content = config_of(CONFIG, tmp_path)
-    content["shards"] *= 2
-    assert "it names a file twice" in refusal(tmp_path, json.dumps(content))
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, -1, 2.0, None, "1", [1], {}, 10**400, [[[1] * 9]]])
@@ -313,16 +307,3 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, make, message
     for read in readers(tmp_path, SHARD.tokens_file):
         with pytest.raises(DatastoreError, match=f"tokens-00001.safetensors {message}"):
             read()
-
-
-def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path):
-    # huggingface_hub's cache is made of them.
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "store").mkdir()
-    CONFIG.write(tmp_path / "blobs")
-    (tmp_path / "store/config.json").symlink_to(tmp_path / "blobs/config.json")
-    entry = four_tokens(tmp_path / "blobs")
-    (tmp_path / "store" / entry.name).symlink_to(tmp_path / "blobs" / entry.name)
-    assert StoreConfig.read(tmp_path / "store") == CONFIG
-    assert read_arrays(tmp_path / "store", entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
-    check_file(tmp_path / "store", entry)

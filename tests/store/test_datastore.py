@@ -190,20 +190,6 @@ def test_verifying_reads_what_is_open_and_never_waits(both):
         compact.verify()
 
 
-@pytest.mark.parametrize("kind", ["tokens", "suffixes", "ngrams"])
-def test_a_missing_or_cut_or_grown_file_is_named(both, kind):
-    (path, *_) = sorted(both.path.glob(f"{kind}-*"))
-    good = path.read_bytes()
-    form = "compact" if kind == "ngrams" else "full"
-    for bad in (b"", good[:20], good[:-1], good + b"\0"):
-        path.write_bytes(bad)
-        with pytest.raises(DatastoreError, match=rf"{path.name} is damaged: it has {len(bad)} b"):
-            Datastore(both.path, form)
-    path.unlink()
-    with pytest.raises(DatastoreError, match=rf"{path.name} .* missing"):
-        Datastore(both.path, form)
-
-
 @pytest.mark.parametrize("length", [0, 3, 6, 1000])
 def test_slots_that_are_no_power_of_two_are_refused(compact, tmp_path, length):
     arrays = load_file(compact.path / compact.config.ngrams.file.name)
@@ -233,16 +219,6 @@ def test_a_copy_replaces_nothing(full, tmp_path):
         with pytest.raises(FileExistsError, match="exists; choose another path"):
             full.compact(path, **QUIET)
     assert sorted(os.listdir(tmp_path)) == ["file", "store"]
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_bytes(bytes(100_000))])
-def test_a_copy_that_fails_leaves_nothing(both, tmp_path, make):
-    path = both.path / both.config.ngrams.file.name
-    path.unlink()
-    make(path)
-    with pytest.raises(DatastoreError, match=path.name):
-        both.save_pretrained(tmp_path / "a")
-    assert os.listdir(tmp_path) == ["store"]
 
 
 def test_opening_reads_next_to_nothing_of_a_huge_datastore(tmp_path):
@@ -366,13 +342,3 @@ def test_slots_that_are_all_taken_take_no_time(tmp_path):
     for _ in range(2000):
         assert len(drafted(store, 8)) == 0
     assert time.monotonic() - start < 10  # Not how fast it is, but that it does not read them all.
-
-
-# While others write
-
-
-def test_shards_that_are_open_outlive_their_files(full):
-    reader, wanted = Datastore(full.path), drafts_of(full)
-    for file in full.config.files():
-        (full.path / file.name).unlink()
-    assert drafts_of(reader) == wanted

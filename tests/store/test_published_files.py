@@ -1,4 +1,4 @@
-"""No file that is published tells where on this machine its folder was built."""
+"""Every kind of stored folder goes to the Hub and comes back, and tells nothing of this machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hf_refspec.store.build.source import files_of
 SECRET = "where-nobody-looks"
 REPO = "owner/store"
 QUIET = {"progress": False}
+OF_TOKENIZER = (rs.KnowledgeBase, rs.TokenRecycling)  # opened with it
 KINDS: dict[str, Callable] = {
     "datastore": lambda model, tok, docs, path: rs.Datastore.build(docs, tok, path, **QUIET),
     "compact form": lambda model, tok, docs, path: rs.Datastore.build(
@@ -36,7 +37,9 @@ KINDS: dict[str, Callable] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_published_file_has_a_path_of_this_machine(kind, tmp_path, hub, byte_llama, tokenizer):
+def test_what_is_published_is_fetched_and_has_no_path_of_this_machine(
+    kind, tmp_path, hub, byte_llama, tokenizer
+):
     root = tmp_path / SECRET
     (root / "corpus" / "below").mkdir(parents=True)
     (root / "corpus" / "a.txt").write_text("the cat sat on the mat")
@@ -52,3 +55,12 @@ def test_no_published_file_has_a_path_of_this_machine(kind, tmp_path, hub, byte_
     assert {"config.json", "README.md"} < set(published)
     for name, content in published.items():
         assert SECRET.encode() not in content and str(tmp_path).encode() not in content, name
+    card = published["README.md"].decode()
+    assert f'from_pretrained("{REPO}"' in card and "$" not in card
+    arguments = [known] if isinstance(built, OF_TOKENIZER) else []
+    fetched = type(built).from_pretrained(REPO, *arguments, cache_dir=tmp_path / "downloads")
+    if isinstance(built, rs.TokenRecycling):
+        assert len(fetched) == len(built)
+    else:
+        fetched.verify()
+        assert fetched.config == built.config

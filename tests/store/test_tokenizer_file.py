@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -64,12 +63,6 @@ def test_copies_and_the_compact_form_carry_it_too(store, tmp_path):
     compact = store.compact(tmp_path / "compact", progress=False)
     assert compact.load_tokenizer().decode(compact.load_tokenizer()("é")["input_ids"]) == "é"
     compact.verify()
-
-
-def test_it_is_pushed_and_fetched(store, hub):
-    store.push_to_hub("owner/store", token=TOKEN)
-    assert "tokenizer.json" in hub.repos["owner/store"].files()
-    assert_carries(Datastore.from_pretrained("owner/store"))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff"])

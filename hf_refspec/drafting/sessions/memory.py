@@ -10,16 +10,25 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...index.segments import LARGEST_SEGMENT, Segment, Tail, due_to_join, joined
+from ...index.segments import (
+    LARGEST_SEGMENT,
+    Documents,
+    LinkedDocuments,
+    Segment,
+    Tail,
+    due_to_join,
+    joined,
+)
+from ...index.similar_prompts import similar_prompts
 from ...store.files import DatastoreError
 from ...store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
-from .view import View
 
 logger = logging.getLogger("hf_refspec")
 
@@ -33,20 +42,44 @@ _JOINED_TOKENS = 1 << 20
 _MOST_SEGMENTS = 10
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """The sessions at one moment, numbered in order of arrival; it never changes."""
+
+    segments: tuple[Segment, ...]  # all but the newest sessions
+    tail: LinkedDocuments  # the newest
+    oldest: int  # the first that is remembered; earlier ones may still be in a segment
+    largest_id: int  # of all tokens; -1 if there are none
+
+    def __len__(self) -> int:
+        return self.tail.end - self.oldest
+
+    def session(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompt and the output of a session."""
+        parts: tuple[Documents, ...] = self.segments
+        return next((each for each in parts if number < each.end), self.tail).document(number)
+
+    def sessions(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The prompts and outputs of all sessions, the oldest first."""
+        return [self.session(number) for number in range(self.oldest, self.tail.end)]
+
+    def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
+        """The outputs of the `count` sessions with the most similar prompts, the best one last."""
+        parts = (*self.segments, self.tail)
+        numbers = similar_prompts(parts, prompt, self.oldest, count, self.largest_id + 1)
+        return [self.session(number)[1] for number in numbers]
+
+
 class Memory:
     """Sessions, numbered in order of arrival; the oldest are forgotten first.
 
     With a database they are its newest rows, and those that could not be written there. Drafts may
     see a forgotten session until an eighth of its segment is forgotten and the segment is
     rewritten. A copy (or pickle) is another memory with the same sessions, without a database.
-
-    Attributes:
-        path (`Path`, *optional*): The folder of the database.
-        view (`View`): The present sessions. It is replaced, never changed.
-        tokens (`int`): Tokens of the present sessions.
-        closed (`bool`): Whether no more is remembered.
     """
 
+    view: View  # the present sessions; it is replaced, never changed
+    tokens: int  # of the present sessions
     _segments: list[Segment]
     _tail: Tail
     _ids: array[int]  # in the database, of each session that is remembered
@@ -54,7 +87,7 @@ class Memory:
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
         self.path: Path | None = None if database is None else database.folder
-        self.closed = False
+        self.closed = False  # whether no more is remembered
         self._database = database
         self._keeps = True  # whether the last use of the database succeeded
         self._lock = threading.Lock()

@@ -160,8 +160,10 @@ def extend_store(
                 new = _add_shards(folder, config, opened, engine, chosen).shards
                 shards = [*config.shards, *new]
                 shards = merge_due(folder, config, shards, chosen.num_proc, chosen.progress)
+                if not chosen.resume:  # whoever resumes needs it until config.json is replaced
+                    delete(folder / PROGRESS)
                 _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
-            (folder / PROGRESS).unlink()
+            delete(folder / PROGRESS)
             _sweep(folder)
         except BaseException as error:
             if not chosen.resume:

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+from knn_texts import CORPUS
+
+from hf_refspec.ralm.knn_datastore import KnnDatastore
+
+
+@pytest.fixture(scope="session")
+def store(byte_llama, tokenizer, tmp_path_factory) -> KnnDatastore:
+    path = tmp_path_factory.mktemp("knn") / "store"
+    return KnnDatastore.build(byte_llama, tokenizer, CORPUS, path, progress=False)
+
+
+@pytest.fixture(scope="session")
+def inputs(tokenizer):
+    return tokenizer("for k in ran", return_tensors="pt", return_token_type_ids=False)
