@@ -120,7 +120,7 @@ def decoding_methods(
     if store is not None:
         if store.form == "full":
             methods.append(Method("REST's algorithm", 64, DatastoreDrafts(store, mode="rest")))
-        methods.append(Method("DatastoreDrafts", "auto", DatastoreDrafts(store)))
+        methods += (Method("DatastoreDrafts", each, DatastoreDrafts(store)) for each in nodes)
     return [*methods, *(Method(BLEND, each, _blend(store, recycles)) for each in nodes)]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.methods import LLMA, RECYCLING, decoding_methods, with_references
+from hf_refspec.apps.bench.methods import BUDGETS, LLMA, RECYCLING, decoding_methods, with_references
 from hf_refspec.apps.bench.models import random_model
 from hf_refspec.drafting.observation import Observation
 
@@ -22,7 +22,7 @@ def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
     store = rs.Datastore.build(["def f(): pass"] * 3, tokenizer, tmp_path / "s", progress=False)
     every = {method.name for method in decoding_methods()}
     added = [method.name for method in decoding_methods(store) if method.name not in every]
-    assert added == ["REST's algorithm", "DatastoreDrafts"]
+    assert added == ["REST's algorithm", *["DatastoreDrafts"] * len(BUDGETS)]
     compact = store.compact(tmp_path / "c", max_bytes=5000, progress=False)
     assert "REST's algorithm" not in [method.name for method in decoding_methods(compact)]
 

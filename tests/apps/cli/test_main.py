@@ -10,6 +10,9 @@ import pytest
 import hf_refspec
 from hf_refspec.apps.cli.main import COMMANDS, main
 
+# The commands that load a model.
+LOADING = ["bench", "chat", "demo", "evaluate", "generate", "ralm", "recycle", "serve", "space"]
+LOADING += ["knn build", "knn perplexity"]
 AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
@@ -53,25 +56,10 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "bench",
-        "chat",
-        "demo",
-        "evaluate",
-        "generate",
-        "ralm",
-        "recycle",
-        "serve",
-        "space",
-        "knn,build",
-        "knn,perplexity",
-    ],
-)
+@pytest.mark.parametrize("command", LOADING)
 def test_commands_that_load_a_model_place_it(command, capsys):
     with pytest.raises(SystemExit):
-        main([*command.split(","), "--help"])
+        main([*command.split(), "--help"])
     assert "--device-map" in capsys.readouterr().out
 
 
