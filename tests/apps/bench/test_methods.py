@@ -7,7 +7,13 @@ import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.methods import BUDGETS, LLMA, RECYCLING, decoding_methods, with_references
+from hf_refspec.apps.bench.methods import (
+    BUDGETS,
+    LLMA,
+    RECYCLING,
+    decoding_methods,
+    with_references,
+)
 from hf_refspec.apps.bench.models import random_model
 from hf_refspec.drafting.observation import Observation
 
