@@ -26,7 +26,7 @@ from hf_refspec.apps.shared.default_model import load_tokenizer
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import SpeculationStats
 
-MATCH_LENGTHS = (1, 2, 3, 4, 6, 8)
+MATCH_LENGTHS = (1, 2, 3, 4)
 COPY_LENGTHS = (2, 6, 10, 14, 18, 22, 26, 30)
 
 NewDrafter: TypeAlias = Callable[[RecordedAnswer], CandidateGenerator]  # for one question
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", help="the LLMA paper's rag.jsonl")
     parser.add_argument("--tokenizer", required=True, help="a folder or a Hub id")
-    parser.add_argument("--grid", action="store_true", help="LLMA's MAT by n and k, half an hour")
+    parser.add_argument("--grid", action="store_true", help="LLMA's MAT by n and k, in minutes")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)  # the model is too small for more
