@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
-from replay import replay, stand_in_model
+from replay import walk
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.plots import (
@@ -63,7 +62,8 @@ class RandomContinuations(DatastoreDrafts):
                     break
                 nodes.setdefault(tuple(path[:depth]), len(nodes))
         parents = [nodes.get(path[:-1], -1) for path in nodes]
-        return DraftTree([path[-1] for path in nodes], parents, [0.5] * len(nodes))
+        tokens = np.array([path[-1] for path in nodes], np.int64)
+        return DraftTree(tokens, np.array(parents, np.int32), np.full(len(nodes), 0.5, np.float32))
 
 
 def ablate(
@@ -72,15 +72,13 @@ def ablate(
     answers: list[RecordedAnswer],
     folder: Path,
 ) -> None:
-    """Replays answers with datastores of growing size, made from one with its full form; prints
-    MAT and microseconds of drafting a token, and writes table and plot to a new folder."""
-    torch.set_num_threads(1)  # the model is too small for more
-    model = stand_in_model(len(tokenizer))
+    """Walks along answers with datastores of growing size, made from one with its full form;
+    prints MAT and microseconds of drafting a token, and writes table and plot to a new folder."""
     points: list[dict[str, Any]] = []
     with new_folder(folder) as out:
         print(f"{'form':34} {'MB':>8} {'MAT':>6} {'us a token':>11}")
         for form, setting, size, drafter in _drafters(store, tokenizer):
-            stats = replay(answers, drafter, model, NODES)
+            stats = walk(answers, drafter, len(tokenizer), NODES)
             micros = 1e6 * stats.drafting_seconds / stats.tokens
             points.append(
                 {"form": form, "setting": setting, "size": size, "mat": stats.mat, "us": micros}

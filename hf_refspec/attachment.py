@@ -32,22 +32,16 @@ class Attachment:
     """
 
     def __init__(self, drafter: CandidateGenerator | str, **options: Any) -> None:
-        from .drafting.candidates import CandidateChain
-        from .drafting.datastore_drafts import with_drafts
-        from .drafting.drafter import Drafter
+        from .drafting.candidates import as_drafter
         from .drafting.stats import SpeculationStats
         from .generation.default_drafter import DrafterPool
         from .generation.validation import check_options
 
-        drafter = with_drafts(drafter)
-        check_options(drafter, **options)
+        check_options(**options)
         self.options = options
         self.stats = SpeculationStats()
         self._drafter = drafter
-        self._pool: DrafterPool | None = None
-        if not isinstance(drafter, str):
-            own = drafter if isinstance(drafter, Drafter) else CandidateChain(drafter)
-            self._pool = DrafterPool(own)
+        self._pool = None if drafter == "auto" else DrafterPool(as_drafter(drafter))
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 

@@ -3,8 +3,7 @@
 [`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once, as soon as
 transformers has it. A call without `candidate_generator` goes straight through. A call with it
 takes the official entry point, `custom_generate=<callable>`, which does all the usual preparation
-and then hands over to [`speculate`]. Decoding loops of other files carry the mark of
-[`entry_point`].
+and then hands over to [`speculate`], or to another decoding loop of this package.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from .attachment import Attachment, attachment_of
-from .generation.entry_point import loop_of, taken_by
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 # Where transformers has `generate`. It takes seconds to import, which `import hf_refspec` must not.
 _MODULE = "transformers.generation.utils"
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
+# Arguments that transformers drops on its way to a callable (5.23).
+_DROPPED = ("streamer", "synced_gpus", "tokenizer")
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -112,8 +112,9 @@ def _speculative(generate: Any) -> Any:
         attachment = attachment_of(self) if names_none else None
         ours = (
             kwargs.get("candidate_generator") is not None
-            or taken_by(custom_generate) is not None
-            or _is_reproducible(kwargs)
+            or _is_ours(custom_generate)
+            # Without a drafter, it is what others are compared with.
+            or (custom_generate is None and kwargs.get("verification") == "reproducible")
         )
         if attachment is None and not ours:
             return generate(self, *args, **_plain(kwargs))
@@ -176,17 +177,15 @@ def _check_configs(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[s
 def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments with which `generate` comes to a decoding loop of this package.
 
-    The streamer (and the tokenizer, where the loop takes it) is bound here because transformers
-    drops it on its way to a callable (5.23), and so that nothing is streamed before the arguments
-    have been checked.
+    What transformers drops on its way to a callable is bound here, so that nothing is streamed
+    either before the arguments have been checked.
     """
     from .generation.speculate import speculate
     from .generation.validation import check_call, check_model
 
     custom_generate = kwargs.get("custom_generate")
-    drafts = kwargs.get("candidate_generator") is not None
-    loop = speculate if custom_generate is None else loop_of(custom_generate)
-    if drafts and loop is not speculate:
+    loop = speculate if custom_generate is None else _loop_of(custom_generate)
+    if kwargs.get("candidate_generator") is not None and loop is not speculate:
         raise ValueError(
             f"`custom_generate={custom_generate!r}` cannot be combined with `candidate_generator`: "
             "both replace the decoding loop. Leave one of them out."
@@ -194,28 +193,33 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     caller = "candidate_generator" if loop is speculate else loop.__name__
     check_model(model, caller)
     check_call(model, kwargs, caller)
-    names = (*(taken_by(loop) or ()), *(OPTIONS if loop is speculate else ()))
+    bound = {*_DROPPED, *OPTIONS} & inspect.signature(loop).parameters.keys()
     options = dict(getattr(custom_generate, "keywords", {}))
-    options |= {name: kwargs[name] for name in names if name in kwargs}
+    options |= {name: kwargs[name] for name in bound if name in kwargs}
     prepared = _with_stop_strings(model, {**options, **kwargs})
     if _lacks_cache(model, prepared):
         prepared["use_cache"] = True
         if loop is speculate:
             options["adds_cache"] = True
-    if _is_reproducible(options):
+    if options.get("verification") == "reproducible":
         if custom_generate is None:
             options.setdefault("candidate_generator", None)
         prepared = _with_static_cache(prepared)
     others = {name: value for name, value in prepared.items() if name not in options}
-    if "tokenizer" in kwargs and "tokenizer" not in names:
+    if "tokenizer" in kwargs and "tokenizer" not in bound:
         others["tokenizer"] = kwargs["tokenizer"]
     return {**others, "custom_generate": functools.partial(loop, **options)}
 
 
-def _is_reproducible(kwargs: dict[str, Any]) -> bool:
-    """Whether a call asks for bits that drafts do not change. Without a drafter, it is what others
-    are compared with."""
-    return kwargs.get("verification") == "reproducible"
+def _loop_of(custom_generate: Any) -> Any:
+    """What is behind a `functools.partial`."""
+    return getattr(custom_generate, "func", custom_generate)
+
+
+def _is_ours(custom_generate: Any) -> bool:
+    """Whether it is a decoding loop of this package."""
+    module = getattr(_loop_of(custom_generate), "__module__", None) or ""
+    return module.partition(".")[0] == __package__
 
 
 def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,15 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+# Names in a configuration of what limits attention to some of the positions.
+LOCAL_ATTENTION = (
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "attention_chunk_size",
+    "index_topk",
+)
+
 
 def text_config(model: PreTrainedModel | PreTrainedConfig) -> Any:
     """The configuration of the decoder of a model, or of the decoder that a configuration has."""
@@ -17,3 +26,35 @@ def context_length(model: PreTrainedModel | PreTrainedConfig) -> int | None:
     """How many tokens a model can read; `None` if its configuration sets no limit."""
     config = text_config(model)
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def attends_locally(config: PreTrainedConfig) -> bool:
+    """Whether the configuration says that some layer attends to some of the positions only."""
+    return any(isinstance(getattr(config, name, None), int) for name in LOCAL_ATTENTION)
+
+
+def attention_windows(config: PreTrainedConfig) -> dict[str, int | None] | None:
+    """How many of the last tokens each type of layer attends to.
+
+    Returns:
+        `dict` or `None`: By the type's name, the number, or `None` for all of them; the name is ""
+        where the configuration has no types. `None` where some layer attends in another manner.
+    """
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        known = {"full_attention": None, "sliding_attention": window}
+        windows = {kind: known[kind] for kind in types if kind in known}
+        return windows if len(windows) == len({*types}) else None
+    others = (name for name in LOCAL_ATTENTION if name != "sliding_window")
+    if any(isinstance(getattr(config, name, None), int) for name in others):
+        return None
+    return {"": window}
+
+
+def length_dependent_rope(config: PreTrainedConfig) -> dict[str, Any]:
+    """The parameters of a rotary embedding whose frequencies depend on the length of the text, or
+    {}. A configuration may hold one set of them, or one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return next((each for each in sets if each.get("rope_type") in ("dynamic", "longrope")), {})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,13 @@ import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .observation import Observation
-from .one_call import OneCall
-from .tree import DraftTree
 
 # transformers' protocol names no vocabulary; this one holds every id that an int32 can.
 ANY_VOCABULARY = 2**31 - 1
 
 
-class AssistedDrafter(OneCall, CandidateGenerator):
-    """Serves transformers' `CandidateGenerator` protocol with chains of draft tokens.
+class AssistedDrafter(CandidateGenerator):
+    """Serves transformers' `CandidateGenerator` protocol with the chains that a [`Drafter`] drafts.
 
     Attributes:
         assisted_draft_tokens (`int`): The longest chain: the protocol sets no budget (10, as for
@@ -27,15 +23,10 @@ class AssistedDrafter(OneCall, CandidateGenerator):
     """
 
     assisted_draft_tokens: int = 10
-    _seen_ids: np.ndarray | None = None
-
-    def draft_chain(self, budget: int) -> DraftTree:
-        raise NotImplementedError
-
-    def observe(self, observation: Observation) -> None: ...
+    _assisted_ids: np.ndarray | None = None  # the text so far; `None` where a call began otherwise
 
     def get_candidates(
-        self, input_ids: torch.LongTensor, **kwargs: Any
+        self: Any, input_ids: torch.LongTensor, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """transformers' protocol: `input_ids` with a chain of draft tokens behind them.
 
@@ -64,9 +55,9 @@ class AssistedDrafter(OneCall, CandidateGenerator):
     ) -> None:
         """transformers' protocol: nothing to do, `get_candidates` sees what was accepted."""
 
-    def _follow(self, ids: np.ndarray) -> None:
+    def _follow(self: Any, ids: np.ndarray) -> None:
         """Observes what is new in `ids`, or begins another text."""
-        seen = self._seen_ids
+        seen = self._assisted_ids
         if seen is not None and np.array_equal(ids[: len(seen)], seen):
             if len(ids) > len(seen):
                 self.observe(Observation(ids[len(seen) :]))
@@ -74,10 +65,4 @@ class AssistedDrafter(OneCall, CandidateGenerator):
             if seen is not None:
                 self.end()
             self.begin(ids, ANY_VOCABULARY)
-        self._seen_ids = ids
-
-    @contextmanager
-    def _begun(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
-        self._seen_ids = None
-        with super()._begun(prompt_ids, vocab_size):
-            yield
+        self._assisted_ids = ids

@@ -11,7 +11,7 @@ import numpy as np
 from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
 from .calibration import Calibration
-from .datastore_drafts import with_drafts
+from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
@@ -34,7 +34,9 @@ class Blend(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter | Datastore]) -> None:
         self.drafters: list[Drafter] = []
-        for drafter in map(with_drafts, drafters):
+        for drafter in drafters:
+            if isinstance(drafter, Datastore):
+                drafter = DatastoreDrafts(drafter)
             if not isinstance(drafter, Drafter):
                 raise TypeError(f"drafters must be drafters of hf_refspec, but has {drafter!r}")
             self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]

@@ -1,12 +1,20 @@
 """Estimates of acceptance, corrected by what was accepted."""
 
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from ..index.calibration import CLASSES, calibrate, record_outcome
+from ..index.kernels import kernel
 from .tree import DraftTree
 
+# A node is judged among nodes of a similar depth with a similar conditional probability: with more
+# classes they are more alike, and of each class less is known.
+LAST_DEPTHS = (1, 2, 4, 8)  # of each class of depth; deeper nodes are one more
+LEAST_PROBS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)  # smaller ones are one more
+CLASSES = (len(LAST_DEPTHS) + 1, len(LEAST_PROBS) + 1)
 # Expected acceptances that, all of them missed, halve the trust in a source: more are steadier,
 # fewer correct it sooner.
 PSEUDO_COUNT = 2.0
@@ -43,3 +51,74 @@ class Calibration:
         return record_outcome(
             tree.tokens, tree.parents, tree.probs, tokens, MEMORY, self._expected, self._accepted
         )
+
+
+@njit
+def _classify(parents, probs, node, depths):
+    """The probability of a node once its parent is accepted, and its two classes.
+
+    It reads the parent's depth and writes the node's.
+    """
+    parent = parents[node]
+    depths[node] = 1 if parent < 0 else depths[parent] + 1
+    before = probs[parent] if parent >= 0 else 1.0
+    prob = probs[node] / before if before > 0 else 0.0
+    depth_class = prob_class = 0
+    for last in LAST_DEPTHS:
+        depth_class += depths[node] > last
+    for least in LEAST_PROBS:
+        prob_class += prob >= least
+    return prob, depth_class, prob_class
+
+
+@kernel(
+    "float32[::1](int32[::1], float32[::1], float64[:, ::1], float64[:, ::1], float64, float64)"
+)
+def calibrate(parents, probs, expected, accepted, pseudo_count, prior_exponent):
+    """Corrects a tree's estimates by the outcomes of earlier ones.
+
+    Args:
+        parents, probs: The tree with the source's own estimates.
+        expected, accepted: The counts of each class of depth and conditional probability.
+        pseudo_count: The weight of a depth's counts in each of its classes, and of the source's own
+            estimates in a depth's counts.
+        prior_exponent: There a conditional probability p counts as p * p ** prior_exponent.
+    """
+    calibrated = np.empty(len(parents), dtype=np.float32)
+    depths = np.empty(len(parents), dtype=np.int32)
+    for node in range(len(parents)):
+        prob, i, j = _classify(parents, probs, node, depths)
+        of_depth = (accepted[i].sum() + pseudo_count) / (expected[i].sum() + pseudo_count)
+        prior = pseudo_count * of_depth * prob**prior_exponent
+        prob *= (accepted[i, j] + prior) / (expected[i, j] + pseudo_count)
+        before = calibrated[parents[node]] if parents[node] >= 0 else np.float32(1.0)
+        calibrated[node] = min(before * prob, before)
+    return calibrated
+
+
+@kernel(
+    "int64(int64[::1], int32[::1], float32[::1], int64[::1], float64, float64[:, ::1],"
+    "float64[:, ::1])"
+)
+def record_outcome(tokens, parents, probs, emitted, memory, expected, accepted):
+    """Adds a draft's nodes to the counts in place, those whose parent was right.
+
+    A class that expects more than `memory` is halved. Returns how many of the emitted tokens are a
+    path of the tree.
+    """
+    agreed = 0
+    depths = np.empty(len(parents), dtype=np.int32)
+    right = np.zeros(len(parents), dtype=np.bool_)
+    for node in range(len(parents)):
+        prob, i, j = _classify(parents, probs, node, depths)
+        parent = parents[node]
+        if depths[node] > len(emitted) or (parent >= 0 and not right[parent]):
+            continue
+        right[node] = tokens[node] == emitted[depths[node] - 1]
+        agreed += right[node]
+        expected[i, j] += prob
+        accepted[i, j] += right[node]
+        if expected[i, j] > memory:
+            expected[i, j] *= 0.5
+            accepted[i, j] *= 0.5
+    return agreed

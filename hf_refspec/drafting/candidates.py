@@ -1,11 +1,15 @@
-"""Any transformers `CandidateGenerator` as a drafter."""
+"""Whatever a call may draft from as a drafter: a datastore, any `CandidateGenerator`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..store.datastore import Datastore
+from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter
 from .observation import Observation
 from .tree import DraftTree
@@ -38,3 +42,23 @@ class CandidateChain(Drafter):
             # (1, 1 + T, vocab_size), and how many of the T candidates were right.
             self.generator.update_candidate_strategy(self._ids, logits[None], len(tokens) - 1)
         self._asked = False
+
+
+def as_drafter(given: Any) -> Drafter:
+    """The drafter for a call's `candidate_generator`; anything that is none is refused."""
+    if isinstance(given, Drafter):
+        return given
+    if isinstance(given, Datastore):
+        return DatastoreDrafts(given)
+    if not isinstance(given, CandidateGenerator):
+        hint = ": pass an instance, not the class" if isinstance(given, type) else ""
+        raise TypeError(
+            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
+            f"`CandidateGenerator`, but is {given!r}{hint}."
+        )
+    if given.requires_model_outputs:
+        raise ValueError(
+            f"`candidate_generator` is a {type(given).__name__}, which drafts from the target "
+            "model's hidden states. Only generators that draft from token ids are supported."
+        )
+    return CandidateChain(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -12,9 +12,8 @@ from ..index.rest_trie import rest_tree
 from ..index.suffix_array import DEPTH
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
-from .drafter import Drafter
+from .drafter import Drafter, last_tokens
 from .observation import Observation
-from .token_ids import last_tokens
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["mixed", "rest"]
@@ -136,8 +135,3 @@ class DatastoreDrafts(Drafter):
         # No match contains a token that the datastore cannot have, beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
         self._context = context[foreign[-1] + 1 :] if len(foreign) else context
-
-
-def with_drafts(source: Any) -> Any:
-    """`DatastoreDrafts` of a datastore; anything else unchanged."""
-    return DatastoreDrafts(source) if isinstance(source, Datastore) else source

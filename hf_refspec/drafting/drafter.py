@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from transformers import GenerationConfig
 
 from .assisted import ANY_VOCABULARY, AssistedDrafter
 from .calibration import PRIOR_EXPONENT, Calibration
 from .observation import Observation
-from .printed import Printed
 from .stats import SpeculationStats
 from .tree import DraftTree
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class Drafter(Printed, AssistedDrafter):
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a call samples: the options of transformers by which a drafter estimates what is drawn.
+    Others, as min-p, may shape the distribution too; the text is plain sampling's with all of them.
+
+    Attributes:
+        temperature (`float`): What logits are divided by.
+        top_k (`int`): Only so many tokens are drawn; 0 for all.
+        top_p (`float`): Only the most probable tokens that add up to so much are drawn.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @classmethod
+    def of(cls, config: GenerationConfig) -> Sampling | None:
+        """The options of a call; `None` if it is greedy."""
+        if not config.do_sample:
+            return None
+        temperature = 1.0 if config.temperature is None else config.temperature
+        top_p = 1.0 if config.top_p is None else config.top_p
+        return cls(float(temperature), int(config.top_k or 0), float(top_p))
+
+
+class Drafter(AssistedDrafter):
     """Drafts the tokens that may come next, for the target model to verify.
 
     One call of `generate` is `begin -> (draft -> observe)* -> end`. A subclass implements `draft`,
@@ -41,14 +74,21 @@ class Drafter(Printed, AssistedDrafter):
     decides_length: bool = False
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
+    sampling: Sampling | None = None
+    stats: SpeculationStats
     calibration: Calibration
+    _in_use: threading.Lock
     # What `a | b` is: `Blend`, which stands on this file and puts itself here.
     _blended: ClassVar[Any]
+    # Types of arguments that are printed.
+    _shown: ClassVar[tuple[type, ...]] = (bool, int, float, str)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Drafter:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Not in __init__: a subclass may forget to call it, and copies and pickles do not call it.
         drafter = super().__new__(cls)
         drafter.stats = SpeculationStats()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
+        drafter._in_use = threading.Lock()
         return drafter
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
@@ -100,6 +140,72 @@ class Drafter(Printed, AssistedDrafter):
     def __ror__(self, other: Any) -> Drafter:
         return self._blended([other, self])
 
+    def __repr__(self) -> str:
+        """The arguments that differ from their defaults, but no large ones."""
+        arguments = inspect.signature(type(self).__init__).parameters.values()
+        given = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in arguments
+            if isinstance(getattr(self, each.name, None), self._shown)
+            and getattr(self, each.name) != each.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_in_use"}
+
+    @contextmanager
+    def session(
+        self, prompt_ids: np.ndarray, vocab_size: int, sampling: Sampling | None = None
+    ) -> Iterator[None]:
+        """One call with a single row, see [`~Drafter.sessions`]."""
+        with self.sessions([prompt_ids], vocab_size, sampling):
+            yield
+
+    @contextmanager
+    def sessions(
+        self, prompts: Sequence[np.ndarray], vocab_size: int, sampling: Sampling | None = None
+    ) -> Iterator[list[Drafter]]:
+        """One call, from `begin` to `end`, with fresh `stats`: this drafter drafts for the first
+        row, a fork for each other.
+
+        Args:
+            prompts (sequence of `np.ndarray`): The prompt of each row, as `begin` takes it.
+            vocab_size (`int`): The target model's.
+            sampling ([`Sampling`], *optional*): How the call samples; `None` if it is greedy.
+
+        Raises:
+            RuntimeError: if another call is using this drafter.
+        """
+        with self._owned(), ExitStack() as rows:
+            drafters = [self, *(self.fork() for _ in prompts[1:])]
+            for drafter, prompt_ids in zip(drafters, prompts, strict=True):
+                drafter.sampling = sampling
+                rows.enter_context(drafter._begun(prompt_ids, vocab_size))
+            yield drafters
+
+    @contextmanager
+    def _begun(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
+        self._assisted_ids = None
+        self.stats = SpeculationStats()
+        try:
+            self.begin(prompt_ids, vocab_size)
+            yield
+        finally:
+            self.end()
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                f"this {type(self).__name__} is in use by another call; make one drafter per "
+                "thread, or fork() it"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
 
 def valid_draft(drafter: Drafter, budget: int, vocab_size: int, chain: bool) -> DraftTree:
     """Asks a drafter for a tree or a chain; raises a ValueError if it is no valid one."""
@@ -122,3 +228,8 @@ def _refused(drafter: Drafter, budget: int, drafted: Any) -> ValueError:
         f"{type(drafter).__name__} was asked for a DraftTree of at most {budget} nodes, but "
         f"drafted {drafted!r}."
     )
+
+
+def last_tokens(before: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
+    """The last tokens, up to `count`, of a text that continues, as int32."""
+    return np.concatenate((before, tokens[-count:]), dtype=np.int32)[-count:]

@@ -12,9 +12,9 @@ from ..check_count import check_count
 from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .drafter import Drafter
+from .drafter import Drafter, last_tokens
 from .observation import Observation
-from .token_ids import Reference, check_tokenizer, last_tokens, references_to_ids
+from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
 
 Mode: TypeAlias = Literal["tree", "llma"]

@@ -68,11 +68,6 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def last_tokens(before: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
-    """The last tokens, up to `count`, of a text that continues, as int32."""
-    return np.concatenate((before, tokens[-count:]), dtype=np.int32)[-count:]
-
-
 def _is_ids(reference: Any) -> bool:
     """Whether it is a list (or other sequence) of ids, by its first item."""
     return (

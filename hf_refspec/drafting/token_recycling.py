@@ -14,12 +14,10 @@ from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..store.recycling_table import ModelTable
 from .assisted import ANY_VOCABULARY
-from .drafter import Drafter
+from .drafter import Drafter, Sampling, last_tokens
 from .learn_corpus import learn_corpus
 from .observation import Observation
-from .sampling import Sampling
 from .stats import SpeculationStats
-from .token_ids import last_tokens
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:

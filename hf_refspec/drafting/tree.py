@@ -144,18 +144,15 @@ class DraftTree:
             count = len(getattr(tree, name))
             if count != len(tree):
                 raise ValueError(f"DraftTree.{name} has {count} entries for {len(tree)} tokens")
-        tree._check(vocab_size)
-        return tree
-
-    def _check(self, vocab_size: int) -> None:
-        fault = tree_fault(self.tokens, self.parents, self.probs, vocab_size)
+        fault = tree_fault(tree.tokens, tree.parents, tree.probs, vocab_size)
         if fault == FOREIGN_TOKEN:
             raise ValueError(
-                f"DraftTree.tokens has ids from {self.tokens.min()} to {self.tokens.max()}, "
+                f"DraftTree.tokens has ids from {tree.tokens.min()} to {tree.tokens.max()}, "
                 f"outside of the target model's vocabulary of {vocab_size}"
             )
         if fault:
             raise ValueError(_FAULTS[fault])
+        return tree
 
 
 _FAULTS = {

@@ -32,17 +32,10 @@ _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
 
 
 class Budget:
-    """The number of draft nodes of a row that the call has named.
-
-    Args:
-        nodes (`int`): The number.
-
-    Attributes:
-        most (`int`): The most nodes that a row ever drafts.
-    """
+    """The number of draft nodes of a row that the call has named."""
 
     def __init__(self, nodes: int) -> None:
-        self.most = nodes
+        self.most = nodes  # that a row ever drafts
 
     @property
     def nodes(self) -> int:
@@ -50,33 +43,20 @@ class Budget:
         return self.most
 
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
-        """The parts of the rows' drafts that are worth verifying: all of them.
-
-        Args:
-            rows (sequence of [`Row`]): Of the next forward pass.
-            drafting_seconds (`float`): How long it took to draft for them.
-        """
+        """The parts of the drafts that are worth verifying in the next pass: all of them."""
         return [row.draft for row in rows]
 
     def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
-        """Learns from a forward pass: nothing.
-
-        Args:
-            rows (sequence of [`Row`]): Of the pass.
-            pass_tokens (`int`): The tokens of a row in the pass, the last token among them.
-            seconds (`float`): How long it took, until the next tokens were known.
-        """
+        """Learns from a pass with so many tokens of each row, the last token among them, that took
+        so long until the next tokens were known: nothing."""
 
 
 class AutoBudget(Budget):
     """As many draft nodes a row as give the most expected tokens per second, none if none pay.
 
-    Each pass is logged, at level DEBUG: what was expected of each size, and what came.
-
-    Args:
-        costs (callable): Returns the [`PassCosts`] of the target model for a number of rows.
-        widths (sequence of `int`, *optional*): The numbers of tokens that passes are padded to,
-            which these costs are of.
+    `costs` returns those of the target model for a number of rows, at the `widths` that passes are
+    padded to, if they are. Each pass is logged, at level DEBUG: what was expected of each size, and
+    what came.
     """
 
     def __init__(
@@ -91,12 +71,11 @@ class AutoBudget(Budget):
 
     @property
     def nodes(self) -> int:
-        """The most nodes that a row should draft now: where drafts have not paid for long, mostly
-        none."""
+        """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
 
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
-        """The nodes of each draft that pay, see [`Budget.trim`]."""
+        """The nodes of each draft that pay."""
         self._expected = None
         drafts = [row.draft for row in rows]
         kept = self._paying(rows) if any(map(len, drafts)) else drafts
@@ -105,28 +84,21 @@ class AutoBudget(Budget):
         return kept
 
     def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
-        """Learns what became of the drafts and what the pass cost, see [`Budget.record`]."""
+        """Learns what became of the drafts and what the pass cost."""
         for row in rows:
             if row.path is not None and len(row.draft):
                 row.drafter.calibration.record(row.draft, row.emitted)
         costs = self._costs(len(rows))
-        self._log(costs, rows, pass_tokens, seconds)
+        if logger.isEnabledFor(logging.DEBUG):
+            expected = None if self._expected is None else self._expected.round(3).tolist()
+            logger.debug(
+                "pass over %d tokens a row: %.4f s, %d new tokens; of %s tokens a row were "
+                "expected: %s new tokens, %s s",
+                *(pass_tokens, seconds, sum(len(row.emitted) for row in rows)),
+                *(self._tokens.tolist(), expected, costs.seconds().round(5).tolist()),
+            )
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
-
-    def _log(self, costs: PassCosts, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
-        if not logger.isEnabledFor(logging.DEBUG):
-            return
-        logger.debug(
-            "pass over %d tokens a row: %.4f s, %d new tokens; of %s tokens a row were expected: "
-            "%s new tokens, %s s",
-            pass_tokens,
-            seconds,
-            sum(len(row.emitted) for row in rows),
-            self._tokens.tolist(),
-            None if self._expected is None else self._expected.round(3).tolist(),
-            costs.seconds().round(5).tolist(),
-        )
 
     def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1
@@ -192,15 +164,8 @@ def make_budget(
     kind_of_pass: str,
     widths: tuple[int, ...] | None = None,
 ) -> Budget:
-    """The budget that a call asks for.
-
-    Args:
-        max_draft_tokens (`int` or `"auto"`): The call's option.
-        drafter ([`Drafter`]): What drafts; one that decides itself how long its drafts are is not
-            cut by `"auto"`.
-        model (`nn.Module`): The target model.
-        kind_of_pass (`str`), widths (sequence of `int`, *optional*): As the verifier's.
-    """
+    """The budget that a call asks for, where a verifier runs passes of this kind, padded to these
+    `widths`. `"auto"` does not cut a drafter that decides itself how long its drafts are."""
     if isinstance(max_draft_tokens, int):
         return Budget(max_draft_tokens)
     if drafter.decides_length:

@@ -28,12 +28,10 @@ def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
     """The default sources of one call, blended. What they learn of a model is kept at the model;
     calls in several threads learn into one table."""
     vocab_size = text_config(model).vocab_size
-    facts = facts_about(model)
-    key = "default drafters", vocab_size
-    pool: DrafterPool | None = facts.get(key)
-    if pool is None:
-        sources = default_sources(top_k=min(8, vocab_size))
-        pool = facts.setdefault(key, DrafterPool(Blend(sources)))
+    facts, key = facts_about(model), ("default drafters", vocab_size)
+    if key not in facts:
+        facts.setdefault(key, DrafterPool(Blend(default_sources(top_k=min(8, vocab_size)))))
+    pool: DrafterPool = facts[key]
     return pool.drafter()
 
 

@@ -24,52 +24,40 @@ from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.token_sequence import StandingTokens
 from ..verification.verifier import Verifier
-from .acceptance import accept
+from .batch import BatchCriteria
 from .budget import Budget
-from .criteria import BatchCriteria, longest_row
-from .row import Row
+from .row import Row, accept, longest_row
 
 
 @dataclass
 class Loop:
-    """The forward passes of one call, each over a draft for every row.
+    """The forward passes of one call, each over a draft for every row."""
 
-    Attributes:
-        verifier ([`Verifier`]): Runs the target model.
-        budget ([`Budget`]): Decides how many nodes are drafted, and which are verified.
-        reach ([`Reach`]): Decides how far drafts may reach.
-        stats ([`SpeculationStats`]): Of the call.
-        chains (`bool`): Whether drafts must not branch.
-        ranks ([`Ranks`]): The processes that run the target model; the first one drafts.
-        reads_prompts (`bool`): Whether drafters may learn what the target expects inside prompts.
-        clock (callable): Returns the time in seconds.
-    """
-
-    verifier: Verifier
-    budget: Budget
-    reach: Reach
+    verifier: Verifier  # runs the target model
+    budget: Budget  # how many nodes are drafted, and which are verified
+    reach: Reach  # how far drafts may reach
     stats: SpeculationStats
-    chains: bool
-    ranks: Ranks = field(default_factory=Ranks)
-    reads_prompts: bool = True
+    chains: bool  # whether drafts must not branch
+    ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
+    reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
 
-    def run(self, rows: list[Row], criteria: BatchCriteria, keeps_cache: bool) -> None:
+    def run(
+        self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
+    ) -> None:
         """Decodes until all rows have ended.
 
-        Args:
-            rows (`list[Row]`): R rows.
-            criteria ([`BatchCriteria`]): Those that no row asks of itself. They know whether a row
-                that has ended is padded or goes on until it is as long as the longest.
-            keeps_cache (`bool`): Whether rows that have ended must stay in the cache.
+        A row that has ended is padded (`pads`), or goes on until it is as long as the longest. It
+        stays in the cache if that `keeps_cache`. `criteria` are those that no row asks of itself.
         """
         all_rows = rows
         self.prefill(rows)
         while True:
-            criteria.ask(all_rows)
-            longest = 0 if criteria.pads else longest_row(all_rows)
+            if criteria is not None:
+                criteria.ask(all_rows)
+            longest = 0 if pads else longest_row(all_rows)
             if not keeps_cache:
-                rows = self._without_ended(rows, criteria.pads)
+                rows = self._without_ended(rows, pads)
             for row in rows:
                 row.stands_still = row.finished and len(row) >= longest
             if all(row.stands_still for row in rows):
@@ -123,21 +111,16 @@ class Loop:
             self._observe(rows, logits, top)
 
     def _draft(self, index: int, row: Row) -> DraftTree:
-        nodes, depth = self._limits(index, row)
-        if nodes <= 0 or depth <= 0 or not self.ranks.is_first:
+        if row.stands_still or not self.ranks.is_first:
             return DraftTree.empty()
-        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
-        return draft.truncated(depth)
-
-    def _limits(self, index: int, row: Row) -> tuple[int, int]:
-        """The most nodes and the greatest depth of a row's next draft."""
-        if row.stands_still:
-            return 0, 0
         nodes = min(self.budget.nodes, self.verifier.most_nodes)
         depth = self.reach.depth(len(row.seen), self.verifier.last_position(index, row.seen))
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
-        return nodes, depth
+        if nodes <= 0 or depth <= 0:
+            return DraftTree.empty()
+        draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
+        return draft.truncated(depth)
 
     def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses, the same tokens on all ranks. Returns
@@ -188,11 +171,8 @@ class Loop:
     def _without_ended(self, rows: list[Row], pads: bool) -> list[Row]:
         """The rows that may need more tokens, now or when others have become longer; the others
         leave the cache."""
-        kept = [
-            i
-            for i, row in enumerate(rows)
-            if not row.finished or not (pads or len(row) == row.max_length)
-        ]
+        ended = [row.finished and (pads or len(row) == row.max_length) for row in rows]
+        kept = [i for i, has_ended in enumerate(ended) if not has_ended]
         if 0 < len(kept) < len(rows):
             self.verifier.select(kept)
         return [rows[i] for i in kept]

@@ -59,8 +59,8 @@ class PassCosts:
         self._log_seconds = np.concatenate(([0.0], np.cumsum(growth)))
         self._largest_known = 0
         # Of sums of independent growths: entry (i, j) counts those that i and j have in common.
-        common = np.minimum.outer(np.arange(len(self.tokens)), np.arange(len(self.tokens)))
-        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(self.tokens))
+        common = np.minimum.outer(np.arange(len(tokens)), np.arange(len(tokens)))
+        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(tokens))
         # How long a pass takes at all is not known before the first one.
         self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common
 
@@ -120,14 +120,8 @@ def pass_costs(
     rows: int = 1,
     tokens: tuple[int, ...] = PASS_TOKENS,
 ) -> PassCosts:
-    """What is known of a model's forward passes, kept at the model as it is now.
-
-    Args:
-        model (`nn.Module`): The target model.
-        verification (`str`): How they are run: the name of the verifier.
-        rows (`int`, *optional*, defaults to 1): How many texts there are in a pass.
-        tokens (sequence of `int`, *optional*): The numbers of tokens of a row that passes have.
-    """
+    """What is known of a model's forward passes over so many rows, of so many `tokens` each, run in
+    this manner (`verification`); kept at the model as it is now."""
     parameter = next(model.parameters())
     threads = torch.get_num_threads()
     key = ("pass costs", parameter.device, verification, rows, tokens, threads)

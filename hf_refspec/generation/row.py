@@ -1,4 +1,5 @@
-"""A row: one text of a call, and all that plain decoding does with each of its tokens.
+"""Rows: the texts of a call, what plain decoding does with each of their tokens, and which draft
+tokens they accept.
 
 Logits processors, the choice, stopping criteria, the streamer: a row does for every token on the
 accepted path of a draft what plain decoding does for one token after another, in the same order and
@@ -8,6 +9,7 @@ streamers cannot tell the difference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,19 +17,43 @@ import numpy as np
 import torch
 from transformers import (
     EosTokenCriteria,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
+    MinPLogitsWarper,
     StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from ..drafting.drafter import Drafter
-from ..drafting.tree import DraftTree
+from ..drafting.top_tokens import top_tokens
+from ..drafting.tree import ROOT, DraftTree
 from ..verification.restored import random_numbers
 from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
+
+_BLIND_TO_IDS = (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +68,8 @@ class RowMark:
 
 
 class Row:
-    """The prompt, the tokens that the target model chose, and what is drafted to follow them.
-
-    Args:
-        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): The prompt with its padding.
-        logits_processor (`LogitsProcessorList`): See each prefix of the text once, in order.
-        stopping_criteria (`StoppingCriteriaList`): Asked after every token.
-        generation_config (`GenerationConfig`): Whether to sample, and what to record.
-        streamer (`BaseStreamer`, *optional*): Gets each token once, in order.
+    """The prompt `(1, prompt_length)` with its padding, the tokens that the target model chose, and
+    what is drafted to follow them.
 
     Attributes:
         drafter ([`Drafter`]): What drafts for it.
@@ -62,6 +82,7 @@ class Row:
         max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
+        output (`list[int]`): The tokens that were chosen.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
@@ -92,28 +113,25 @@ class Row:
         self.logits_processor = logits_processor
         self.do_sample = bool(config.do_sample)
         self.seen: TokenSequence = self
+        self.output: list[int] = []
         self._ids = input_ids
         self._prompt_length = input_ids.shape[1]
-        self._output: list[int] = []
         self._streamer = streamer
         self._eos_ids: set[int] = set()
         self._other_criteria = StoppingCriteriaList()
-        self._split_criteria(stopping_criteria)
-        self.draft_end: int | None = self.max_length
-        self.generator: torch.Generator | None = None
-
-    def _split_criteria(self, criteria: StoppingCriteriaList) -> None:
-        """Takes out the two that every call has: asked on the host, they cost no wait for a GPU."""
-        for criterion in criteria:
+        # The two that every call has are taken out: on the host, they cost no wait for a GPU.
+        for criterion in stopping_criteria:
             if type(criterion) is EosTokenCriteria:
                 self._eos_ids.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) is MaxLengthCriteria:
                 self.max_length = min(criterion.max_length, self.max_length or criterion.max_length)
             else:
                 self._other_criteria.append(criterion)
+        self.draft_end: int | None = self.max_length
+        self.generator: torch.Generator | None = None
 
     def __len__(self) -> int:
-        return self._prompt_length + len(self._output)
+        return self._prompt_length + len(self.output)
 
     @property
     def finished(self) -> bool:
@@ -125,15 +143,10 @@ class Row:
         """Prompt and output, `(1, length)`, on the prompt's device."""
         if (missing := len(self) - self._ids.shape[1]) > 0:
             # Not blocking: a copy to a GPU would otherwise wait for all that is queued there.
-            new_ids = torch.tensor([self._output[-missing:]])
+            new_ids = torch.tensor([self.output[-missing:]])
             new_ids = new_ids.to(self._ids.device, non_blocking=True)
             self._ids = torch.cat([self._ids, new_ids], dim=-1)
         return self._ids
-
-    @property
-    def output(self) -> list[int]:
-        """The tokens that were chosen."""
-        return self._output
 
     @property
     def emitted(self) -> np.ndarray:
@@ -142,26 +155,18 @@ class Row:
 
     def tail(self, count: int) -> np.ndarray:
         """The last `count` tokens on the host, int64 of shape `(count,)`."""
-        if count > len(self._output):
+        if count > len(self.output):
             return self.ids[0, len(self) - count :].numpy(force=True).astype(np.int64)
-        return np.array(self._output[len(self._output) - count :], dtype=np.int64)
+        return np.array(self.output[len(self.output) - count :], dtype=np.int64)
 
     def chooses_by_logits_alone(self) -> bool:
         """Whether the next token is the argmax of the raw logits, and nothing is recorded."""
-        return (
-            not self.do_sample
-            and len(self.logits_processor) == 0
-            and self.scores is None
-            and self.logits is None
-        )
+        recorded = self.scores is not None or self.logits is not None
+        return not self.do_sample and len(self.logits_processor) == 0 and not recorded
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token, as `GenerationMixin._sample` chooses it: one draw from the generator for
-        each token that is sampled.
-
-        Args:
-            logits (`torch.Tensor` of shape `(vocab_size,)`): The target model's.
-        """
+        """The next token by the target's logits `(vocab_size,)`, as `GenerationMixin._sample`
+        chooses it: one draw from the generator for each token that is sampled."""
         ids = self.ids
         next_logits = logits[None].to(copy=True, dtype=torch.float32, device=ids.device)
         next_scores = self.logits_processor(ids, next_logits)
@@ -169,11 +174,11 @@ class Row:
             self.scores += (next_scores,)
         if self.logits is not None:
             self.logits += (next_logits,)
-        return choose_tokens(next_scores, self.do_sample, self.generator)[0]
+        return _choose_tokens(next_scores, self.do_sample, self.generator)[0]
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
-        self._output.append(token)
+        self.output.append(token)
         stopped = token in self._eos_ids or (
             self.max_length is not None and len(self) >= self.max_length
         )
@@ -188,7 +193,7 @@ class Row:
     def replace(self, count: int, tokens: list[int], stopped_at: int | None) -> None:
         """Replaces the last `count` tokens and the end by those that another rank has chosen."""
         length = len(self) - count
-        self._output[length - self._prompt_length :] = tokens
+        self.output[length - self._prompt_length :] = tokens
         self._ids = self._ids[:, :length]
         self.stopped_at = stopped_at
 
@@ -206,7 +211,7 @@ class Row:
         """Goes back to a mark. What was sampled since is sampled again with the same random
         numbers; logits processors and stopping criteria are asked again, and must go by the ids
         alone. What was streamed stays so."""
-        self._output = self._output[: mark.length - self._prompt_length]
+        self.output = self.output[: mark.length - self._prompt_length]
         self._ids = self._ids[:, : mark.length]
         self.stopped_at, self.scores, self.logits = mark.stopped_at, mark.scores, mark.logits
         if mark.random_state is not None:
@@ -215,15 +220,66 @@ class Row:
     def choose_at(self, mark: RowMark, logits: torch.Tensor) -> int:
         """The token that other logits, `(vocab_size,)`, would have given at a mark; nothing
         changes."""
-        now, ids, output = self.mark(), self._ids, self._output
+        now, ids, output = self.mark(), self._ids, self.output
         self.roll_back(mark)
         token = self.choose(logits)
-        self._ids, self._output = ids, output
+        self._ids, self.output = ids, output
         self.roll_back(now)
         return token
 
 
-def choose_tokens(
+def accept(
+    rows: Sequence[Row], logits: torch.Tensor, choices: np.ndarray | None = None
+) -> list[list[int] | None]:
+    """Each row takes the nodes of its `verified` tree that the target model chooses, and one token
+    more.
+
+    Every row walks down its own draft, and they choose together: where logits processors need not
+    know the text (temperature, top-k, top-p), the next tokens of all rows that still walk are
+    chosen in one call, and without processors the greedy choice is one call for all nodes. So the
+    host synchronises once when greedy, otherwise once per accepted depth.
+
+    `logits` `(R, 1 + T, vocab_size)` are the target model's, after each row so far and after each
+    node of its tree; `choices` `(R, 1 + T)` are their argmax where it is known. Returns the
+    accepted nodes of each row, from the root on; `None` for rows that stand still.
+    """
+    greedy = None
+    if rows[0].chooses_by_logits_alone():  # all nodes in one copy
+        greedy = (top_tokens(logits, 0).choices if choices is None else choices).tolist()
+    children = [row.verified.children() for row in rows]
+    paths: list[list[int]] = [[] for _ in rows]
+    walking = [i for i, row in enumerate(rows) if not row.stands_still]
+    while walking:
+        nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
+        if greedy is None:
+            tokens = _choose(rows, logits, walking, nodes)
+        else:
+            tokens = [greedy[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
+        still_walking = []
+        for i, node, token in zip(walking, nodes, tokens, strict=True):
+            stopped = rows[i].append(token)
+            child = children[i].get((node, token))
+            if child is not None and not stopped:
+                paths[i].append(child)
+                still_walking.append(i)
+        walking = still_walking
+    return [None if row.stands_still else path for row, path in zip(rows, paths, strict=True)]
+
+
+def _choose(
+    rows: Sequence[Row], logits: torch.Tensor, walking: list[int], nodes: list[int]
+) -> list[int]:
+    """The next token of each row that walks, at these nodes of their drafts."""
+    processors = rows[0].logits_processor
+    together = rows[0].generator is None and all(type(p) in _BLIND_TO_IDS for p in processors)
+    if len(walking) == 1 or not together:
+        return [rows[i].choose(logits[i, 1 + node]) for i, node in zip(walking, nodes, strict=True)]
+    no_ids = torch.empty((len(walking), 0), dtype=torch.int64, device=logits.device)
+    at_nodes = logits[walking, [1 + node for node in nodes]].to(torch.float32)  # a copy
+    return _choose_tokens(processors(no_ids, at_nodes), rows[0].do_sample)
+
+
+def _choose_tokens(
     scores: torch.Tensor, do_sample: bool, generator: torch.Generator | None = None
 ) -> list[int]:
     """A token for each row of processed scores `(R, vocab_size)`."""
@@ -231,3 +287,22 @@ def choose_tokens(
         probs = torch.nn.functional.softmax(scores, dim=-1)
         return torch.multinomial(probs, num_samples=1, generator=generator)[:, 0].tolist()
     return scores.argmax(dim=-1).tolist()
+
+
+def longest_row(rows: Sequence[Row]) -> int:
+    """How long the output will at least be: plain decoding ends where the last row is stopped."""
+    return max(row.stopped_at or len(row) for row in rows)
+
+
+def own_length(row: Row, pads: bool) -> int:
+    """How many tokens of a row are returned as they are; padding follows."""
+    return row.stopped_at if pads and row.stopped_at is not None else len(row)
+
+
+def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.Tensor:
+    """The first tokens of all rows, `(R, length)`: rows that have ended before are padded."""
+    ids = rows[0].ids.new_full((len(rows), length), pad_id)
+    for i, row in enumerate(rows):
+        end = min(own_length(row, pads), length)
+        ids[i, :end] = row.ids[0, :end]
+    return ids

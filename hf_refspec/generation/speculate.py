@@ -21,24 +21,20 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..drafting.candidates import CandidateChain
-from ..drafting.datastore_drafts import with_drafts
-from ..drafting.drafter import Drafter
+from ..drafting.candidates import CandidateChain, as_drafter
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.sampling import Sampling
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
 from ..verification.choice import select_verifier
 from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
 from ..verification.restored import random_numbers
+from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
-from .criteria import BatchCriteria, criteria_of_rows, longest_row, own_length, padded
 from .default_drafter import default_drafter
-from .entry_point import entry_point
 from .loop import Loop
-from .processors import processors_of_rows
-from .row import Row
+from .row import Row, longest_row, own_length, padded
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
@@ -57,7 +53,6 @@ logger = logging.getLogger("hf_refspec")
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
 
-@entry_point("streamer", "synced_gpus")
 @torch.no_grad()
 def speculate(
     model: PreTrainedModel,
@@ -107,41 +102,30 @@ def speculate(
         ValueError: If an argument asks for what cannot be lossless, see the README's limits.
         RuntimeError: If another call is using this drafter.
     """
-    given: Any = with_drafts(candidate_generator)
     max_draft_tokens = "auto" if max_draft_tokens is None else max_draft_tokens
-    if given is None and verification == REPRODUCIBLE:
-        given, max_draft_tokens = Drafter(), 0
-    elif given is None:
-        given = "auto"
+    if candidate_generator is None and verification == REPRODUCIBLE:
+        candidate_generator, max_draft_tokens = Drafter(), 0
     check_model(model, "candidate_generator")
-    check_options(given, max_draft_tokens, verification)
+    check_options(max_draft_tokens, verification)
+    is_auto = candidate_generator is None or candidate_generator == "auto"
+    given = None if is_auto else as_drafter(candidate_generator)
     check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
     check_steps(model, model_kwargs, "candidate_generator")
     if verification == REPRODUCIBLE:
         check_reproducible(input_ids, generation_config, model_kwargs)
-    if not isinstance(given, Drafter | str):
-        given = CandidateChain(given)
-        verification = "chain" if verification == "auto" else verification
+    if isinstance(given, CandidateChain) and verification == "auto":
+        verification = "chain"
     # They are not returned, and plain decoding computes them for nothing.
     model_kwargs = {n: value for n, value in model_kwargs.items() if n not in FURTHER_OUTPUTS}
-    call = _Call(
-        model,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        streamer,
-        model_kwargs,
-        Ranks.of(model),
-        is_synced(model, synced_gpus),
-        adds_cache,
-    )
+    asked = logits_processor, stopping_criteria, generation_config, streamer
+    ranks, synced = Ranks.of(model), is_synced(model, synced_gpus)
+    call = _Call(model, input_ids, *asked, model_kwargs, ranks, synced, adds_cache)
     with (
-        kept_in_step(model, input_ids) if call.synced else nullcontext(),
-        call.ranks.together(),
-        default_drafter(model) if given == "auto" else nullcontext(given) as drafter,
+        kept_in_step(model, input_ids) if synced else nullcontext(),
+        ranks.together(),
+        default_drafter(model) if given is None else nullcontext(given) as drafter,
     ):
-        return call.decode(drafter, *call.ranks.agree((max_draft_tokens, verification)))
+        return call.decode(drafter, *ranks.agree((max_draft_tokens, verification)))
 
 
 @dataclass(frozen=True)
@@ -161,35 +145,32 @@ class _Call:
 
     def decode(self, drafter: Drafter, max_draft_tokens: int | str, verification: str) -> Output:
         """See [`speculate`]."""
+        model, config, kwargs = self.model, self.generation_config, self.model_kwargs
         if self.synced:
-            self.generation_config.disable_compile = True  # what keeps step is no part of a graph
-        if self.generation_config.do_sample and not self.ranks.alone:
+            config.disable_compile = True  # what keeps step is no part of a graph
+        if config.do_sample and not self.ranks.alone:
             numbers = random_numbers(self.input_ids.device)
             numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
-        of_rows, of_batch = criteria_of_rows(self.stopping_criteria, len(self.input_ids))
-        rows = self._rows(of_rows)
-        if verification == REPRODUCIBLE and len(rows) > 1 and self.generation_config.do_sample:
+        rows, criteria = self._rows()
+        if verification == REPRODUCIBLE and len(rows) > 1 and config.do_sample:
             self._give_generators(rows)
-        vocab_size = text_config(self.model).vocab_size
-        sampling = Sampling.of(self.generation_config)
-        with drafter.sessions(self._prompts(vocab_size), vocab_size, sampling) as drafters:
+        vocab_size = text_config(model).vocab_size
+        prompts, sampling = self._prompts(vocab_size), Sampling.of(config)
+        with drafter.sessions(prompts, vocab_size, sampling) as drafters:
+            drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, found = select_verifier(
-                self.model,
-                verification,
-                len(rows),
-                self.generation_config,
-                self.model_kwargs,
-                drafts=max_draft_tokens != 0 or self.adds_cache,
+                model, verification, len(rows), config, kwargs, drafts=drafts
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
                 return self._decode_plainly(drafters, found)
-            passes = (verifier.kind_of_pass, verifier.widths)
             loop = Loop(
                 verifier,
-                make_budget(max_draft_tokens, drafter, self.model, *passes),
-                Reach(type(verifier), self.model, len(rows), self.model_kwargs),
+                make_budget(
+                    max_draft_tokens, drafter, model, verifier.kind_of_pass, verifier.widths
+                ),
+                Reach(type(verifier), model, len(rows), kwargs),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
                 ranks=self.ranks,
@@ -197,25 +178,18 @@ class _Call:
             )
             for row, each in zip(rows, drafters, strict=True):
                 row.drafter = each
-            output = self._run(loop, rows, of_batch)
+            output = self._run(loop, rows, criteria)
         if self.streamer is not None:
             self.streamer.end()
         return output
 
-    def _run(self, loop: Loop, rows: list[Row], of_batch: StoppingCriteriaList) -> Output:
+    def _run(self, loop: Loop, rows: list[Row], criteria: BatchCriteria | None) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
-        # As plain decoding has it: a row that has ended is padded if there is an end-of-text token.
-        # Otherwise (stop strings alone) it goes on until all have ended.
-        pads = any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
-        pad_token = self.generation_config._pad_token_tensor
-        pad_id = 0 if pad_token is None or len(rows) == 1 else int(pad_token)  # waits for a GPU
-        streamer = self.streamer if len(rows) > 1 else None
-        length = self.input_ids.shape[1]
-        criteria = BatchCriteria(of_batch, streamer, length, pads, pad_id, self.ranks)
+        pads = self._pads
         try:
-            loop.run(rows, criteria, keeps_cache or not verifier.drops_rows)
-            ids = padded(rows, longest_row(rows), pads, pad_id)
+            loop.run(rows, pads, keeps_cache or not verifier.drops_rows, criteria)
+            ids = padded(rows, longest_row(rows), pads, self._pad_id)
             self.ranks.agree(None)  # a rank that has failed could not run the last pass
             if keeps_cache:
                 verifier.finish(ids, [own_length(row, pads) for row in rows])
@@ -277,19 +251,33 @@ class _Call:
             return row[: ends[0] + 1]
         return row[: np.flatnonzero(row != int(pad)).max(initial=-1) + 1]  # another criterion
 
-    def _rows(self, criteria: StoppingCriteriaList) -> list[Row]:
-        count = len(self.input_ids)
-        processors = processors_of_rows(self.logits_processor, count)
-        return [
-            Row(
-                self.input_ids[i : i + 1],
-                processors[i],
-                criteria,
-                self.generation_config,
-                self.streamer if count == 1 else None,
-            )
-            for i in range(count)
+    def _rows(self) -> tuple[list[Row], BatchCriteria | None]:
+        """The rows, and the criteria and streamer that only several rows have together."""
+        count, criteria = len(self.input_ids), self.stopping_criteria
+        if count == 1:
+            made = (self.logits_processor, criteria, self.generation_config, self.streamer)
+            return [Row(self.input_ids, *made)], None
+        criteria, of_batch = criteria_of_rows(criteria)
+        rows = [
+            Row(self.input_ids[i : i + 1], processors, criteria, self.generation_config)
+            for i, processors in enumerate(processors_of_rows(self.logits_processor, count))
         ]
+        if not of_batch and self.streamer is None:
+            return rows, None
+        length = self.input_ids.shape[1]
+        batch = (of_batch, self.streamer, length, self._pads, self._pad_id, self.ranks)
+        return rows, BatchCriteria(*batch)
+
+    @property
+    def _pads(self) -> bool:
+        """As plain decoding has it: a row that has ended is padded if there is an end-of-text
+        token. Otherwise (stop strings alone) it goes on until all have ended."""
+        return any(hasattr(criterion, "eos_token_id") for criterion in self.stopping_criteria)
+
+    @property
+    def _pad_id(self) -> int:
+        pad_token = self.generation_config._pad_token_tensor
+        return 0 if pad_token is None or len(self.input_ids) == 1 else int(pad_token)  # GPU waits
 
     def _give_generators(self, rows: list[Row]) -> None:
         """Gives each row a generator of its own: with a shared one, the order of draws would depend

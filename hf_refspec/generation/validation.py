@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import Cache
-from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
@@ -91,58 +92,41 @@ def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
     """Refuses what `generate` would act on, or drop, before it comes to the decoding loop."""
-    refusals = [
-        (
-            kwargs.get("assistant_model") is not None,
+    for why in _refusals_of_call(model, kwargs, caller):
+        raise RefusedCallError(why)
+
+
+def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:
+    retrieves = caller != "candidate_generator"
+    if kwargs.get("assistant_model") is not None:
+        yield (
             f"`assistant_model` cannot be combined with `{caller}`: both draft. Leave one of them "
-            "out.",
-        ),
-        (
-            caller != "candidate_generator" and is_synced(model, kwargs.get("synced_gpus")),
+            "out."
+        )
+    if retrieves and is_synced(model, kwargs.get("synced_gpus")):
+        yield (
             f"`synced_gpus=True` cannot be combined with `{caller}`: the processes would retrieve "
-            "at different times and wait for each other. Leave one of them out.",
-        ),
-        (
-            caller != "candidate_generator" and not Ranks.of(model).alone,
+            "at different times and wait for each other. Leave one of them out."
+        )
+    if retrieves and not Ranks.of(model).alone:
+        yield (
             f"A model that is split over several processes cannot be combined with `{caller}`: "
-            "each would speculate by its own clock. Load it in one process, with `device_map`.",
-        ),
-        (
-            bool(setting("token_healing", model, kwargs)),
+            "each would speculate by its own clock. Load it in one process, with `device_map`."
+        )
+    if setting("token_healing", model, kwargs):
+        yield (
             f"`token_healing=True` cannot be combined with `{caller}`: transformers drops the "
-            "tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before.",
-        ),
-        (
-            setting("cache_implementation", model, kwargs) == "paged",
+            "tokenizer for it. Call `model.heal_tokens(input_ids, tokenizer)` before."
+        )
+    if setting("cache_implementation", model, kwargs) == "paged":
+        yield (
             f"`cache_implementation='paged'` cannot be combined with `{caller}`: it batches "
-            "continuously with a loop of its own. Leave one of them out.",
-        ),
-    ]
-    for refused, message in refusals:
-        if refused:
-            raise RefusedCallError(message)
+            "continuously with a loop of its own. Leave one of them out."
+        )
 
 
-def check_options(
-    candidate_generator: Any,
-    max_draft_tokens: Any,
-    verification: Any,
-) -> None:
+def check_options(max_draft_tokens: Any, verification: Any) -> None:
     """Refuses values of the options that a speculative call adds to `generate`."""
-    if candidate_generator == "auto":
-        pass
-    elif not isinstance(candidate_generator, CandidateGenerator):
-        hint = ": pass an instance, not the class" if isinstance(candidate_generator, type) else ""
-        raise TypeError(
-            '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
-            f"`CandidateGenerator`, but is {candidate_generator!r}{hint}."
-        )
-    elif candidate_generator.requires_model_outputs:
-        raise ValueError(
-            f"`candidate_generator` is a {type(candidate_generator).__name__}, which drafts from "
-            "the target model's hidden states. Only generators that draft from token ids are "
-            "supported."
-        )
     if max_draft_tokens != "auto":
         if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
             raise TypeError(
@@ -167,57 +151,81 @@ def check_request(
     caller: str,
 ) -> None:
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them."""
-    config = generation_config
+    refusals = (
+        _refusals_of_config(generation_config, input_ids, model_kwargs, caller),
+        _refusals_of_cache(generation_config, model_kwargs.get("past_key_values"), caller),
+    )
+    for why in itertools.chain(*refusals):
+        raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
+
+
+def _refusals_of_config(
+    config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any], caller: str
+) -> Iterator[str]:
+    mode, rows = config.get_generation_mode().value, len(input_ids)
     # First what the user's own words were: beams are a batch by now.
-    refusals = [
-        (
-            config.num_beams > 1,
+    if config.num_beams > 1:
+        yield (
             f"`num_beams={config.num_beams}`: beam search keeps several texts, a draft continues "
-            "one. Pass `num_beams=1`",
-        ),
-        (
-            config.prompt_lookup_num_tokens is not None,
+            "one. Pass `num_beams=1`"
+        )
+    if config.prompt_lookup_num_tokens is not None:
+        yield (
             f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}` drafts as well. Leave "
             "it out (`hf_refspec.ReferenceCopy()` looks up in the prompt), or leave out "
-            f"`{caller}`",
-        ),
-        (
-            config.get_generation_mode().value not in ("greedy_search", "sample"),
-            f"the generation mode {config.get_generation_mode().value!r} of the generation config. "
-            "Only greedy search and sampling are lossless",
-        ),
-        (
-            model_kwargs.get("inputs_embeds") is not None,
-            "`inputs_embeds`: drafts are looked up by token id. Pass `input_ids`",
-        ),
-        (input_ids.shape[1] == 0, "`input_ids` with no token: pass a prompt"),
-        (
-            not config.use_cache,
-            "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`",
-        ),
-        *(
-            (
-                bool(config.return_dict_in_generate and getattr(config, name)),
-                f"`{name}=True`: not supported yet. Run the model over the returned ids",
+            f"`{caller}`"
+        )
+    if mode not in ("greedy_search", "sample"):
+        yield (
+            f"the generation mode {mode!r} of the generation config. Only greedy search and "
+            "sampling are lossless"
+        )
+    if model_kwargs.get("inputs_embeds") is not None:
+        yield "`inputs_embeds`: drafts are looked up by token id. Pass `input_ids`"
+    if input_ids.shape[1] == 0:
+        yield "`input_ids` with no token: pass a prompt"
+    if not config.use_cache:
+        yield "`use_cache=False`: verification goes on from the cache. Pass `use_cache=True`"
+    outputs = (*FURTHER_OUTPUTS, "output_scores", "output_logits")
+    for name in outputs if config.return_dict_in_generate else ():
+        if getattr(config, name) and name in FURTHER_OUTPUTS:
+            yield f"`{name}=True`: not supported yet. Run the model over the returned ids"
+        elif getattr(config, name) and rows > 1:
+            yield (
+                f"`{name}=True` and `input_ids` with {rows} rows: plain decoding goes on to score "
+                "rows that have ended. Pass one prompt at a time"
             )
-            for name in FURTHER_OUTPUTS
-        ),
-        *(
-            (
-                bool(len(input_ids) > 1 and config.return_dict_in_generate and value),
-                f"`{name}=True` and `input_ids` with {len(input_ids)} rows: plain decoding goes on "
-                "to score rows that have ended. Pass one prompt at a time",
-            )
-            for name, value in (
-                ("output_scores", config.output_scores),
-                ("output_logits", config.output_logits),
-            )
-        ),
-        *_cache_refusals(config, model_kwargs, caller),
-    ]
-    for refused, why in refusals:
-        if refused:
-            raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
+
+
+def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Iterator[str]:
+    static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
+    implementation = config.cache_implementation
+    rolls_back = caller != "candidate_generator"
+    if implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and "offloaded" in implementation:
+        yield (
+            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
+            "runs. Pass `cache_implementation='static'`"
+        )
+    if implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and rolls_back:
+        yield (
+            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
+            "a retrieval. Leave it out"
+        )
+    if implementation == "quantized" or isinstance(cache, QuantizedCache):
+        yield (
+            "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
+            "the default cache"
+        )
+    if static and (rolls_back or not isinstance(cache, StaticCache)):
+        yield (
+            f"`past_key_values` of type {type(cache).__name__}: it cannot go back to before "
+            "rejected tokens. Pass a `DynamicCache`"
+        )
+    if static and getattr(cache, "offloading", False):
+        yield (
+            f"`past_key_values` of type {type(cache).__name__} with `offloading=True`: its layers "
+            "come and go while a pass runs. Pass one without"
+        )
 
 
 def check_reproducible(
@@ -244,39 +252,3 @@ def check_reproducible(
                 f"{needed} or more, but it has {length} (or layers that keep no more). Pass a "
                 "longer one, or leave it out."
             )
-
-
-def _cache_refusals(
-    config: GenerationConfig, model_kwargs: dict[str, Any], caller: str
-) -> list[tuple[bool, str]]:
-    cache = model_kwargs.get("past_key_values")
-    static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
-    implementation = config.cache_implementation
-    rolls_back = caller != "candidate_generator"
-    return [
-        (
-            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and "offloaded" in implementation,
-            f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
-            "runs. Pass `cache_implementation='static'`",
-        ),
-        (
-            implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and rolls_back,
-            f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
-            "a retrieval. Leave it out",
-        ),
-        (
-            implementation == "quantized" or isinstance(cache, QuantizedCache),
-            "a quantized cache: it rounds tokens in groups, and a draft changes the groups. Use "
-            "the default cache",
-        ),
-        (
-            static and (rolls_back or not isinstance(cache, StaticCache)),
-            f"`past_key_values` of type {type(cache).__name__}: it cannot go back to before "
-            "rejected tokens. Pass a `DynamicCache`",
-        ),
-        (
-            static and bool(getattr(cache, "offloading", False)),
-            f"`past_key_values` of type {type(cache).__name__} with `offloading=True`: its layers "
-            "come and go while a pass runs. Pass one without",
-        ),
-    ]

@@ -5,5 +5,4 @@ rest_trie.py      REST's trie (arXiv 2311.08252) and, beyond it, mixed_trie.py: 
 crest_table.py    CREST's table (arXiv 2408.04678), of the n-grams that ngram_counts.py finds
 best_first.py     the growth of all these trees; draft_tree.py: operations on them
 token_buffer.py   texts that grow; suffix_array.py: long, fixed ones; segments.py: both together
-calibration.py    the counts by which estimates of acceptance are corrected
 """

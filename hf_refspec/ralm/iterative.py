@@ -21,10 +21,8 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
-from ..drafting.drafter import Drafter
+from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
-from ..drafting.sampling import Sampling
-from ..generation.entry_point import entry_point
 from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
@@ -48,7 +46,6 @@ _PREPARED = (
 )
 
 
-@entry_point("streamer", "tokenizer")
 @torch.no_grad()
 def iterative_ralm(
     model: PreTrainedModel,

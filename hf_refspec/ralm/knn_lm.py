@@ -25,9 +25,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..drafting.tree import DraftTree
-from ..generation.acceptance import accept
-from ..generation.entry_point import entry_point
-from ..generation.row import Row, RowMark
+from ..generation.row import Row, RowMark, accept
 from ..generation.validation import check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
@@ -46,7 +44,6 @@ from .stats import RetrievalStats
 _MOST_WITH_NEXT_ENTRIES = 128
 
 
-@entry_point("streamer")
 @torch.no_grad()
 def knn_lm(
     model: PreTrainedModel,

@@ -14,9 +14,17 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import caches_images, find_cache, fresh_kwargs, holds_running_state
-from .entries import CroppedEntries, Entries, Pass, RunningState
-from .static_cache import has_static_layers
+from .cache import (
+    CroppedEntries,
+    Entries,
+    Pass,
+    RunningState,
+    caches_images,
+    find_cache,
+    fresh_kwargs,
+    has_static_layers,
+    holds_running_state,
+)
 from .token_sequence import TokenSequence
 from .verifier import Verifier
 
@@ -73,6 +81,8 @@ class SequentialVerifier(Verifier):
 class ChainVerifier(SequentialVerifier):
     """For caches whose last entries can be cropped."""
 
+    entries_type = CroppedEntries
+
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         cache = find_cache(model_kwargs)
@@ -85,21 +95,17 @@ class ChainVerifier(SequentialVerifier):
             and not caches_images(text_config(model), model_kwargs)
         )
 
-    def _entries(self, cache: Any) -> Entries:
-        return CroppedEntries(cache)
-
 
 class RecurrentVerifier(SequentialVerifier):
     """For caches that hold a running state."""
+
+    entries_type = RunningState
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
         # A cache of the model's own kind may hold a state without saying so.
         cache = find_cache(model_kwargs)
         return cache is not None and not has_static_layers(cache)
-
-    def _entries(self, cache: Any) -> Entries:
-        return RunningState(cache)
 
 
 class PlainVerifier(SequentialVerifier):

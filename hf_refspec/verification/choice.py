@@ -1,4 +1,7 @@
-"""Which verifier a call gets."""
+"""Which verifier a call gets: the best one that the model itself has been found exact with.
+
+What a probe has found is kept at the model for as long as nothing that can change its logits has
+changed, see `facts.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
-from .cache import find_cache
+from ..text_config import text_config
+from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
-from .probe import Finding, drops_cache, is_padded, probe
+from .facts import facts_about_state
+from .probe import Finding, probe
+from .ranks import Ranks
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier
@@ -34,14 +40,9 @@ def select_verifier(
 ) -> tuple[Verifier | None, str]:
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
-    Args:
-        model (`PreTrainedModel`): The target model.
-        requested (`str`): `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that.
-        rows (`int`): How many.
-        generation_config (`GenerationConfig`): The call's own.
-        model_kwargs (`dict`): Keyword arguments of the forward pass.
-        drafts (`bool`, *optional*, defaults to `True`): Whether anything will be drafted. If not,
-            a single row without padding takes the steps of plain decoding, and is not probed.
+    `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
+    nothing will be drafted (`drafts`), a single row without padding takes the steps of plain
+    decoding, and is not probed.
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -62,7 +63,7 @@ def select_verifier(
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if reproducible else None
         probed = (kind, model, rows, model_kwargs)
-        finding = Finding(True) if untried else probe(*probed, config=config)
+        finding = Finding(True) if untried else known_finding(*probed, config=config)
         if finding.exact:
             return kind(model, generation_config, model_kwargs), ""
         findings.append(f"{kind.name}: {finding}")
@@ -75,3 +76,50 @@ def select_verifier(
             "the model decide."
         )
     return None, found
+
+
+def known_finding(
+    kind: type[Verifier],
+    model: PreTrainedModel,
+    rows: int,
+    model_kwargs: dict[str, Any],
+    boundary: int | None = None,
+    config: GenerationConfig | None = None,
+) -> Finding:
+    """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
+    model as it is now is probed once."""
+    if drops_cache(model):
+        return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
+    if kind.same_bits and _routes_by_token(model):
+        failure = (
+            "its experts run over as many tokens as choose them, which drafts change; load it with "
+            '`experts_implementation="batched_mm"`'
+        )
+        return Finding(False, failure=failure)
+    compiled = "" if config is None or config.disable_compile else repr(config.compile_config)
+    padded = rows > 1 or is_padded(model_kwargs)
+    typed = model_kwargs.get("token_type_ids") is not None
+    device = call_device(model, model_kwargs)
+    key = ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
+    facts = facts_about_state(model)
+    known: Finding | None = Ranks.of(model).agree(facts.get(key))
+    if known is None:
+        known = probe(kind, model, rows, model_kwargs, boundary, config)
+    facts[key] = known
+    return known
+
+
+def drops_cache(model: PreTrainedModel) -> bool:
+    """Whether gradient checkpointing is at work: layers then run without the cache."""
+    return model.training and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    )
+
+
+def _routes_by_token(model: PreTrainedModel) -> bool:
+    """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
+    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
+    config = text_config(model)
+    counts = (value for name, value in vars(config).items() if "expert" in name)
+    mixture = any(isinstance(value, int) and value > 1 for value in counts)
+    return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"

@@ -26,12 +26,7 @@ _CAPTURES = 2
 
 
 class CompiledForward:
-    """The forward pass of a model, compiled where `generate` would compile it.
-
-    Attributes:
-        is_active (`bool`): Whether passes are compiled: not after that has failed once.
-        prepared (`bool`): Whether the last pass was compiled or captured, which takes longer.
-    """
+    """The forward pass of a model, compiled where `generate` would compile it."""
 
     def __init__(
         self,
@@ -39,13 +34,15 @@ class CompiledForward:
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ) -> None:
-        self._model = model
-        self._config = generation_config
+        self.model = model
+        self.config = generation_config
         self._failed = "not compiled", repr(generation_config.compile_config)
         self._run_before: set[int] = set()  # widths
+        # Whether passes are compiled: not after that has failed once.
         self.is_active = self._failed not in facts_about(model) and bool(
             model._valid_auto_compile_criteria(model_kwargs, generation_config)
         )
+        # Whether the last pass was compiled or captured, which takes longer.
         self.prepared = False
 
     def __call__(
@@ -56,17 +53,17 @@ class CompiledForward:
         from torch._dynamo.exc import TorchDynamoException  # takes long to import
 
         graphs = _graphs()
-        forward = self._model.get_compiled_call(self._config.compile_config)
+        forward = self.model.get_compiled_call(self.config.compile_config)
         try:
             # Only the first pass of each width in a call may compile anything.
             with nullcontext() if width in self._run_before else _compiling():
                 logits: torch.Tensor = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self.is_active = False
-            facts_about(self._model)[self._failed] = True
+            facts_about(self.model)[self._failed] = True
             logger.warning(
                 "%s cannot be compiled, and runs as it is: %s",
-                type(self._model).__name__,
+                type(self.model).__name__,
                 str(error).strip().partition("\n")[0],
             )
             return None
@@ -77,10 +74,10 @@ class CompiledForward:
 
     def _was_prepared(self, width: int, shape: tuple[Any, ...], compiled: bool) -> bool:
         """Whether a pass did more than run: it was compiled, or captured as a CUDA graph."""
-        left = facts_about(self._model).setdefault(("captures left", shape), {})
+        left = facts_about(self.model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
-        return compiled or (before > 0 and self._model.device.type == "cuda")
+        return compiled or (before > 0 and self.model.device.type == "cuda")
 
 
 def _graphs() -> int:

@@ -66,17 +66,9 @@ def path_attention(
     mask: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Attention over the slots that a mask shows and over gathered paths.
-
-    Args:
-        query (`torch.Tensor` of shape `(R, heads, S, head_dim)`): Of the tokens of a pass.
-        key, value (`torch.Tensor` of shape `(R, heads, length, head_dim)`): Of the whole cache.
-        mask (`torch.LongTensor` of shape `(R, 1, S, length + n)`): See [`PathMask`].
-        scale (`float`, *optional*): Of the scores, by default the inverse root of `head_dim`.
-
-    Returns:
-        `torch.Tensor` of shape `(R, heads, S, head_dim)`.
-    """
+    """Attention over the slots that a mask shows and over gathered paths, see [`PathMask`]: of a
+    query `(R, heads, S, head_dim)`, and the keys and values `(R, heads, length, head_dim)` of the
+    whole cache. Scores are scaled by the inverse root of `head_dim` unless `scale` is given."""
     length, dtype = key.shape[2], value.dtype
     if mask.shape[-1] <= length:
         raise ValueError(f"a mask of {mask.shape[-1]} columns for {length} slots holds no paths")

@@ -1,8 +1,7 @@
 """The probe: which verifier is exact, asked of the model itself.
 
 No list of model names: tiny drafts are verified, and the logits are compared with those of the same
-tokens one after another. What is found is kept at the model for as long as nothing that can change
-its logits has changed, see `facts.py`.
+tokens one after another. What is found is kept at the model, see `choice.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
 Another probe crosses such a length once a text is there, see `reach.py`.
@@ -22,8 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
-from .cache import fresh_kwargs
-from .facts import facts_about_state
+from .cache import call_device, fresh_kwargs, is_padded
 from .ranks import Ranks
 from .restored import modules_restored, random_state, set_random_state
 from .token_sequence import FixedTokens
@@ -44,25 +42,14 @@ _TEXTS = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe has found, as distances relative to the spread of the logits.
+    """What a probe has found, as distances relative to the spread of the logits."""
 
-    Attributes:
-        exact (`bool`): Whether the verifier may be used.
-        error (`float`): How far its logits are off those of single steps.
-        rounding (`float`): How far those of the same tokens in one pass without a cache are off.
-        leak (`float`, *optional*): How much the content of other branches matters; `None` if it was
-            not measured.
-        same_bits (`bool`): Whether its logits are the same bit by bit without drafts, where it
-            promises that.
-        failure (`str`, *optional*): What the model raised.
-    """
-
-    exact: bool
-    error: float = 0.0
-    rounding: float = 0.0
-    leak: float | None = None
-    same_bits: bool = True
-    failure: str | None = None
+    exact: bool  # whether the verifier may be used
+    error: float = 0.0  # how far its logits are off those of single steps
+    rounding: float = 0.0  # how far those of the same tokens in one pass without a cache are off
+    leak: float | None = None  # how much the content of other branches matters, where measured
+    same_bits: bool = True  # whether its logits are those without drafts, where it promises that
+    failure: str | None = None  # what the model raised, or does
 
     def __str__(self) -> str:
         if self.failure is not None:
@@ -86,78 +73,30 @@ def probe(
     boundary: int | None = None,
     config: GenerationConfig | None = None,
 ) -> Finding:
-    """Whether verified drafts have the logits of plain decoding; asked once of a model as it is."""
+    """Runs texts until they decide whether verified drafts have the logits of plain decoding."""
     config = config or GenerationConfig(disable_compile=True)
-    if drops_cache(model):
-        return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
-    padded = rows > 1 or is_padded(model_kwargs)
-    compiled = "" if config.disable_compile else repr(config.compile_config)
-    if kind.same_bits and _routes_by_token(model):
-        failure = (
-            "its experts run over as many tokens as choose them, which drafts change; load it with "
-            '`experts_implementation="batched_mm"`'
-        )
-        return Finding(False, failure=failure)
-    device = call_device(model, model_kwargs)
-    typed = model_kwargs.get("token_type_ids") is not None
-    key = ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
-    facts, ranks = facts_about_state(model), Ranks.of(model)
-    known: Finding | None = ranks.agree(facts.get(key))
-    if known is None:
-        found = []
-        needed = 1 if computing_dtype(model, device) == torch.float32 else 2
-        if kind.same_bits:
-            needed = _TEXTS  # and the first that differs decides
-        for seed in range(_TEXTS):
-            found_in = (min(rows, 2), padded, model_kwargs, boundary, config, seed)
-            finding = ranks.agree(_found(kind, model, *found_in))
-            logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
-            found.append(finding)
-            exact = sum(each.exact for each in found)
-            if exact == needed or len(found) - exact == 2 or not finding.same_bits:
-                break
-        known = found[-1]
-    facts[key] = known
-    return known
-
-
-def is_padded(model_kwargs: dict[str, Any]) -> bool:
-    mask = model_kwargs.get("attention_mask")
-    return mask is not None and not bool(mask.all())
-
-
-def _routes_by_token(model: PreTrainedModel) -> bool:
-    """Whether tokens choose among experts whose shapes then depend on what other tokens choose. Few
-    texts show it: where no expert gets more tokens than without a draft, the bits are the same."""
-    config = text_config(model)
-    counts = (value for name, value in vars(config).items() if "expert" in name)
-    mixture = any(isinstance(value, int) and value > 1 for value in counts)
-    return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"
-
-
-def drops_cache(model: PreTrainedModel) -> bool:
-    """Whether gradient checkpointing is at work: layers then run without the cache."""
-    return model.training and any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    )
+    device, ranks = call_device(model, model_kwargs), Ranks.of(model)
+    needed = 1 if computing_dtype(model, device) == torch.float32 else 2
+    if kind.same_bits:
+        needed = _TEXTS  # and the first that differs decides
+    exact = 0
+    for seed in range(_TEXTS):
+        text = (min(rows, 2), model_kwargs, boundary, config, seed)
+        finding: Finding = ranks.agree(_found(kind, model, device, *text))
+        logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
+        exact += finding.exact
+        if exact == needed or seed + 1 - exact == 2 or not finding.same_bits:
+            break
+    return finding
 
 
 def _found(
-    kind: type[Verifier],
-    model: PreTrainedModel,
-    rows: int,
-    padded: bool,
-    model_kwargs: dict[str, Any],
-    boundary: int | None,
-    config: GenerationConfig,
-    seed: int,
+    kind: type[Verifier], model: PreTrainedModel, device: torch.device, *text: Any
 ) -> Finding:
-    device = call_device(model, model_kwargs)
     before = random_state(device)
     try:
         with modules_restored(model):
-            texts = _Texts(model, rows, padded, model_kwargs, boundary, config, seed)
-            finding = texts.finding(kind)
+            finding = _Texts(model, device, *text).finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -168,15 +107,6 @@ def _found(
     if not finding.exact:  # an exact model draws none, and other threads may have done so
         set_random_state(device, before)
     return finding
-
-
-def call_device(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> torch.device:
-    """Where the tokens of a call are. Weights that are offloaded are nowhere between passes, and
-    accelerate moves tokens to where they run."""
-    for value in model_kwargs.values():
-        if isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def computing_dtype(model: PreTrainedModel, device: torch.device) -> torch.dtype:
@@ -200,8 +130,8 @@ class _Texts:
     def __init__(
         self,
         model: PreTrainedModel,
+        device: torch.device,
         rows: int,
-        padded: bool,
         model_kwargs: dict[str, Any],
         boundary: int | None,
         config: GenerationConfig,
@@ -209,7 +139,6 @@ class _Texts:
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
         self.config = config
-        device = call_device(model, model_kwargs)
         self.dtype = computing_dtype(model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
@@ -221,7 +150,7 @@ class _Texts:
         text = rng.choice(words, (rows, self.prompt + _PATH))
         text[:, self.prompt :] = self.path
         self.mask = torch.ones(text.shape, dtype=torch.int64, device=device)
-        if padded:
+        if rows > 1 or is_padded(model_kwargs):
             self.mask[-1, :_PADDING] = 0
         self.text = torch.from_numpy(text).to(device)  # (R, prompt + 4)
 

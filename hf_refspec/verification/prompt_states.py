@@ -71,12 +71,9 @@ def prompt_top_tokens(
     k: int,
     fraction: float,
 ) -> TopTokens | None:
-    """The best next tokens after the last tokens of the prompts, but not after the very last.
-
-    Returns:
-        [`TopTokens`] of shape `(R, m)`, for as many tokens as `fraction` pays for; `None` if none,
-        or if the model's logits are not those of its output layer.
-    """
+    """The best next tokens after the last tokens of the prompts, but not after the very last:
+    `(R, m)`, for as many tokens as `fraction` pays for. `None` if it pays for none, or if the
+    model's logits are not those of its output layer."""
     head = model.get_output_embeddings()
     if head is None or not states:
         return None

@@ -1,16 +1,23 @@
-"""How far the drafts of a call may reach."""
+"""How far drafts may reach: the positions at which plain decoding would be another computation."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from ..text_config import text_config
-from .positions import PositionLimits, boundaries
-from .probe import probe
+from ..text_config import context_length, length_dependent_rope, text_config
+from .choice import known_finding
 from .verifier import Verifier
+
+_LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
+_COUNTS = re.compile(r"layers|moe|router|expert")  # of something else: max_window_layers, moe_topk
+# Every probe's text is longer than this.
+_CROSSED = 8
 
 
 class Reach:
@@ -35,7 +42,7 @@ class Reach:
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each."""
         while not self._refused and self._boundaries and length >= self._boundaries[0]:
-            if probe(*self._probed, boundary=self._boundaries[0]).exact:
+            if known_finding(*self._probed, boundary=self._boundaries[0]).exact:
                 self._boundaries = self._boundaries[1:]
             else:
                 self._refused = True
@@ -49,3 +56,72 @@ class Reach:
             if (furthest := self._positions.furthest(last)) is not None:
                 deepest = min(deepest, furthest - last)
         return min(deepest, self._boundaries[0] - length) if self._boundaries else deepest
+
+
+def boundaries(config: PreTrainedConfig) -> list[int]:
+    """The lengths, ascending, at which attention may become another computation: numbers that the
+    configuration names like a window, a chunk or a selection of keys, and the windows of the cache.
+
+    A false boundary costs one probe; a missed one can change ids.
+    """
+    named = [
+        value
+        for name, value in vars(config).items()
+        if _LENGTHS.search(name) and not _COUNTS.search(name)
+    ]
+    windows = [
+        getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config).layers
+    ]
+    return sorted({value for value in _numbers([named, windows]) if value > _CROSSED})
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    """All integers in nested lists and dictionaries."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _numbers(value)
+    elif isinstance(values, int) and not isinstance(values, bool):
+        yield values
+
+
+@dataclass(frozen=True)
+class PositionLimits:
+    """How far positions go in one model."""
+
+    table: int | None  # the length of its table of position embeddings
+    unscaled: int | None  # the length at which its rotary frequencies change
+    dynamic: bool  # whether they do so at every step from there on, or once ("longrope")
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> PositionLimits:
+        """Those that the configuration of a decoder names."""
+        table, rope = context_length(config), length_dependent_rope(config)
+        unscaled = None
+        if rope:
+            unscaled = (
+                rope.get("original_max_position_embeddings")
+                or getattr(config, "original_max_position_embeddings", None)
+                or table
+            )
+        return cls(table, unscaled, rope.get("rope_type") == "dynamic")
+
+    def furthest(self, last_position: int) -> int | None:
+        """The last position that a draft may have behind a text whose last token has this one.
+
+        Returns:
+            `int` or `None`: Not past the end of the table, unless the text is past it already,
+            which plain decoding will have to answer for. And not to where rotary frequencies
+            change: one pass has one set of them, so that a draft which reaches there would change
+            those of the tokens that are accepted.
+        """
+        limits = []
+        if self.table is not None and last_position < self.table:
+            limits.append(self.table - 1)
+        if self.unscaled is not None and last_position <= self.unscaled:
+            # The step at the border is plain: some models begin a new cache there (Phi-3).
+            limits.append(max(self.unscaled - 1, last_position))
+        elif self.dynamic:
+            limits.append(last_position)
+        return min(limits, default=None)

@@ -36,7 +36,6 @@ class ReproducibleVerifier(StaticVerifier):
     takes_trees = False
     same_bits = True
     widths = (WIDTH,)
-    same_length = True
 
 
 class ReproducibleTreeVerifier(ReproducibleVerifier):

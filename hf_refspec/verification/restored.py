@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..text_config import text_config
-from .positions import length_dependent_rope
+from ..text_config import length_dependent_rope, text_config
 
 
 def random_numbers(device: torch.device) -> Any:

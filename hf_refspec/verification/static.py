@@ -6,7 +6,7 @@ CUDA graphs each width is one graph. Every row writes behind its own last token:
     row 0   . . p p p x x x r d d d _ _ _ _         .  left padding   r  root, d  draft nodes
     row 1   p p p p p x r d _ _ _ _ _ _             p  prompt         _  padding of the pass
 
-`slotted_entries.py` says what becomes of the rejected nodes.
+`static_cache.py` says what becomes of the rejected nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, StaticCache
 
-from ..text_config import text_config
-from .cache import find_cache
+from ..text_config import attention_windows, text_config
+from .cache import Pass, find_cache
 from .compiled import CompiledForward
-from .entries import Pass
-from .positions import attention_windows
-from .slotted_entries import SlottedEntries
-from .static_cache import has_begun, is_static, keeps_all
+from .static_cache import SlottedEntries, has_begun, is_static, keeps_all
 from .token_sequence import TokenSequence
 from .tree import MaskedInputs, as_attention_takes, from_roots, laid_out, takes_masks
 from .verifier import Verifier
@@ -42,8 +39,6 @@ class StaticVerifier(Verifier):
     most_rows = sys.maxsize
     drops_rows = False
     widths: tuple[int, ...] = WIDTHS
-    # Whether the cache is as long as the call needs, whatever earlier calls have left.
-    same_length = False
 
     entries: SlottedEntries
 
@@ -61,10 +56,8 @@ class StaticVerifier(Verifier):
         )
 
     def _entries(self, cache: Any) -> SlottedEntries:
-        config = self.generation_config
-        self._compiled = CompiledForward(self.model, config, self.model_kwargs)
-        widest = self.widths[-1]
-        return SlottedEntries(cache, self.model, config, self._compiled, widest, self.same_length)
+        self._compiled = CompiledForward(self.model, self.generation_config, self.model_kwargs)
+        return SlottedEntries(cache, self._compiled, self.widths[-1], self.same_bits)
 
     @property
     def most_nodes(self) -> int:
@@ -169,15 +162,8 @@ class StaticVerifier(Verifier):
         return [*longs, last.view(torch.bool).view(visible.shape)]
 
     def _masks(self, places: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What each token of the pass sees of the cache, by type of layer.
-
-        Args:
-            places (`torch.LongTensor` of shape `(R, S)`): Their indices in their rows.
-            visible (`torch.BoolTensor` of shape `(R, S, S)`): Which of each other they see.
-
-        Returns:
-            `dict[str, torch.Tensor]`: Masks `(R, 1, S, length)` as attention takes them.
-        """
+        """Masks `(R, 1, S, length)` as attention takes them, by type of layer, for tokens at these
+        places of their rows `(R, S)` that see these of each other `(R, S, S)`."""
         (rows, size), length = places.shape, self.entries.length
         columns = torch.arange(length, device=places.device)
         targets = self.entries.slots.targets

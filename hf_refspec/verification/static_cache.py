@@ -2,43 +2,46 @@
 
 transformers' static layers write the tokens of a pass behind those of the pass before, in the same
 slots of all rows, and cannot take any back. Here a pass says for each row and token in which slot
-it goes: what was rejected is written over, rows of different lengths stand side by side, and the
-accepted path of the pass before moves to where it belongs on the way. All layers read the slots
-from one object, so that a pass needs no step of Python for each layer and compiles to one graph.
+it goes: what was rejected stays where it is, no mask shows it, and the next pass writes over it.
+Nodes of the accepted path that stand behind others move to their slots, in compiled calls within
+the layers of the next pass, see [`SlottedLayer`]. The last slot of the cache is spare: padding that
+has no room goes there. All layers read the slots from one object, so that a pass needs no step of
+Python for each layer and compiles to one graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import PreTrainedModel, StaticCache
+from transformers import StaticCache
 from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
-from ..text_config import text_config
+from .cache import Entries, EntriesMark, Pass, move_entries
+from .compiled import CompiledForward
+from .facts import facts_about
+
+# Caches have multiples of it as lengths, so that a slightly longer prompt compiles nothing new.
+_LENGTH_STEP = 128
+# Entries of a row that a compiled pass can move; longer paths that do not stand in order are rare.
+_MOST_MOVED = 16
+_KEPT_LAYERS = "layers of a static cache"
 
 
 class Slots:
-    """Where the tokens of the next pass go, shared by all layers.
+    """Where the tokens of the next pass go, shared by all layers."""
 
-    Attributes:
-        targets (`torch.LongTensor` of shape `(R, S)`): The slot of each token of the pass.
-        moved_from, moved_to (`torch.LongTensor` of shape `(R, n)`): Entries that move before that;
-            `None` where none ever do.
-    """
-
-    targets: torch.Tensor
+    targets: torch.Tensor  # int64 (R, S), the slot of each token of the pass
+    # Int64 (R, n), entries that move before that; `None` where none ever do.
     moved_from: torch.Tensor | None = None
     moved_to: torch.Tensor | None = None
 
 
 class SlottedLayer(StaticLayer):
-    """A layer that shares the tensors of a [`StaticLayer`] and writes where [`Slots`] says.
-
-    Args:
-        layer (`StaticLayer`): Holds the prompt already.
-        slots ([`Slots`]): Of all layers.
-    """
+    """A layer that shares the tensors of a `StaticLayer`, which holds the prompt already, and
+    writes where [`Slots`] says."""
 
     def __init__(self, layer: StaticLayer, slots: Slots) -> None:
         self.__dict__ |= layer.__dict__
@@ -84,11 +87,6 @@ def is_static(cache: Cache | None) -> bool:
     )
 
 
-def has_static_layers(cache: Cache) -> bool:
-    """Whether some layer has a fixed length, so that nothing can be cropped from its end."""
-    return any(isinstance(layer, StaticLayer) for layer in cache.layers)
-
-
 def has_begun(cache: StaticCache) -> bool:
     """Whether anything has been written into a static cache."""
     return int(cache.get_seq_length()) > 0
@@ -99,12 +97,9 @@ def keeps_all(cache: StaticCache) -> bool:
     return all(type(layer) is StaticLayer for layer in cache.layers)
 
 
-def keep_all(cache: StaticCache, length: int | None) -> None:
+def keep_all(cache: StaticCache, length: int) -> None:
     """Gives an unused static cache layers of this length, also in place of ones that keep a window:
-    a mask hides what is outside of it, and a draft may be rejected behind it. By default they are
-    as long as the longest layer."""
-    if length is None:
-        length = max(layer.max_cache_len for layer in cache.layers)
+    a mask hides what is outside of it, and a draft may be rejected behind it."""
     before, cache.layers = cache.layers, [StaticLayer(max_cache_len=length) for _ in cache.layers]
     for old, layer in zip(before, cache.layers, strict=True):
         if old.is_initialized:  # ahead of a prefill in chunks, which may be compiled
@@ -112,12 +107,8 @@ def keep_all(cache: StaticCache, length: int | None) -> None:
 
 
 def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer:
-    """The layer that plain decoding would have left.
-
-    Args:
-        layer (`StaticLayer`): As [`keep_all`] made it.
-        empty (`StaticLayer`): The layer in whose place it is; it may be shorter, or keep a window.
-        length (`int`): Of the text.
+    """The layer that plain decoding would have left of a text of this length: `layer`, which
+    [`keep_all`] made, stands in the place of an `empty` one that may be shorter or keep a window.
     """
     same_length = empty.max_cache_len == layer.max_cache_len
     if layer is empty or (type(empty) is StaticLayer and same_length):
@@ -126,6 +117,127 @@ def as_plain(layer: StaticLayer, empty: StaticLayer, length: int) -> StaticLayer
     return empty
 
 
-def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
-    """An empty static cache of this length."""
-    return StaticCache(config=text_config(model), max_cache_len=length)
+class SlottedEntries(Entries):
+    """The slots of a static cache, each row's behind its own last token; `forward` is what runs
+    over it, in passes up to the `widest`."""
+
+    def __init__(self, cache: Any, forward: CompiledForward, widest: int, same_bits: bool) -> None:
+        super().__init__(cache)
+        self._forward, self._model, self._config = forward, forward.model, forward.config
+        self._plain_layers = cache.layers
+        if not has_begun(cache):
+            keep_all(cache, self._wanted_length(widest, same_bits))
+        self.length: int = cache.layers[0].max_cache_len  # the slots of a row
+        self.slots = Slots()
+        self._layers = cache.layers
+        # What the next pass moves: of each row, from these slots to those; and how many of its
+        # tokens stand in place.
+        self._moves: list[tuple[list[int], list[int]]] = []
+        self._in_place: list[int] = []
+
+    def _wanted_length(self, widest: int, same_bits: bool) -> int:
+        """The length of a cache that has not begun: as it was given, or for the whole text and a
+        pass behind it where `generate` has made it."""
+        config = self._config
+        longest = max(layer.max_cache_len for layer in self.cache.layers)
+        if config.cache_implementation is None:
+            return longest
+        if same_bits:  # depend on the length, which earlier calls must not change
+            longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0)
+        needed = max(longest, config.max_length) + widest
+        return -(-needed // _LENGTH_STEP) * _LENGTH_STEP
+
+    def reuse(self, rows: int) -> None:
+        """Takes the layers that an earlier call has released, if they fit: a CUDA graph is bound to
+        the memory that it was captured with."""
+        if self._is_owned:
+            shape, layers = facts_about(self._model).pop(_KEPT_LAYERS, (None, []))
+            if shape == self.shape(rows):
+                self._layers = self.cache.layers = layers
+
+    def release(self, rows: int) -> None:
+        """Keeps the layers of compiled passes for the next call."""
+        if self._is_owned:
+            for layer in self._layers:
+                for tensor in (layer.keys, layer.values, layer.cumulative_length):
+                    tensor.zero_()
+            facts_about(self._model)[_KEPT_LAYERS] = self.shape(rows), self._layers
+
+    def shape(self, rows: int) -> tuple[Any, ...]:
+        """What the layers of a cache depend on."""
+        return self.length, rows, self._model.dtype, self._model.device
+
+    @property
+    def _is_owned(self) -> bool:
+        """Whether `generate` made the cache of this compiled call and does not return it."""
+        config = self._config
+        made = config.cache_implementation is not None and not config.return_dict_in_generate
+        return self._forward.is_active and made
+
+    def ends(self, cached: Sequence[int]) -> list[int]:
+        """The first free slot of each row."""
+        return [n + self.given for n in cached]
+
+    def begin(self, prompt_length: int) -> None:
+        self.given = int(self.cache.get_seq_length()) - prompt_length
+        self.cache.layers = [SlottedLayer(layer, self.slots) for layer in self._layers]
+
+    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+        self._moves, self._in_place = [], []
+        ends = self.ends(done.cached)
+        for cached, end, kept in zip(done.cached, ends, done.kept(paths), strict=True):
+            first = next((i for i, node in enumerate(kept) if i != node), len(kept))
+            self._in_place.append(cached + first)
+            sources = [end + node for node in kept[first:]]
+            self._moves.append((sources, list(range(end + first, end + len(kept)))))
+        most = max(len(sources) for sources, _ in self._moves)
+        if not self._forward.is_active or most > _MOST_MOVED:
+            self.move()
+        return done.cached_after(paths)
+
+    def undo(self, done: Pass) -> list[int]:
+        if not any(sources for sources, _ in self._moves):
+            return done.cached
+        self._moves = []  # some layers have moved their entries, some have not
+        return self._in_place
+
+    def move(self) -> None:
+        """Moves now what the last pass has left to the next one."""
+        if any(sources for sources, _ in self._moves):
+            move_entries(self.cache, *self.moves(len(self._moves)))
+        self.moved()
+
+    def moved(self) -> None:
+        """Nothing is left to move: a pass has done so."""
+        self._moves = []
+
+    def moves(self, rows: int) -> list[np.ndarray]:
+        """From where to where entries move, int64 `(R, n)`: what a row does not fill is the first
+        slot, which stays where it is."""
+        moves = self._moves or [([], [])] * rows
+        count = max(_MOST_MOVED, *(len(sources) for sources, _ in moves))
+        padded = np.zeros((2, len(moves), count), dtype=np.int64)
+        for row, sides in enumerate(moves):
+            for side, slots in zip(padded, sides, strict=True):
+                side[row, : len(slots)] = slots
+        return list(padded)
+
+    def close(self, cached: list[int]) -> None:
+        self.move()
+        self.cache.layers = self._layers
+        if not cached:
+            return
+        length = max(self.ends(cached))
+        for layer in self._layers:
+            layer.cumulative_length.fill_(length)
+        self.cache.layers = [
+            as_plain(*layers, length)
+            for layers in zip(self._layers, self._plain_layers, strict=True)
+        ]
+
+    def mark(self) -> EntriesMark:
+        self.move()
+        return EntriesMark()  # no mask shows the entries behind the rows
+
+    def roll_back(self, mark: EntriesMark) -> None:
+        self.moved()

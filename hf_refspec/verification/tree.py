@@ -23,10 +23,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..text_config import text_config
-from .cache import CACHE_NAMES, caches_images, find_cache, keeps_every_position, new_cache
-from .entries import Entries, MovedEntries, Pass
-from .positions import attends_locally, length_dependent_rope
+from ..text_config import attends_locally, length_dependent_rope, text_config
+from .cache import (
+    CACHE_NAMES,
+    MovedEntries,
+    Pass,
+    caches_images,
+    find_cache,
+    keeps_every_position,
+    new_cache,
+)
 from .verifier import Verifier
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -38,6 +44,7 @@ class TreeVerifier(Verifier):
     name = "tree"
     takes_trees = True
     most_rows = sys.maxsize
+    entries_type = MovedEntries
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -56,9 +63,6 @@ class TreeVerifier(Verifier):
             and keeps_every_position(new_cache(model))
             and not attends_locally(text_config(model))
         )
-
-    def _entries(self, cache: Any) -> Entries:
-        return MovedEntries(cache)
 
     def select(self, rows: list[int]) -> None:
         self.cached = [self.cached[i] for i in rows]
@@ -109,18 +113,8 @@ class TreeVerifier(Verifier):
 
 
 class MaskedInputs:
-    """The arguments of forward passes after the prefill whose mask is given explicitly.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        model_kwargs (`dict`): The keyword arguments of the prefill.
-        cache (`Cache`): Holds the prompts.
-        prompts (`list[int]`): The length of each of the R prompts, padding included.
-
-    Attributes:
-        prompt_mask (`torch.BoolTensor` of shape `(R, prefilled)`): False where a row is padded.
-        is_padded (`bool`): Whether any row is.
-    """
+    """The arguments of forward passes after a prefill with these keyword arguments, over R prompts
+    of these lengths (padding included), whose mask is given explicitly."""
 
     def __init__(
         self, model: PreTrainedModel, model_kwargs: dict[str, Any], cache: Any, prompts: list[int]
@@ -129,6 +123,7 @@ class MaskedInputs:
         mask, positions = model_kwargs.get("attention_mask"), model_kwargs["position_ids"]
         prefilled = int(cache.get_seq_length())  # of a static cache it is a tensor
         self._model, self._cache = model, cache
+        # False where a row is padded, (R, prefilled).
         self.prompt_mask = (
             torch.ones((rows, prefilled), dtype=torch.bool, device=positions.device)
             if mask is None
@@ -167,14 +162,9 @@ class MaskedInputs:
     def of_pass(
         self, tokens: torch.Tensor, places: torch.Tensor, mask: Any, kept: int
     ) -> dict[str, Any]:
-        """The arguments of a forward pass.
-
-        Args:
-            tokens (`torch.LongTensor` of shape `(R, S)`): Any.
-            places (`torch.LongTensor` of shape `(R, S)` or `(1, S)`): Their indices in their rows.
-            mask: Of the attention, as it takes it; `None` hides nothing.
-            kept (`int`): Of how many tokens the logits are wanted; 0 for all.
-        """
+        """The arguments of a forward pass over tokens `(R, S)` that stand at these places of their
+        rows, `(R, S)` or `(1, S)`, under a mask as attention takes it; `None` hides nothing. The
+        logits of the last `kept` are wanted, 0 for all."""
         rows, size = tokens.shape
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         model_inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(

@@ -5,7 +5,7 @@ each, returns the target's logits after the last token of each row and after eve
 then receives the accepted nodes. The first pass, with nothing cached, is the prefill.
 
 Each combines how a pass is laid out with how its cache keeps the accepted tokens and drops the
-others, see `entries.py`:
+others, see `cache.py`:
 
 | verifier | layout | cache |
 | --- | --- | --- |
@@ -33,8 +33,7 @@ from transformers.cache_utils import Cache
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import CACHE_NAMES, find_cache, keeps_every_position
-from .entries import Entries, EntriesMark, Pass
+from .cache import CACHE_NAMES, Entries, EntriesMark, Pass, find_cache, keeps_every_position
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -48,27 +47,8 @@ class CacheMark:
 
 
 class Verifier:
-    """Forward passes of one target model over the same rows, with the cache kept in step.
-
-    Args:
-        model (`PreTrainedModel`): The target model.
-        generation_config (`GenerationConfig`): The call's own; read by the prefill.
-        model_kwargs (`dict`): Keyword arguments of the forward pass as `generate` prepared them for
-            the prompt.
-
-    Attributes:
-        cached (`list[int]`): How many tokens of each row the cache holds. The tokens of a row
-            beyond them, its pending tokens, run in the next pass. Empty before the prefill.
-        entries ([`Entries`]): The cache, and how it drops what was rejected.
-        prompt_states (`list[torch.Tensor]`, *optional*): Where it is a list, the prefill appends
-            the inputs of the output layer, `(R, n, hidden_size)` each.
-        pass_tokens (`int`): The tokens of a row in the last pass, including padding.
-        in_step (`bool`): Whether the last pass ran the last token of each row, its draft, and
-            nothing else that plain decoding would not have run: its time says what a pass costs.
-        replaced_cache (`bool`): Whether the model has begun a new cache in the middle of the text.
-            It may then do so at every step, as Phi-3 does in transformers 5.17, and nothing can be
-            drafted any more.
-    """
+    """Forward passes of one target model over the same rows, with the cache kept in step, by the
+    keyword arguments that `generate` prepared for the prompt."""
 
     name: str
     takes_trees = False
@@ -81,6 +61,8 @@ class Verifier:
     same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
     widths: tuple[int, ...] | None = None
+    # How its cache keeps and drops.
+    entries_type: type[Entries] = Entries
 
     def __init__(
         self,
@@ -93,11 +75,18 @@ class Verifier:
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.entries = self._entries(find_cache(model_kwargs))
+        # Where it is a list, the prefill appends the inputs of the output layer to it, tensors of
+        # shape (R, n, hidden_size).
         self.prompt_states: list[torch.Tensor] | None = None
-        # Lists: arrays would take longer for a few numbers a pass.
+        # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
+        # the next pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
-        self.pass_tokens = 0
+        self.pass_tokens = 0  # of a row in the last pass, including padding
+        # Whether the last pass ran the last token of each row, its draft, and nothing else that
+        # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
+        # Whether the model has begun a new cache in the middle of the text. It may then do so at
+        # every step, as Phi-3 does in transformers 5.17, and nothing can be drafted any more.
         self.replaced_cache = False
         # A row's position of a token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
@@ -111,7 +100,7 @@ class Verifier:
         raise NotImplementedError
 
     def _entries(self, cache: Any) -> Entries:
-        return Entries(cache)
+        return self.entries_type(cache)
 
     def _run(self, now: Pass) -> torch.Tensor:
         """The logits `(R, 1 + T, vocab_size)` of a pass, see [`~Verifier.forward`]."""
@@ -123,12 +112,8 @@ class Verifier:
         return self.entries.cache
 
     def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
-        """One forward pass over the pending tokens of each row and its draft.
-
-        Args:
-            rows (sequence of [`TokenSequence`]): R rows, the same in each pass.
-            drafts (sequence of [`DraftTree`]): One for each row, without nodes in the first pass;
-                T is the number of nodes of the largest.
+        """One forward pass over the pending tokens of each of R rows, the same in each pass, and
+        its draft, without nodes in the first pass. T is the number of nodes of the largest.
 
         Returns:
             `torch.Tensor` of shape `(R, 1 + T, vocab_size)`: 0 after the last token of the row,

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from trees import draft_trees
 
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.drafting.calibration import Calibration
+from hf_refspec.drafting.calibration import CLASSES, Calibration, calibrate, record_outcome
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.index.calibration import CLASSES, calibrate, record_outcome
 
 VOCAB_SIZE = 10
 BOUNDS = (0.02, 0.05, 0.12, 0.25, 0.45, 0.7, 0.9)

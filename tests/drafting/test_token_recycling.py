@@ -12,8 +12,8 @@ import torch
 from calls import Call
 
 import hf_refspec as rs
+from hf_refspec.drafting.drafter import Sampling
 from hf_refspec.drafting.observation import Observation
-from hf_refspec.drafting.sampling import Sampling
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.drafting.tree import DraftTree
 

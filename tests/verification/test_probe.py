@@ -12,7 +12,7 @@ from drafters import Noise
 from transformers import AutoModelForCausalLM
 
 import hf_refspec as rs
-from hf_refspec.verification import entries
+from hf_refspec.verification import cache
 from hf_refspec.verification.chain import ChainVerifier
 from hf_refspec.verification.choice import select_verifier
 from hf_refspec.verification.probe import probe
@@ -102,7 +102,7 @@ def test_an_inexact_verification_that_the_call_asks_for_is_an_error_with_the_num
 
 def test_entries_that_are_moved_wrongly_refuse_trees(monkeypatch, caplog):
     model = small_llama()
-    monkeypatch.setattr(entries, "move_entries", lambda *_: None)
+    monkeypatch.setattr(cache, "move_entries", lambda *_: None)
     assert verified_as(model) == "chain"
     with pytest.raises(ValueError, match=r"`verification='tree'` is not exact .* with 2 rows"):
         model.generate(**BATCH, candidate_generator=Noise(), verification="tree", **GREEDY)

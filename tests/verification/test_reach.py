@@ -1,12 +1,144 @@
-"""Drafts end before a length at which attention may change, and go on where a probe crosses it."""
+"""Drafts stay where plain decoding of the accepted tokens is the same computation.
+
+They end before a length at which attention may change, and go on where a probe crosses it.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from architectures import VOCAB_SIZE, WINDOW, small
-from calls import GREEDY
+from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Noise, Prophet
+from transformers import AutoConfig, DynamicCache
+
+from hf_refspec.verification.reach import PositionLimits
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0] * 4,
+    "factor": 4.0,
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+SCALED = {
+    "dynamic llama": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
+    "longrope llama": ("llama", {"rope_parameters": LONG, "max_position_embeddings": 128}),
+    "longrope phi3": (
+        "phi3",
+        {
+            "rope_parameters": LONG,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+}
+
+
+def build(case: str):
+    """A new model for each text: the frequencies are state of the model."""
+    model_type, config = SCALED[case]
+    return small(model_type, **config)
+
+
+def drafted_as_plain(case: str, ids: torch.Tensor, **options):
+    """Asserts it of two new models; returns the drafter's stats."""
+    options = {**GREEDY, **options}
+    plain = build(case).generate(ids, **options)
+    drafter = Prophet(plain, accuracy=0.9)
+    drafted = build(case).generate(ids, candidate_generator=drafter, **options)
+    assert drafted.tolist() == plain.tolist()
+    return drafter.stats
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_frequencies_that_depend_on_the_length_change_as_in_plain_decoding(case):
+    assert drafted_as_plain(case, PROMPT, max_new_tokens=50).mat > 1.3
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_a_probe_keeps_the_frequencies_of_the_longest_text_so_far(case):
+    """Plain decoding goes on with them."""
+    texts = []
+    for drafter in (None, Noise()):
+        model = build(case)
+        long = torch.cat([PROMPT] * 5, dim=-1)
+        model.generate(long, **GREEDY)
+        texts.append(model.generate(long[:, :34], candidate_generator=drafter, **GREEDY).tolist())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("padding", [1, 3, 9])
+def test_a_cache_that_is_rebuilt_at_a_length_is_rebuilt_behind_padding_too(padding):
+    """Phi-3 counts the padding: its cache goes before its frequencies change."""
+    generator = torch.Generator().manual_seed(padding)
+    for _ in range(5):
+        ids = torch.randint(3, 97, (1, padding + 17), generator=generator)
+        ids[:, :padding] = 0
+        mask = (ids != 0).long()
+        drafted_as_plain("longrope phi3", ids, attention_mask=mask, max_new_tokens=40)
+
+
+def test_drafts_stay_within_learned_positions(models_by_type):
+    """GPT-2 has 512 positions; a draft past them would index outside of the table."""
+    model = models_by_type("gpt2")
+    prompt = torch.randint(3, 97, (1, 490), generator=torch.Generator().manual_seed(0))
+    options = {"inputs": prompt, "max_new_tokens": None}
+    assert_lossless(model, 1.0, max_length=512, **options)
+    # An end of text keeps plain decoding within the table although max_length does not.
+    end = int(model.generate(prompt, **{**GREEDY, "max_new_tokens": 22})[0, 510])
+    assert_lossless(model, Noise(), max_length=600, eos_token_id=end, **options)
+
+
+@pytest.mark.parametrize("case", ["given cache", "given positions", "padding"])
+def test_the_position_counts_and_not_the_length(models_by_type, case):
+    """GPT-2 has a table of 512 positions; an index past its end would fail."""
+    model = models_by_type("gpt2")
+    options = {**GREEDY, "max_new_tokens": 14}
+    long = torch.randint(3, 97, (1, 497), generator=torch.Generator().manual_seed(0))
+
+    def generate(**kwargs):
+        if case == "given cache":
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                model(long[:, :495], past_key_values=cache)
+            mask = torch.ones_like(long)
+            return model.generate(
+                long[:, 495:], past_key_values=cache, attention_mask=mask, **options, **kwargs
+            )
+        if case == "given positions":
+            positions = torch.arange(490, 490 + PROMPT.shape[1])[None]
+            return model.generate(PROMPT, position_ids=positions, **options, **kwargs)
+        padded = torch.cat([torch.zeros((1, 23), dtype=torch.long), long], dim=-1)
+        mask = (padded != 0).long()
+        return model.generate(padded, attention_mask=mask, **options, **kwargs)
+
+    plain = generate()
+    assert generate(candidate_generator=Noise()).tolist() == plain.tolist()
+    assert generate(candidate_generator=Prophet(plain, 1.0)).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rope", "length", "furthest"),
+    [
+        (None, 50, 99),
+        (None, 100, None),  # past the table already
+        (DYNAMIC, 50, 99),
+        (DYNAMIC, 120, 120),
+        (LONG, 20, 31),
+        (LONG, 32, 32),
+        (LONG, 33, 99),
+    ],
+)
+def test_furthest_position(rope, length, furthest):
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 100}
+    config = AutoConfig.for_model("llama", **shape, **({"rope_parameters": rope} if rope else {}))
+    assert PositionLimits.of(config).furthest(length) == furthest
+
 
 OPTIONS = {**GREEDY, "max_new_tokens": 40}
 

@@ -17,9 +17,9 @@ from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
 from ..blend import merged
-from ..drafter import Drafter
+from ..drafter import Drafter, last_tokens
 from ..observation import Observation
-from ..token_ids import Reference, check_tokenizer, last_tokens, to_ids
+from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree
 from .memory import Memory, View
 
