@@ -12,6 +12,7 @@ from hf_refspec.apps.bench.measure import Bench
 from hf_refspec.apps.bench.methods import Method, transformers_methods
 from hf_refspec.apps.bench.registry import Job
 from hf_refspec.apps.bench.summary import Entry
+from hf_refspec.ralm.knn_lm import knn_lm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 
@@ -77,7 +78,9 @@ class RetrievalBench(Bench):
         stats = RetrievalStats()
         sample, rows, outputs = super().call(method, *args, **kwargs, retrieval_stats=stats)
         seconds = sample["prefill_seconds"] + sample["decoding_seconds"]
-        retrieval = stats.waiting_seconds + stats.query_seconds + stats.cache_seconds
+        retrieval = stats.waiting_seconds + stats.cache_seconds
+        if method.kwargs["custom_generate"] is not knn_lm:  # whose queries generation computes
+            retrieval += stats.query_seconds
         figures = {"searches": stats.searches, "G, s": seconds - retrieval, "R, s": retrieval}
         if stats.strides:
             figures |= {"gamma": stats.gamma, "mean stride": fmean(stats.strides)}
