@@ -40,17 +40,18 @@ class TestTheSameTextWithEverySpeculation:
     @pytest.mark.parametrize(
         ("speculation", "k", "counts"),
         [
-            (Speculation.published("s"), 200, {10}),
+            (Speculation.published("s"), 100, {10}),
             (Speculation(next_entries=3), 8, {3}),
             (Speculation(next_entries=0), 8, set()),
             (Speculation(), 8, {10}),
-            (Speculation(), 200, set()),
+            (Speculation(), 100, set()),
         ],
     )
     def test_with_as_many_next_entries_as_are_wanted(
         self, byte_llama, inputs, store, monkeypatch, speculation, k, counts
     ):
         plain = generate(byte_llama, inputs, store, speculation=None, k=k)
+        monkeypatch.setattr("hf_refspec.ralm.knn_lm._MOST_WITH_NEXT_ENTRIES", 50)
         looked_up, next_entries = set(), store.next_entries
 
         def recorded(ids, count):
