@@ -1,8 +1,8 @@
 """The n-grams and the nodes of their draft trees that are accepted most often for their bytes.
 
 A node is expected to be accepted as often as its n-gram occurs in the corpus, times the node's
-probability. Where an n-gram is left out, a shorter one that it ends with is looked up in its place,
-so that its own tree is worth only what it adds to that one's.
+probability. Where an n-gram is left out, the one without its first token is looked up in its place:
+its own tree is worth only what it adds to that one's, and is kept only beside it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -104,13 +104,15 @@ def worth_keeping(starts, probs, counts, shorter, replaced, entry_price, node_pr
     """How many nodes of each tree are worth their price and, together, that of their n-gram."""
     sizes = np.zeros(len(counts), dtype=np.int64)
     for entry in range(len(counts)):  # the shorter n-grams come first
+        other = shorter[entry]
+        if other >= 0 and sizes[other] == 0:
+            continue
         start, end, size, worth = starts[entry], starts[entry + 1], 0, -entry_price
         while start + size < end and counts[entry] * probs[start + size] >= node_price:
             worth += counts[entry] * probs[start + size] - node_price
             size += 1
-        if shorter[entry] >= 0:
-            for node in range(start, end):
-                if 0 <= replaced[node] < sizes[shorter[entry]]:
-                    worth -= counts[entry] * probs[node]
+        for node in range(start, end):
+            if other >= 0 and 0 <= replaced[node] < sizes[other]:
+                worth -= counts[entry] * probs[node]
         sizes[entry] = size if worth > 0 else 0
     return sizes

@@ -17,7 +17,7 @@ from ..index.crest_table import NgramTable, build_table, table_bytes
 from ..index.draft_tree import TreeArrays
 from ..index.mixed_trie import mixed_tree
 from ..index.ngram_counts import common_ngrams as ngrams_of_text
-from ..index.rest_trie import rest_tree
+from ..index.rest_trie import all_matches, trie_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
 from .files import DatastoreError, check_no_folder, read_arrays, write_arrays
@@ -109,8 +109,9 @@ def compact_form(
 
 def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeArrays:
     if mode == "rest":
-        rest = REST_CONTINUATIONS, CONTINUATION_LENGTH
-        return rest_tree(texts, ngram, len(ngram), NODES_PER_TREE, *rest)
+        # A fair sample: the first places of a single token are all alike.
+        match, limits = all_matches(texts, ngram, len(ngram)), [CONTINUATION_LENGTH]
+        return trie_tree(texts, match, [REST_CONTINUATIONS], limits, NODES_PER_TREE, 0.0)
     return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
 
 

@@ -52,7 +52,9 @@ def twin(orders, counts, trees, entry_price: float, node_price: float) -> list[i
         shorter = held.get(ngram[1:])
         there = set(paths_of(shorter)[: sizes[ngram[1:]]]) if shorter is not None else set()
         lost = [v for v, path in zip(values, paths_of(tree), strict=True) if path in there]
-        sizes[ngram] = len(worth) if sum(worth) - sum(lost) > entry_price else 0
+        is_beside = sizes.get(ngram[1:], 1) > 0
+        kept = is_beside and sum(worth) - sum(lost) > entry_price
+        sizes[ngram] = len(worth) if kept else 0
     return list(sizes.values())
 
 

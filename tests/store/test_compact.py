@@ -13,7 +13,7 @@ from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
 from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import mixed_tree
-from hf_refspec.index.rest_trie import rest_tree
+from hf_refspec.index.rest_trie import all_matches, trie_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
 from hf_refspec.store.compact import (
     CONTINUATION_LENGTH,
@@ -258,8 +258,9 @@ def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
     assert counts == [3, 3, 3]
     for ngram in map(np.array, ngrams_of(table)):
         tokens, parents, _ = table.tree(ngram.astype(np.int32), 1, NODES_PER_TREE)
-        settings = NODES_PER_TREE, REST_CONTINUATIONS, CONTINUATION_LENGTH
-        rest = rest_tree(shards, ngram.astype(np.int32), len(ngram), *settings)
+        match = all_matches(shards, ngram.astype(np.int32), len(ngram))
+        limits = [REST_CONTINUATIONS], [CONTINUATION_LENGTH], NODES_PER_TREE, 0.0
+        rest = trie_tree(shards, match, *limits)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
 
 
