@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from typing import Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
-from retrieval_settings import BASELINE, OURS, Setting, retrieving_methods, speculations
+from retrieval_settings import (
+    BASELINE,
+    LARGE_PREFETCH,
+    OURS,
+    Setting,
+    retrieving_methods,
+    speculations,
+)
 from transformers import PreTrainedTokenizerBase
 
 from hf_refspec.apps.bench.methods import Method
+from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.retrieval.bm25 import SparseRetriever
@@ -18,6 +28,7 @@ from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.milvus import MilvusRetriever
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
+from hf_refspec.retrieval.vector_index import LEAST_WALKED
 
 GENERATION_STRIDE, QUERY_LENGTH = 4, 32  # of the paper (arXiv 2401.14021), section 5.1
 WITH_DRAFTS = " + ReferenceCopy"
@@ -53,30 +64,62 @@ class PaddedKnowledgeBase(KnowledgeBase):
 
 
 def ralm_settings(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Setting]:
+    """A setting for each retriever."""
+
+    def setting(name: str, searched: Searched) -> Setting:
+        return Setting(
+            name,
+            searched.size,
+            lambda: _methods(searched.new_retriever(), args, tokenizer),
+            searched.chunk_length,
+        )
+
+    # To ablate, a graph walks as many for the baseline too.
+    ef_search = LARGE_PREFETCH if args.ablate else LEAST_WALKED
+    return [setting(*each) for each in retrievers(args, tokenizer, ef_search).items()]
+
+
+def add_retrievers(parser: ArgumentParser) -> None:
+    """Adds the arguments of [`retrievers`]."""
+    add = parser.add_argument
+    add("--knowledge-base", metavar="PATH", help="ralm: a folder or a Hub id")
+    add("--encoder", metavar="PATH", help="ralm: the sentence-transformers model that embedded it")
+    add("--distractors", type=positive, default=0, metavar="N", help="add N random vectors")
+    add("--milvus", metavar="URI", help="ralm: a server or a file, to search as well")
+
+
+class Searched(NamedTuple):
+    """What is searched, and how."""
+
+    size: int  # passages
+    chunk_length: int
+    new_retriever: Callable[[], Any]  # building an index takes time
+
+
+def retrievers(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase, ef_search: int = LEAST_WALKED
+) -> dict[str, Searched]:
     """BM25 and, with an encoder, exact and approximate dense retrieval over a knowledge base."""
     base, encoder = _open(args, tokenizer)
 
-    def setting(name: str, size: int, retriever: Any) -> Setting:
-        return Setting(
-            name, size, lambda: _methods(retriever(), args, tokenizer), base.config.chunk_length
-        )
+    def searched(retriever: Callable[[], Any], distractors: int = 0) -> Searched:
+        return Searched(len(base) + distractors, base.config.chunk_length, retriever)
 
     def flat() -> Retriever:
         if not args.distractors:
             return DenseRetriever(base, encoder)
         return DenseRetriever(PaddedKnowledgeBase(base.path, tokenizer, args.distractors), encoder)
 
-    settings = [setting("bm25", len(base), lambda: SparseRetriever(base, progress=False))]
+    all_retrievers = {}
     if encoder is not None:
-        dense = [
-            setting("flat", len(base) + args.distractors, flat),
-            setting("hnsw", len(base), lambda: DenseRetriever(base, encoder, "hnsw")),
-        ]
+        all_retrievers["flat"] = searched(flat, args.distractors)
+        hnsw = partial(DenseRetriever, base, encoder, "hnsw", ef_search)
+        all_retrievers["hnsw"] = searched(hnsw)
         if args.milvus is not None:
-            milvus = MilvusRetriever(base, encoder, args.milvus, "hnsw")
-            dense.append(setting("milvus", len(base), lambda: milvus))
-        settings = [*dense, *settings]
-    return settings
+            milvus = MilvusRetriever(base, encoder, args.milvus, "hnsw", ef_search=ef_search)
+            all_retrievers["milvus"] = searched(lambda: milvus)
+    all_retrievers["bm25"] = searched(lambda: SparseRetriever(base, progress=False))
+    return all_retrievers
 
 
 def _methods(

@@ -18,6 +18,7 @@ from architectures import ARCHITECTURES, VOCAB_SIZE, build
 from drafters import Noise, Prophet
 from transformers import CompileConfig
 
+from hf_refspec.ralm.knn_datastore import KnnDatastore
 from hf_refspec.retrieval.flat import FaissFlatIndex, FlatIndex, finds_gpus
 from hf_refspec.retrieval.vector_index import squared_lengths
 
@@ -118,6 +119,17 @@ def test_passages_are_found_on_the_gpu(metric):
     for one, other in zip(
         on_gpu.search(queries[:20], 8), on_cpu.search(queries[:20], 8), strict=True
     ):
+        assert one.ids.tolist() == other.ids.tolist()
+
+
+def test_neighbours_are_found_on_the_gpu(tmp_path, byte_llama, tokenizer):
+    if not finds_gpus():
+        pytest.skip("needs faiss-gpu")
+    store = KnnDatastore.build(byte_llama, tokenizer, ["text"] * 999, tmp_path / "knn")
+    assert isinstance(store._index, FaissFlatIndex)
+    queries = np.random.default_rng(0).permutation(store.keys)[:8] + np.float32(0.01)
+    on_cpu = FlatIndex(store.keys, squared_lengths(store.keys), "l2")
+    for one, other in zip(store.search(list(queries), 64), on_cpu.search(queries, 64), strict=True):
         assert one.ids.tolist() == other.ids.tolist()
 
 

@@ -88,8 +88,8 @@ def generate_speculatively(
     _check_prefetch(retriever, speculation, k)
     # As published, nothing is known of earlier requests.
     learned = _learned_of(retriever) if speculation.max_gamma is None else {}
-    sources = (neighbours is not None, candidates is not None)
-    setting = (k, speculation.prefetch, speculation.asynchronous, *sources)
+    cached = (speculation.prefetch, speculation.next_entries)
+    setting = (k, *cached, speculation.asynchronous, candidates is not None)
     if setting in learned:
         estimates = learned[setting].for_next_request()
     else:
@@ -104,11 +104,12 @@ def generate_speculatively(
 
 def _check_prefetch(retriever: Any, speculation: Speculation, k: int) -> None:
     """Refuses more passages than a graph walks anyway: with more, it may find another best one."""
-    index, most = getattr(retriever, "index", None), max(k, LEAST_WALKED)
+    index = getattr(retriever, "index", None)
+    most = max(k, getattr(retriever, "ef_search", LEAST_WALKED))
     if isinstance(index, str) and index == "hnsw" and speculation.prefetch > most:
         raise ValueError(
             f'prefetch must be at most {most} with index="hnsw" and k={k}, but is '
-            f"{speculation.prefetch}"
+            f"{speculation.prefetch}; or give the retriever a larger ef_search"
         )
 
 

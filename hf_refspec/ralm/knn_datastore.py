@@ -25,8 +25,8 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..check_count import check_count
-from ..retrieval.flat import FlatIndex
-from ..retrieval.hnsw import HnswIndex, Index, check_index
+from ..retrieval.flat import index_type
+from ..retrieval.hnsw import Index, check_index
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.vector_index import squared_lengths
 from ..store.card import readable_size
@@ -43,8 +43,6 @@ from .interpolation import LEAST_TOKENS, Interpolation, choose
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
 from .reading import checked_lengths, read_corpus, read_predictions
 
-# Entries after a retrieved one that the request cache takes as well (RaLMSpec, section 5.3).
-NEIGHBOURS = 10
 DEFAULT_K = 1024
 # Held-out tokens that `tune` reads: each needs a search of all entries.
 _HELD_OUT_TOKENS = 8192
@@ -97,13 +95,14 @@ class KnnDatastore(StoredFolder[KnnConfig]):
     """A corpus as pairs of hidden state and next token, for [`knn_lm`].
 
     It is memory-mapped (float16 keys are converted to float32 in memory). Opening it reads only the
-    values, but builds an HNSW graph anew.
+    values, but builds an HNSW graph anew and copies the keys to GPUs.
 
     Args:
         path (`str` or `Path`): The folder.
-        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, or approximate
-            search in a graph (FAISS, extra `retrieval`), which takes minutes to build for a million
-            entries, and memory for a copy of the keys.
+        index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact search, on GPUs if
+            faiss-gpu finds some, which then hold a copy of the keys; or approximate search in a
+            graph (FAISS, extra `retrieval`), which takes minutes to build for a million entries,
+            and memory for a copy of the keys.
 
     Attributes:
         path (`Path`): The folder.
@@ -140,8 +139,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             raise self._damaged(config.file, f"a value is not below {config.vocab_size}")
         if not 0 <= norms.min() <= norms.max() < np.inf:  # NaN neither
             raise self._damaged(config.file, "a squared length is not a number from 0 on")
-        vector_index = FlatIndex if self.index == "flat" else HnswIndex
-        self._index = vector_index(self.keys, norms, "l2")
+        self._index = index_type(self.index)(self.keys, norms, "l2")
 
     def __repr__(self) -> str:
         held = f"entries={len(self):,}, dimension={self.config.dimension}"
@@ -373,9 +371,9 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         """The scores (float32) of the entries `ids`, as `search` returns them."""
         return self._index.score(query, ids)
 
-    def neighbours(self, ids: np.ndarray) -> np.ndarray:
-        """The next 10 entries after each of `ids`, as far as there are so many."""
-        following = np.unique(ids[:, None] + np.arange(1, NEIGHBOURS + 1))
+    def next_entries(self, ids: np.ndarray, count: int) -> np.ndarray:
+        """The next `count` entries after each of `ids`, as far as there are so many."""
+        following = np.unique(ids[:, None] + np.arange(1, count + 1))
         return following[following < len(self)]
 
     def next_tokens(self, found: Retrieved, temperature: float) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -35,12 +36,12 @@ from .call import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
 from .mixture import Mixture
-from .options import Speculation
+from .options import NEXT_ENTRIES, Speculation
 from .stats import RetrievalStats
 
 # With more neighbours than that, the entries after each add hardly anything to the request cache,
 # and make it slower than a wrong guess.
-_MOST_WITH_NEIGHBOURS = 128
+_MOST_WITH_NEXT_ENTRIES = 128
 
 
 @torch.no_grad()
@@ -202,9 +203,11 @@ def _guess_sources(mixture: Mixture, speculation: Speculation | None) -> dict[st
     if speculation is None:
         return {}
     store = mixture.datastore
-    with_neighbours = mixture.k <= _MOST_WITH_NEIGHBOURS
+    count = speculation.next_entries
+    if count is None:
+        count = NEXT_ENTRIES if mixture.k <= _MOST_WITH_NEXT_ENTRIES else 0
     pq_index = store.pq_index if speculation.pq_index else None
     return {
-        "neighbours": store.neighbours if with_neighbours else None,
+        "neighbours": partial(store.next_entries, count=count) if count else None,
         "candidates": None if pq_index is None else pq_index.candidates,
     }

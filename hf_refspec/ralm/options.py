@@ -11,6 +11,7 @@ from ..check_count import check_count
 _PREFETCH, _NO_PREFETCH = 20, 1
 _FIXED_STRIDE = 3
 _PUBLISHED_MAX_GAMMA = 0.6
+NEXT_ENTRIES = 10
 DEFAULT_TIMEOUT = 60.0
 
 
@@ -38,6 +39,10 @@ class Speculation:
             Whether speculation may use a kNN datastore's PQ index (see
             [`KnnDatastore.add_pq_index`]) instead of the request cache, while it measurably saves
             more time than it takes; not in the paper.
+        next_entries (`int`, *optional*):
+            kNN-LM: how many entries after each retrieved one the request cache takes as well, n in
+            the paper's section 5.3, and 10 there. By default 10 where `k` is at most 128, and none
+            where it is more: they would add hardly anything, and make guesses slow.
         timeout (`float`, *optional*, defaults to 60):
             The most seconds for one search. A search that takes longer, or fails, is repeated
             once. `None` for no limit.
@@ -53,6 +58,7 @@ class Speculation:
     max_gamma: float | None = None
     steps_ahead: int | None = None
     pq_index: bool = True
+    next_entries: int | None = None
     timeout: float | None = DEFAULT_TIMEOUT
 
     def __post_init__(self) -> None:
@@ -68,6 +74,8 @@ class Speculation:
             )
         if self.steps_ahead is not None:
             check_count("steps_ahead", self.steps_ahead, " or None")
+        if self.next_entries is not None and self.next_entries != 0:
+            check_count("next_entries", self.next_entries, ", 0 or None")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, or None, but is {self.timeout}")
 
@@ -90,8 +98,16 @@ class Speculation:
     @classmethod
     def published(cls, text: str) -> Speculation:
         """The same letters with the paper's own settings: gamma at most 0.6, one step beside a
-        verification, and no PQ index. Arguments and exceptions as of [`Speculation.parse`]."""
-        return cls(**_switched(text), max_gamma=_PUBLISHED_MAX_GAMMA, steps_ahead=1, pq_index=False)
+        verification, no PQ index, and the next 10 entries with any `k`. Its kNN-LM is `"s"`: the
+        entries take the place of prefetching, and verification is not asynchronous. Arguments and
+        exceptions as of [`Speculation.parse`]."""
+        return cls(
+            **_switched(text),
+            max_gamma=_PUBLISHED_MAX_GAMMA,
+            steps_ahead=1,
+            pq_index=False,
+            next_entries=NEXT_ENTRIES,
+        )
 
 
 def _switched(text: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ MOST_HELD = 1 << 14
 
 
 class RequestCache:
-    """The ids (int64, ascending) that one request retrieved: the latest, at most `most`."""
+    """The ids (int64, ascending) that one request retrieved: the latest, at most `most` or as many
+    as were added last."""
 
     def __init__(self, retriever: CheckedRetriever, most: int = MOST_HELD) -> None:
         self._retriever = retriever
@@ -23,7 +24,7 @@ class RequestCache:
         """Adds retrieved ids (int64 of shape `(m,)`, with repetitions)."""
         added = np.unique(ids)
         older = self._newest_first[~np.isin(self._newest_first, added, assume_unique=True)]
-        self._newest_first = np.concatenate([added, older])[: self._most]
+        self._newest_first = np.concatenate([added, older])[: max(self._most, len(added))]
         self.ids = np.sort(self._newest_first)
 
     def best(self, query: object, k: int) -> Retrieved:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ..check_count import check_count
 from ..store.folder import DatastoreError
-from .flat import FaissFlatIndex, FlatIndex, finds_gpus
-from .hnsw import HnswIndex, Index, check_index
+from .flat import index_type
+from .hnsw import Index, check_index
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
 from .text_encoder import TextEncoder
-from .vector_index import VectorIndex, squared_lengths
+from .vector_index import LEAST_WALKED, VectorIndex, squared_lengths
 
 
 class EmbeddingRetriever:
@@ -21,8 +22,11 @@ class EmbeddingRetriever:
 
     _vectors: VectorIndex
 
-    def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index) -> None:
+    def __init__(
+        self, knowledge_base: KnowledgeBase, encoder: Any, index: Index, ef_search: int
+    ) -> None:
         check_index(index)
+        check_count("ef_search", ef_search)
         if knowledge_base.embeddings is None:
             raise ValueError(
                 f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
@@ -30,6 +34,7 @@ class EmbeddingRetriever:
             )
         self.knowledge_base = knowledge_base
         self.index = index
+        self.ef_search = ef_search
         self._embeddings: np.ndarray = knowledge_base.embeddings
         self._lengths = squared_lengths(self._embeddings)
         self._encoder = TextEncoder(encoder)
@@ -54,7 +59,7 @@ class EmbeddingRetriever:
         if len(queries) == 0:
             return []
         stacked = np.ascontiguousarray(np.stack(list(queries)), dtype=np.float32)
-        return self._vectors.search(stacked, k)
+        return self._vectors.search(stacked, k, self.ef_search)
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The inner products with some passages, float32 of shape `(n,)`."""
@@ -82,15 +87,21 @@ class DenseRetriever(EmbeddingRetriever):
         encoder (`str`, `Path`, `SentenceTransformer` or callable): The one that it was built
             with, see [`TextEncoder`].
         index (`"flat"` or `"hnsw"`, *optional*, defaults to `"flat"`): Exact or approximate.
+        ef_search (`int`, *optional*, defaults to 128): The candidates of an approximate search, and
+            the most that `Speculation(prefetch=...)` can take of it.
 
     Raises:
-        ValueError: If the index is neither, or the knowledge base has no embeddings.
+        ValueError: If an argument is invalid, or the knowledge base has no embeddings.
         DatastoreError: If an embedding is not finite.
         ImportError: If FAISS is not installed (extra `retrieval`) and the index is `"hnsw"`.
     """
 
-    def __init__(self, knowledge_base: KnowledgeBase, encoder: Any, index: Index = "flat") -> None:
-        super().__init__(knowledge_base, encoder, index)
-        exact = FaissFlatIndex if finds_gpus() else FlatIndex
-        vector_index = exact if index == "flat" else HnswIndex
-        self._vectors = vector_index(self._embeddings, self._lengths, "inner_product")
+    def __init__(
+        self,
+        knowledge_base: KnowledgeBase,
+        encoder: Any,
+        index: Index = "flat",
+        ef_search: int = LEAST_WALKED,
+    ) -> None:
+        super().__init__(knowledge_base, encoder, index, ef_search)
+        self._vectors = index_type(index)(self._embeddings, self._lengths, "inner_product")

@@ -13,7 +13,7 @@ import torch
 from numba import njit
 
 from ..index.kernels import kernel
-from .hnsw import import_faiss
+from .hnsw import HnswIndex, Index, import_faiss
 from .vector_index import Metric, VectorIndex, score_row, vectorised
 
 _BLOCK = 256  # rows that are scored before their scores are looked at
@@ -126,8 +126,9 @@ def _minus_squared_distances(rows, row, queries, first):
     return a, b, c, d
 
 
-class FaissFlatIndex(VectorIndex):
-    """Looks at all vectors by FAISS, on copies that the GPUs hold (extra `gpu`)."""
+class FaissFlatIndex(FlatIndex):
+    """Looks at all vectors by FAISS, on copies that the GPUs hold (extra `gpu`); on the CPU where
+    it needs more candidates than FAISS finds."""
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         faiss = import_faiss("FaissFlatIndex")
@@ -135,11 +136,11 @@ class FaissFlatIndex(VectorIndex):
         index = by(vectors.shape[1])
         self._index = index if faiss.get_num_gpus() == 0 else faiss.index_cpu_to_all_gpus(index)
         self._index.add(vectors)
-        super().__init__(
-            vectors, lengths, metric, self._search, exact=True, most_candidates=_MOST_CANDIDATES
-        )
+        super().__init__(vectors, lengths, metric)
 
-    def _search(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+    def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
+        if count > _MOST_CANDIDATES:
+            return super()._scan(queries, count)
         scores, ids = self._index.search(queries, count)
         if self.metric == "l2":
             scores = -scores
@@ -152,3 +153,10 @@ def finds_gpus() -> bool:
         return bool(import_faiss("a GPU").get_num_gpus() > 0)
     except ImportError:
         return False
+
+
+def index_type(index: Index) -> type[FlatIndex | HnswIndex]:
+    """What searches vectors: exactly, on GPUs if FAISS finds some, or approximately."""
+    if index == "hnsw":
+        return HnswIndex
+    return FaissFlatIndex if finds_gpus() else FlatIndex

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from .dense import EmbeddingRetriever
 from .hnsw import Index
 from .knowledge_base import KnowledgeBase
-from .vector_index import VectorIndex
+from .vector_index import LEAST_WALKED, VectorIndex
 
 # The most rows of a request, and the most results of a query.
 _ROWS_AT_ONCE = 2000
@@ -42,6 +42,7 @@ class MilvusRetriever(EmbeddingRetriever):
         timeout (`float`, *optional*, defaults to 60): The most seconds of a request to the server,
             and of a search's wait for a server that restarts.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar while filling.
+        ef_search (`int`, *optional*, defaults to 128): As of [`DenseRetriever`].
 
     Raises:
         ValueError: If the index is neither, the knowledge base has no embeddings, or the collection
@@ -61,8 +62,9 @@ class MilvusRetriever(EmbeddingRetriever):
         token: str | None = None,
         timeout: float = 60.0,
         progress: bool = True,
+        ef_search: int = LEAST_WALKED,
     ) -> None:
-        super().__init__(knowledge_base, encoder, index)
+        super().__init__(knowledge_base, encoder, index, ef_search)
         file = knowledge_base.config.embeddings_file
         assert file is not None  # or it would not have come so far
         self.collection = collection or f"hf_refspec_{file.sha256[:16]}_{index}"

@@ -101,13 +101,13 @@ class VectorIndex:
         score_rows(self.vectors, ids, query, self.metric == "l2", scores)
         return scores
 
-    def search(self, queries: np.ndarray, k: int) -> list[Retrieved]:
+    def search(self, queries: np.ndarray, k: int, ef_search: int = LEAST_WALKED) -> list[Retrieved]:
         """The `k` best vectors for each query (float32 of shape `(q, d)`), or all where there are
-        fewer; an approximate index may find fewer."""
+        fewer; an approximate index walks `ef_search` candidates at least, and may find fewer."""
         k = min(k, len(self.vectors))
         if self._exact:
             return self._exact_search(queries, k, k + max(k // 8, _SPARE))
-        return [found for found, _ in self._best_candidates(queries, k, max(k, LEAST_WALKED))]
+        return [found for found, _ in self._best_candidates(queries, k, max(k, ef_search))]
 
     def _best_candidates(
         self, queries: np.ndarray, k: int, count: int

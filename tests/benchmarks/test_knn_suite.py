@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import knn_suite
+import numpy as np
 import pytest
-from knn_suite import WITHOUT_PQ_INDEX
+from knn_suite import STRIDES, SWEPT, WITHOUT_PQ_INDEX, knn_speculations
 from retrieval_bench import main
-from retrieval_settings import speculations
 
 from hf_refspec.apps.bench.methods import transformers_methods
 from hf_refspec.apps.bench.results import read_results
 from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.ralm.options import Speculation
 from hf_refspec.store.build.presets import python_stdlib
 
-MAIN = {*speculations(ablate=False), *(method.name for method in transformers_methods())}
-ALL = {*MAIN, *speculations(ablate=True)}
-
+METHODS = {method.name for method in transformers_methods()}
 SHORT = ["--max-new-tokens", "8"]
 
 
@@ -38,23 +38,67 @@ def build(model, tokenizer, tokens: int, path: str) -> None:
 def test_measures_both_indexes_greedily_and_sampled(given, byte_llama, tokenizer, capsys):
     build(byte_llama, tokenizer, 1500, "store")
     KnnDatastore("store").add_pq_index()
-    assert main([*given, "--knn-datastore", "store", "--limit", "1", "--ablate"]) == 0
-    suites = read_results(Path("out"))["suites"]
+    assert main([*given, "--knn-datastore", "store", "--limit", "1"]) == 0
     settings = [f"{index}, k={k}" for index in ("flat", "hnsw") for k in (1, 1024)]
-    settings = [f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")]
+    check_measured([f"{name}, {kind}" for name in settings for kind in ("greedy", "sampled")])
+    assert "## knn, hnsw, k=1024, greedy, 1,500 to search" in capsys.readouterr().out
+
+
+def test_ablates_neighbours_and_strides(given, byte_llama, tokenizer, monkeypatch):
+    assert {1, 1024} <= set(SWEPT)
+    monkeypatch.setattr(knn_suite, "SWEPT", (1, 64))
+    build(byte_llama, tokenizer, 1500, "store")
+    KnnDatastore("store").add_pq_index()
+    assert main([*given, "--knn-datastore", "store", "--limit", "1", "--ablate"]) == 0
+    settings = [f"{index}, k={k}, greedy" for index in ("flat", "hnsw") for k in (1, 64)]
+    check_measured(settings, ablate=True)
+    published = knn_speculations(ablate=True)
+    for stride in STRIDES:
+        speculation = published[f"as published, none, stride {stride}"]
+        assert (speculation.stride, speculation.asynchronous) == (stride, False)
+    assert published["as published, s"] == Speculation.published("s")
+
+
+def check_measured(settings: list[str], ablate: bool = False) -> None:
+    suites = read_results(Path("out"))["suites"]
     assert list(suites) == [f"knn, {name}, 1,500 to search, float32" for name in settings]
     for name, suite in suites.items():
         [entry] = suite["entries"]
-        expected = ALL if "greedy" in name else MAIN
+        expected = {*knn_speculations(ablate), *METHODS}
         if "flat" in name:
             expected = {*expected, WITHOUT_PQ_INDEX}
         assert {sample["method"] for sample in entry["samples"]} == expected
         assert {sample["tokens"] for sample in entry["samples"]} <= set(range(1, 9))
-    assert "## knn, hnsw, k=1024, greedy, 1,500 to search" in capsys.readouterr().out
+
+
+def test_continues_the_texts_of_a_dataset_by_some_methods(given, byte_llama, tokenizer):
+    build(byte_llama, tokenizer, 1500, "store")
+    Path("wiki").mkdir()
+    lines = [json.dumps({"text": "a = b " * length}) for length in (3, 90)]
+    Path("wiki/test.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = ["--knn-datastore", "store", "--prompts", "wiki", "--split", "test"]
+    with pytest.raises(ValueError, match="--methods has 'no', but there are only: baseline, "):
+        main([*given, *options, "--methods", "no"])
+    given[given.index("out")] = "named"
+    assert main([*given, *options, "--methods", "as published, s"]) == 0
+    for suite in read_results(Path("named"))["suites"].values():
+        [entry] = suite["entries"]
+        names = [sample["method"] for sample in entry["samples"]]
+        assert names == ["baseline", "as published, s"]
+
+
+def test_distractors_are_looked_at_but_not_found(byte_llama, tokenizer, tmp_path):
+    build(byte_llama, tokenizer, 600, str(tmp_path / "store"))
+    plain = KnnDatastore(tmp_path / "store")
+    padded = knn_suite.PaddedKnnDatastore(plain.path, 900)
+    assert len(padded) == len(padded.values) == 1500
+    queries = list(plain.keys[::99] + np.float32(0.001))
+    for one, other in zip(padded.search(queries, 3), plain.search(queries, 3), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
 
 
 def test_prompts_have_names_of_their_own(tokenizer):
-    prompts = knn_suite.knn_prompts(tokenizer)
+    prompts = knn_suite.knn_prompts(knn_suite.library_files(), tokenizer)
     assert len({name for name, _ in prompts}) == len(prompts) == knn_suite.PROMPTS
     assert {len(ids) for _, ids in prompts} == {knn_suite.PROMPT_TOKENS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import huggingface_hub
@@ -89,6 +90,38 @@ def test_bm25_needs_no_encoder_and_a_model_that_writes_freely_gets_spec_bench(
     assert main([*arguments, "--out", "short"]) == 1
     printed = capsys.readouterr().out
     assert "1 of them skipped" in printed and "Nothing was measured" in printed
+
+
+def test_ablates_every_retriever_with_more_prefetching_than_a_graph_walks(given, base):
+    options = ["--encoder", ENCODER, "--limit", "1", "--max-new-tokens", "6", "--ablate"]
+    assert main([*given, "--knowledge-base", base, *options]) == 0
+    entries = measured()
+    assert len(entries) == 3
+    for entry in entries:
+        assert set(speculations(ablate=True)) <= {sample["method"] for sample in entry["samples"]}
+
+
+def test_a_datasets_questions_are_drawn_by_the_seed(
+    given, base, byte_llama, tokenizer, monkeypatch, capsys
+):
+    byte_llama.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    Path("qa").mkdir()
+    lines = [json.dumps({"question": f"who is cat {i // 2}?"}) for i in range(20)]
+    Path("qa/validation.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    questions = ["--knowledge-base", base, "--prompts", "qa", "--max-new-tokens", "4"]
+    asked = []
+    monkeypatch.setattr(
+        "retrieval_bench.chat_prompt", lambda turns, tokenizer: asked.append(turns[0]) or [5]
+    )
+    for seed in ("0", "0", "1"):
+        given = ["ralm", "--model", "model", "--device", "cpu", "--out", f"out{len(asked)}"]
+        assert main([*given, *questions, "--limit", "1", "--seed", seed]) == 0
+    assert len(asked) == 30 and len(set(asked)) == 10
+    assert asked[:10] == asked[10:20] != asked[20:]
+    with pytest.raises(SystemExit):
+        main([*given, *questions, "--replay"])
+    assert "leave out --replay" in capsys.readouterr().err
 
 
 def test_distractors_are_looked_at_but_not_found(base, tokenizer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from retrieval_settings import (
@@ -23,11 +25,15 @@ PROMPT = [5, 6, 7, 8] * 3
 def test_every_setting_has_a_name_of_its_own_and_the_baseline_is_first():
     assert list(speculations(ablate=False)) == [BASELINE, PUBLISHED, OURS]
     settings = speculations(ablate=True)
-    assert len(settings) == 3 + 7 + 17
+    assert len(settings) == 3 + 7 + 2 + 8 + 9
     baseline, *_ = retrieving_methods(settings, custom_generate="x")
     assert baseline.kwargs == {"custom_generate": "x", "speculation": None}
-    assert settings["stride 3, asynchronous"] == Speculation(stride=3)
-    assert settings["stride 8"] == Speculation(stride=8, asynchronous=False)
+    assert settings["ours, stride 3"] == Speculation(stride=3)
+    fixed = replace(Speculation.published("p"), stride=8)
+    assert settings["as published, p, stride 8"] == fixed
+    assert settings["as published, p, prefetch 256"] == replace(
+        Speculation.published("p"), prefetch=256
+    )
     assert settings["ours, ps"] == Speculation.parse("ps")
 
 
@@ -42,6 +48,7 @@ def scripted(answers: dict[str, list[list[int]]], passages: dict[str, list[int]]
             called.append(name)
             model(input_ids)
             retrieval_stats.strides += [2, 3]
+            retrieval_stats.waiting_seconds = 0.25
             retrieval_stats.best_ids += (passages or {}).get(name, [3, 5])
             return torch.cat([input_ids, torch.tensor([next(left)])], dim=1)
 
@@ -64,7 +71,11 @@ def test_samples_have_what_was_retrieved(exact):
     assert [each["method"] for each in entry["samples"]] == names
     assert sorted(called) == sorted(names)
     assert all(each["tokens"] == 3 and each["other_tokens"] == 0 for each in entry["samples"])
-    assert entry["samples"][0]["figures"]["mean stride"] == 2.5
+    for sample in entry["samples"]:
+        figures = sample["figures"]
+        assert figures["mean stride"] == 2.5
+        seconds = sample["prefill_seconds"] + sample["decoding_seconds"]
+        assert figures["R, s"] == 0.25 and figures["G, s"] == pytest.approx(seconds - 0.25)
 
 
 def test_a_model_that_retrieves_nothing_may_return_other_ids(exact):

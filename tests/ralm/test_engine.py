@@ -192,4 +192,6 @@ def test_more_prefetched_than_a_graph_is_walked_for_is_refused():
     with pytest.raises(ValueError, match="prefetch must be at most 128"):
         generated(Speculation(prefetch=200), retriever)
     assert generated(Speculation(prefetch=200), retriever, k=200)[1].steps > 0
+    retriever.ef_search = 200
+    assert generated(Speculation(prefetch=200), retriever)[1].steps > 0
     assert generated(Speculation(prefetch=200), Vectors())[1].steps > 0

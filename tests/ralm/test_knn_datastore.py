@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_refspec.ralm.hidden_states import recorded
 from hf_refspec.ralm.knn_datastore import KnnDatastore
+from hf_refspec.retrieval.flat import FaissFlatIndex
 from hf_refspec.retrieval.retrieved import Retrieved
 from hf_refspec.store.build.windows import windows
 from hf_refspec.store.card import card
@@ -206,10 +207,24 @@ class TestSearch:
         with pytest.raises(ValueError, match="32 finite numbers"):
             store.search([np.zeros(31, dtype=np.float32)], 1)
 
-    def test_neighbours_are_the_ten_entries_after_each(self, store):
+    def test_next_entries_are_those_after_each(self, store):
         last = len(store) - 1
-        assert store.neighbours(np.array([3, 5])).tolist() == list(range(4, 16))
-        assert store.neighbours(np.array([last - 1, last])).tolist() == [last]
+        assert store.next_entries(np.array([3, 5]), 10).tolist() == list(range(4, 16))
+        assert store.next_entries(np.array([last - 1, last]), 10).tolist() == [last]
+        assert store.next_entries(np.array([3]), 2).tolist() == [4, 5]
+
+    def test_on_gpus_it_finds_the_same_even_more_than_faiss_does(self, store, monkeypatch):
+        pytest.importorskip("faiss")
+        monkeypatch.setattr("hf_refspec.retrieval.flat.finds_gpus", lambda: True)
+        on_gpus, queries = KnnDatastore(store.path), list(store.keys[:5] + 0.01)
+        assert isinstance(on_gpus._index, FaissFlatIndex)
+        for most in (2048, 3):
+            monkeypatch.setattr("hf_refspec.retrieval.flat._MOST_CANDIDATES", most)
+            for one, other in zip(
+                on_gpus.search(queries, 9), store.search(queries, 9), strict=True
+            ):
+                assert one.ids.tolist() == other.ids.tolist()
+                assert one.scores.tolist() == other.scores.tolist()
 
 
 class TestNextTokens:

@@ -37,6 +37,32 @@ class TestTheSameTextWithEverySpeculation:
             assert torch.equal(ids, plain), speculation
             assert torch.equal(torch.get_rng_state(), after_plain)
 
+    @pytest.mark.parametrize(
+        ("speculation", "k", "counts"),
+        [
+            (Speculation.published("s"), 100, {10}),
+            (Speculation(next_entries=3), 8, {3}),
+            (Speculation(next_entries=0), 8, set()),
+            (Speculation(), 8, {10}),
+            (Speculation(), 100, set()),
+        ],
+    )
+    def test_with_as_many_next_entries_as_are_wanted(
+        self, byte_llama, inputs, store, monkeypatch, speculation, k, counts
+    ):
+        plain = generate(byte_llama, inputs, store, speculation=None, k=k)
+        monkeypatch.setattr("hf_refspec.ralm.knn_lm._MOST_WITH_NEXT_ENTRIES", 50)
+        looked_up, next_entries = set(), store.next_entries
+
+        def recorded(ids, count):
+            looked_up.add(count)
+            return next_entries(ids, count)
+
+        monkeypatch.setattr(store, "next_entries", recorded)
+        ids = generate(byte_llama, inputs, store, speculation=speculation, k=k)
+        assert torch.equal(ids, plain)
+        assert looked_up == counts
+
     @pytest.mark.parametrize("do_sample", [False, True])
     @pytest.mark.parametrize(
         ("index", "options"),

@@ -28,7 +28,7 @@ def held_by_hand(additions: list[list[int]], most: int) -> list[int]:
     last_added: dict[int, int] = {}
     for number, ids in enumerate(additions):
         last_added.update(dict.fromkeys(ids, number))
-        kept = sorted(last_added, key=lambda i: (-last_added[i], i))[:most]
+        kept = sorted(last_added, key=lambda i: (-last_added[i], i))[: max(most, len(set(ids)))]
         last_added = {i: last_added[i] for i in kept}
     return sorted(last_added)
 

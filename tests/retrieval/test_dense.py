@@ -56,6 +56,16 @@ def test_the_query_is_the_text_of_the_tokens_without_special_ones(flat):
     np.testing.assert_array_equal(flat.encode(np.array(ids)), bag_of_words([TEXTS[0]])[0])
 
 
+def test_a_graph_walks_as_many_candidates_as_are_told(retrievers, base):
+    wide, found = DenseRetriever(base, bag_of_words, "hnsw", ef_search=300), []
+    walk = wide._vectors._candidates
+    wide._vectors._candidates = lambda queries, count: found.append(count) or walk(queries, count)
+    wide.search([base.embeddings[0]], 3)
+    assert found == [min(300, len(base))]
+    with pytest.raises(ValueError, match="ef_search must be at least 1"):
+        DenseRetriever(base, bag_of_words, "hnsw", ef_search=0)
+
+
 @pytest.mark.parametrize("index", INDEXES)
 def test_what_is_found_depends_neither_on_the_batch_nor_on_how_many_are_wanted(retrievers, index):
     retriever = retrievers[index]
