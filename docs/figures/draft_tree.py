@@ -45,7 +45,7 @@ class Recorder(rs.Blend):
 
 def record() -> tuple[list, rs.Drafter]:
     """The steps of a call, and how to write its tokens."""
-    model, tok = load(device="cpu")
+    model, tok = load(device_map="cpu")
     drafter = Recorder([rs.ReferenceCopy(), rs.TokenRecycling()])
     prompt = chat_inputs(tok, [user(PROMPT)])
     options = {"do_sample": False, "max_new_tokens": 96, "max_draft_tokens": NODES}

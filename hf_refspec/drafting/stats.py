@@ -39,6 +39,8 @@ class SpeculationStats:
         forward_passes (`int`): Forward passes of the target model, the prefill (which yields the
             first new token) among them.
         tokens (`int`): New tokens.
+        drafts (`int`): Drafts that were verified, at most one for each row of a pass; LLMA's paper
+            calls them triggers.
         drafted (`int`): Draft tokens that were verified.
         accepted (`int`): Draft tokens that were accepted.
         accepted_lengths (`list[int]`): `accepted_lengths[i]` passes accepted `i` draft tokens; a
@@ -54,6 +56,7 @@ class SpeculationStats:
 
     forward_passes: int = 0
     tokens: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_lengths: list[int] = field(default_factory=list)
@@ -77,6 +80,7 @@ class SpeculationStats:
         self.forward_passes += 1
         for drafted, accepted in rows:
             self.tokens += accepted + 1
+            self.drafts += drafted > 0
             self.drafted += drafted
             self.accepted += accepted
             self.accepted_lengths += [0] * (accepted + 1 - len(self.accepted_lengths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distributions
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -41,6 +42,11 @@ class HnswIndex(VectorIndex):
 
 def import_faiss(what: str) -> Any:
     """Imports FAISS, which `what` needs."""
+    if all(any(distributions(name=name)) for name in ("faiss-cpu", "faiss-gpu")):
+        raise ImportError(
+            "faiss-cpu and faiss-gpu are both installed, and overwrite each other's files: pip "
+            'uninstall both, then install either "hf_refspec[retrieval]" or "hf_refspec[gpu]"'
+        )
     try:
         import faiss
     except ImportError:

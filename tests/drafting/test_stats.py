@@ -15,7 +15,7 @@ def recorded() -> SpeculationStats:
 def test_each_pass_yields_what_was_accepted_and_one_token_more():
     stats = recorded()
     assert (stats.forward_passes, stats.tokens) == (4, 10)
-    assert (stats.drafted, stats.accepted) == (20, 6)
+    assert (stats.drafts, stats.drafted, stats.accepted) == (3, 20, 6)
     assert stats.mat == 2.5
     assert stats.accepted_lengths == [2, 0, 0, 2]  # passes by accepted tokens
 

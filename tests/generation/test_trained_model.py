@@ -36,7 +36,7 @@ def compute(items, tax):
 
 @pytest.fixture(scope="module")
 def loaded():
-    return load(device="cpu")
+    return load(device_map="cpu")
 
 
 @pytest.fixture(scope="module")

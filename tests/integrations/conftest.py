@@ -21,7 +21,7 @@ DOCUMENT = (
 
 @pytest.fixture(scope="session")
 def loaded():
-    return load(device="cpu")
+    return load(device_map="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -206,6 +206,12 @@ def test_without_faiss_the_error_names_the_extra(base, monkeypatch):
     assert len(DenseRetriever(base, bag_of_words).search([base.embeddings[0]], 3)[0]) == 3
 
 
+def test_two_distributions_of_faiss_are_refused(base, monkeypatch):
+    monkeypatch.setattr("hf_refspec.retrieval.hnsw.distributions", lambda name: iter([name]))
+    with pytest.raises(ImportError, match="faiss-cpu and faiss-gpu are both installed"):
+        DenseRetriever(base, bag_of_words, index="hnsw")
+
+
 def test_the_modules_import_no_index_library():
     modules = "retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
     program = "; ".join(

@@ -189,9 +189,9 @@ class Bench:
         kwargs = {**sampling, **kwargs, **method.kwargs}
         kwargs["max_new_tokens"] = self.new_tokens(answer_ids)
         forced = self._forced(prompts[0], answer_ids)
-        on_gpu = self.model.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.model.device)
+        gpus = range(torch.cuda.device_count()) if self.model.device.type == "cuda" else ()
+        for gpu in gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
         torch.manual_seed(0)
         static = "cache_implementation" in method.options
         with timed(self.model, compiled=static) as times:
@@ -212,7 +212,7 @@ class Bench:
             "decoding_seconds": times[-1] - times[1],
             "drafting_seconds": drafted.drafting_seconds,
             "learning_seconds": drafted.learning_seconds,
-            "peak_bytes": torch.cuda.max_memory_allocated(self.model.device) if on_gpu else 0,
+            "peak_bytes": sum(map(torch.cuda.max_memory_allocated, gpus)),
             "other_tokens": None,
             "first_difference": None,
             "figures": {},  # further ones of a subclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import CompileConfig
@@ -20,6 +20,7 @@ from ...store.datastore import Datastore
 PLAIN = "plain generate"
 LOOK_UP = "prompt look-up of transformers"
 LOOK_UP_TOKENS = 10
+LLMA, LLMA_TOKENS = "LLMA's algorithm", 18
 RECYCLING = "Token Recycling's algorithm"
 DEFAULT = "ReferenceCopy | TokenRecycling"  # candidate_generator="auto"
 BLEND = "blend"
@@ -100,7 +101,7 @@ def decoding_methods(
     chain = {"verification": "chain"}
     methods = [
         *transformers_methods(),
-        Method("LLMA's algorithm", 18, ReferenceCopy(mode="llma", copy_length=18), chain),
+        Method(LLMA, LLMA_TOKENS, _llma(), chain),
         *(Method("ReferenceCopy", each, ReferenceCopy()) for each in nodes),
         Method("RetrievalCache", "auto", RetrievalCache()),
     ]
@@ -119,8 +120,21 @@ def decoding_methods(
     if store is not None:
         if store.form == "full":
             methods.append(Method("REST's algorithm", 64, DatastoreDrafts(store, mode="rest")))
-        methods.append(Method("DatastoreDrafts", "auto", DatastoreDrafts(store)))
+        methods += (Method("DatastoreDrafts", each, DatastoreDrafts(store)) for each in nodes)
     return [*methods, *(Method(BLEND, each, _blend(store, recycles)) for each in nodes)]
+
+
+def with_references(
+    methods: list[Method], references: Sequence[Sequence[int]] | None
+) -> list[Method]:
+    """The methods for a question that has references: LLMA copies from these alone, and from the
+    prompt where there are none."""
+    llma = _llma(references)
+    return [replace(each, drafter=llma) if each.name == LLMA else each for each in methods]
+
+
+def _llma(references: Sequence[Sequence[int]] | None = None) -> Drafter:
+    return ReferenceCopy(references, mode="llma", copy_length=LLMA_TOKENS)
 
 
 def _blend(store: Datastore | None, recycles: bool) -> Drafter:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from . import suites
 from .measure import Bench
+from .methods import with_references
 from .suites import Question, RecordedAnswer, answered, chat_prompt, neighbours
 from .summary import Entry
 
@@ -32,6 +33,11 @@ def _no_overlap(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Job
     if not args.replay:
         raise ValueError("no-overlap is random text, which no model writes freely; add --replay")
     return _asked(suites.random_texts(tokenizer), args)
+
+
+def _summarization(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
+    articles = [each for each in questions(args) if each.id.startswith("summarization/")]
+    return [partial(_converse, each, 1) for each in articles[: args.limit]]
 
 
 def _spec_bench(args: Namespace, _: PreTrainedTokenizerBase) -> list[Job]:
@@ -59,6 +65,7 @@ SUITES: dict[str, Callable[[Namespace, PreTrainedTokenizerBase], list[Job]]] = {
     "rag": partial(_recorded, suites.llma_rag, "llma_rag.jsonl"),
     "humaneval": partial(_recorded, suites.humaneval, "HumanEval.jsonl.gz"),
     "spec-bench": _spec_bench,
+    "summarization": _summarization,
     "multi-turn": _multi_turn,
     "cached-sessions": _cached_sessions,
     "no-overlap": _no_overlap,
@@ -84,18 +91,23 @@ def _asked(answers: list[RecordedAnswer], args: Namespace) -> list[Job]:
 
 def _ask(number: int, answer: RecordedAnswer, bench: Bench) -> Iterator[Entry]:
     answer_ids = answer.answer_ids if bench.replay else None
-    entry, _ = bench.measure(str(number), [answer.prompt_ids], answer_ids)
+    methods = with_references(bench.methods, answer.references)
+    entry, _ = bench.measure(str(number), [answer.prompt_ids], answer_ids, methods)
     yield entry
 
 
-def _converse(question: Question, turns: int, bench: Bench) -> Iterator[Entry]:
+def _converse(
+    question: Question, turns: int, bench: Bench, references: list[list[int]] | None = None
+) -> Iterator[Entry]:
     """Each turn, after the earlier ones and the model's answers to them."""
     messages: list[str] = []
+    methods = with_references(bench.methods, references)
     for turn, text in enumerate(question.turns[:turns]):
         messages.append(text)
         prompt_ids = chat_prompt(messages, bench.tokenizer)
         answer_ids = answered(question, turn, bench.tokenizer) if bench.replay else None
-        entry, ids = bench.measure(f"{question.id}, turn {turn + 1}", [prompt_ids], answer_ids)
+        name = f"{question.id}, turn {turn + 1}"
+        entry, ids = bench.measure(name, [prompt_ids], answer_ids, methods)
         messages.append(bench.tokenizer.decode(ids, skip_special_tokens=True))
         yield entry
 
@@ -110,7 +122,9 @@ def _ask_together(together: list[Question], bench: Bench) -> Iterator[Entry]:
 
 def _ask_again(question: Question, bench: Bench) -> Iterator[Entry]:
     """The first turn, after the model has answered four similar questions."""
+    answers = []
     for text in neighbours(question.turns[0]):
         prompt_ids = chat_prompt([text], bench.tokenizer)
-        bench.remember(prompt_ids, bench.answer(question.id, prompt_ids))
-    yield from _converse(question, 1, bench)
+        answers.append(bench.answer(question.id, prompt_ids))
+        bench.remember(prompt_ids, answers[-1])
+    yield from _converse(question, 1, bench, references=answers)

@@ -79,6 +79,11 @@ def prepare(args: Namespace) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"--tokenizer {args.tokenizer} is for --random-model; a trained model has its own"
         )
+    if args.device_map is not None and (args.random_model or args.device) is not None:
+        raise ValueError(
+            f"--device-map {args.device_map} places a trained model by itself; leave out --device "
+            "and --random-model"
+        )
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
@@ -160,7 +165,7 @@ def load_bench(
     if args.random_model is not None:
         model = random_model(args.random_model, len(tokenizer), args.device, numbers)
     else:
-        model = load_model(args.model, args.device, numbers)
+        model = load_model(args.model, args.device_map or args.device, numbers)
     warmup()
     return Bench(model, tokenizer, new_methods, args.replay, args.max_new_tokens)
 

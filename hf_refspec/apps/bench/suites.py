@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,12 @@ PREFIX = "Please answer the following as well as you can. "
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """A prompt and the recorded answer to it, as token ids; the answer ends with EOS."""
+    """A prompt and the recorded answer to it, as token ids; the answer ends with EOS. The documents
+    that the prompt contains are its `references`."""
 
     prompt_ids: list[int]
     answer_ids: list[int]
+    references: list[list[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ def llma_rag(
     for record in read_records(path):
         query, answer = record.text("query"), record.text("result", "text")
         if passages:
-            docs = "\n".join(record.texts("docs"))
-            prompt = f"docs:\n{docs}\nquery: {query}\nanswer:"
-            answers.append(_replied(prompt, answer, tokenizer))
+            docs = record.texts("docs")
+            prompt = "docs:\n" + "\n".join(docs) + f"\nquery: {query}\nanswer:"
+            references = tokenizer(docs, add_special_tokens=False)["input_ids"]
+            replied = _replied(prompt, answer, tokenizer)
+            answers.append(replace(replied, references=references))
         else:
             answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
     return answers

@@ -15,13 +15,13 @@ from ...drafting.drafter import Drafter
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
-from .arguments import positive
+from .arguments import add_model, positive
 
 
 def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
     """Adds the arguments for the model, its texts and sampling."""
     add = parser.add_argument
-    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    add_model(parser)
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N")
     texts = parser.add_argument_group("texts")
     texts.add_argument(

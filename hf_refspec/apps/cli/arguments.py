@@ -28,6 +28,24 @@ def positive(text: str) -> int:
     return number
 
 
+def add_model(parser: ArgumentParser) -> None:
+    """Adds the arguments that choose the model and how it is loaded."""
+    add = parser.add_argument
+    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
+    add_device_map(parser)
+
+
+def add_device_map(parser: ArgumentParser) -> None:
+    """Adds the argument that places the model."""
+    parser.add_argument(
+        "--device-map",
+        metavar="MAP",
+        help="a device, or auto: all GPUs, and what they do not hold in the CPU's memory; by "
+        "default one GPU if there is one",
+    )
+
+
 def add_source(parser: ArgumentParser) -> None:
     """Adds the arguments that name a corpus: files and folders, a dataset, or a preset."""
     add = parser.add_argument

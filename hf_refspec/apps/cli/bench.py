@@ -10,7 +10,7 @@ from ..bench.models import SIZES
 from ..bench.registry import SUITES
 from ..bench.run import run
 from ..shared.default_model import HUB_ID
-from .arguments import DTYPES, positive
+from .arguments import DTYPES, add_device_map, positive
 
 
 def add_bench(parser: ArgumentParser) -> None:
@@ -45,6 +45,7 @@ def add_measuring(parser: ArgumentParser) -> None:
     add("--replay", action="store_true", help="force the recorded answers")
     add("--max-new-tokens", type=positive, metavar="N", help="default: 256, in a replay all")
     add("--device", choices=("cpu", "cuda"))
+    add_device_map(parser)
     add("--dtype", nargs="+", choices=DTYPES, help="one or several, each measured")
 
 

@@ -65,7 +65,7 @@ def _chat(args: Namespace) -> int:
         inputs = chat_inputs(tokenizer, [user(context)])
         tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
-    model = load_model(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
     warmup()
     Chat(model, tokenizer, drafter, Terminal(), options, context).converse()
     return 0

@@ -13,7 +13,7 @@ from ..shared.default_model import load_model, load_tokenizer
 from ..shared.prompts import check_chat_template
 from ..shared.scenes import built_in_scenes, scenes_of_file
 from .answering import quieten_transformers, read_text
-from .arguments import positive
+from .arguments import add_device_map, positive
 
 
 def add_demo(parser: ArgumentParser) -> None:
@@ -21,6 +21,7 @@ def add_demo(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--file", type=Path, help="your own text or code for the first two scenes")
     add("--model", help="a folder or a Hub id, in float32; SmolLM2-135M-Instruct by default")
+    add_device_map(parser)
     add("--max-new-tokens", type=positive, default=160, metavar="N")
     add("--svg", type=Path, metavar="FILE", help="write a picture of the output as well")
 
@@ -38,7 +39,7 @@ def _demo(args: Namespace) -> int:
         scenes = built_in_scenes()
     else:
         scenes = scenes_of_file(read_text(args.file, "--file"), args.file.name, tokenizer)
-    model = load_model(args.model, dtype=torch.float32)
+    model = load_model(args.model, args.device_map, torch.float32)
     console = Terminal() if args.svg is None else Terminal(record=True, width=100)
     same = Demo(model, tokenizer, args.max_new_tokens, console).run(scenes)
     if args.svg is not None:

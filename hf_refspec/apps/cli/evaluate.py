@@ -14,10 +14,10 @@ from ...store.datastore import Datastore
 from ...store.fingerprint import public_name
 from ..bench.measure import IdsDifferError
 from ..bench.report import methods_table
-from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from ..shared.default_model import load_config, load_model, load_tokenizer
 from ..shared.prompts import question_inputs
 from .answering import quieten_transformers, read_text
-from .arguments import positive
+from .arguments import add_model, positive
 from .evaluation import FEWEST_PROMPTS, Evaluation, evaluate
 from .text_files import text_files
 
@@ -40,7 +40,7 @@ def add_evaluate(parser: ArgumentParser) -> None:
     )
     add("--prompts", type=Path, metavar="FILE", help="a prompt on each line, in place of texts")
     add("--pattern", default="*", help='which files of a folder, for example "*.md"')
-    add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
+    add_model(parser)
     add("--limit", type=positive, default=12, metavar="N", help="so many prompts; 12 by default")
 
 
@@ -56,7 +56,7 @@ def _evaluate(args: Namespace) -> int:
     prompts, origin = _prompts(args, texts, store, tokenizer)
     special = set(tokenizer.all_special_ids)
     held = sum(_is_held([i for i in ids if i not in special], store) for ids in prompts.values())
-    model = load_model(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
     print(
         f"{public_name(model)} in {str(model.dtype).removeprefix('torch.')}, the {store.form} form "
         f"of {args.store}, {len(prompts)} prompts: {origin}",

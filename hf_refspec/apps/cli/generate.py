@@ -42,7 +42,7 @@ def _generate(args: Namespace) -> int:
     config = load_config(args.model)
     hint = "shorten it, or choose a --model with a longer context"
     max_new_tokens = tokens_left(inputs, config, "the prompt", hint, args.max_new_tokens)
-    model = load_model(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
     model.generate(
         **inputs.to(model.device),
         **options,

@@ -15,9 +15,9 @@ from ...ralm.perplexity import read
 from ...store.build.source import open_source
 from ...store.fingerprint import vocabulary_size
 from ...store.printable import printable
-from ..shared.default_model import HUB_ID, load_model, load_tokenizer
+from ..shared.default_model import load_model, load_tokenizer
 from .answering import quieten_transformers
-from .arguments import add_source, load_corpus
+from .arguments import add_model, add_source, load_corpus
 from .text_files import text_files
 
 # What is held out of the texts: a tenth, and no more than is worth the time.
@@ -32,14 +32,14 @@ def add_knn(parser: ArgumentParser) -> None:
     build = commands.add_parser("build", help=about, description=about)
     build.set_defaults(run=_build)
     add_source(build)
-    build.add_argument("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
+    add_model(build)
     build.add_argument("--out", type=Path, required=True, help="the new folder")
     about = "the perplexity of texts: of the model alone, and with a kNN datastore"
     perplexity = commands.add_parser("perplexity", help=about, description=about)
     perplexity.set_defaults(run=_perplexity)
     perplexity.add_argument("knn_datastore", metavar="FOLDER", help="a folder or a Hub id")
     add_source(perplexity)
-    perplexity.add_argument("--model", help=f"the one that it was built with; default: {HUB_ID}")
+    add_model(perplexity)  # the one that it was built with
 
 
 def _build(args: Namespace) -> int:
@@ -55,7 +55,7 @@ def _build(args: Namespace) -> int:
             f"too little text to choose lambda on: {found} tokens are held out, and at least "
             f"{LEAST_TOKENS} are needed; give more text"
         )
-    model = load_model(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
     store = KnnDatastore.build(model, tokenizer, texts, args.out, held_out=held_out)
     chosen = store.config.interpolation
     assert chosen is not None
@@ -78,7 +78,8 @@ def _perplexity(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     store.check_tokenizer(tokenizer)
     texts = _texts(args, tokenizer)
-    found = read(load_model(args.model), tokenizer, texts, mixture)
+    model = load_model(args.model, args.device_map, args.dtype)
+    found = read(model, tokenizer, texts, mixture)
     assert found.mixed is not None
     known = f"{100 * found.known / found.tokens:.0f} %"
     change = 100 * (found.mixed / found.alone - 1)

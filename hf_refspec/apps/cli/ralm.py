@@ -16,10 +16,10 @@ from ...retrieval.knowledge_base import KnowledgeBase
 from ...retrieval.retriever import Retriever
 from ...retrieval.text_encoder import load_encoder
 from ...store.printable import printable
-from ..shared.default_model import HUB_ID, load_model, load_tokenizer
+from ..shared.default_model import load_model, load_tokenizer
 from . import ralm_answers
 from .answering import quieten_transformers
-from .arguments import add_source, check_source, load_corpus, positive
+from .arguments import add_model, add_source, check_source, load_corpus, positive
 from .text_files import text_files
 
 
@@ -29,7 +29,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--knowledge-base", help="an existing one, or where to build it; by default it is not kept")
     add("--question", action="append", required=True, metavar="TEXT", help="can be repeated")
-    add("--model", help=f"a folder or a Hub id; default: {HUB_ID}")
+    add_model(parser)
     add("--retriever", choices=("bm25", "dense", "hnsw"), default="bm25")
     add("--encoder", help="a sentence-transformers model, folder or Hub id, for dense and hnsw")
     add("--max-new-tokens", type=positive, default=64, metavar="N")
@@ -46,7 +46,7 @@ def _ralm(args: Namespace) -> int:
     _check(args)
     tokenizer = load_tokenizer(args.model)
     encoder = None if args.encoder is None else load_encoder(args.encoder)
-    model = load_model(args.model)
+    model = load_model(args.model, args.device_map, args.dtype)
     with TemporaryDirectory() as folder:
         base = _knowledge_base(args, tokenizer, encoder, Path(folder) / "base")
         print(

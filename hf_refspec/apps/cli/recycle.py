@@ -5,22 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-import torch
-
 from ...drafting.token_recycling import TokenRecycling
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
 from ..shared.default_model import load
 from .answering import quieten_transformers
-from .arguments import DTYPES, add_source, check_source, load_corpus, positive
+from .arguments import add_model, add_source, check_source, load_corpus, positive
 
 
 def add_recycle(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_recycle)
     add_source(parser)
     add = parser.add_argument
-    add("--model", help="a folder or a Hub id; by default SmolLM2-135M-Instruct")
-    add("--dtype", choices=DTYPES, help="of the model; 16 bits are faster where the CPU has them")
+    add_model(parser)
     add("--out", type=Path, required=True, help="the new folder")
     add("--max-tokens", type=positive, metavar="N", help="read about so many tokens")
     add("--license", help="of the corpus, for the card")
@@ -35,7 +32,7 @@ def _recycle(args: Namespace) -> int:
             raise FileNotFoundError(f"{path} is neither a file nor a folder")
     documents, corpus, license = load_corpus(args, streaming=True)
     quieten_transformers()
-    model, tokenizer = load(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    model, tokenizer = load(args.model, args.device_map, args.dtype)
     options = {name: getattr(args, name) for name in ("max_tokens", "column", "pattern")}
     table = TokenRecycling.build(
         model, tokenizer, documents, corpus=corpus, license=args.license or license, **options

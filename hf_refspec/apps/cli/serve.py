@@ -8,14 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ...generation.warmup import warmup
 from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
 from ..shared.extras import require
 from ..shared.listening import listen, port
 from .answering import add_sources, quieten_transformers, sources
-from .arguments import DTYPES, log_to_stderr, positive
+from .arguments import add_model, log_to_stderr, positive
 
 if TYPE_CHECKING:
     from ..serve.engine import Engine
@@ -35,8 +33,7 @@ _LIMITS = (
 def add_serve(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_serve)
     add = parser.add_argument
-    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
-    add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
+    add_model(parser)
     add("--host", default="127.0.0.1", help="where to listen; only on this machine by default")
     add("--port", type=port, default=8000, metavar="N", help="8000 by default; 0 for a free one")
     add_sources(parser.add_argument_group("texts"))
@@ -82,7 +79,7 @@ def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     load_config(args.model)  # refuses anything but a language model before it loads more
     tokenizer = load_tokenizer(args.model)
     drafters = sources(args, tokenizer)
-    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    model = load_model(args.model, args.device_map, args.dtype)
     warmup()
     limits = args.max_seconds, args.max_waiting
     engine = Engine(model, tokenizer, drafters, *limits, args.isolate)

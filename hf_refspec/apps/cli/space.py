@@ -6,14 +6,13 @@ from argparse import ArgumentParser, Namespace
 
 from ..shared.extras import require
 from ..shared.listening import listen, port
-from .arguments import DTYPES
+from .arguments import add_model
 
 
 def add_space(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_space)
     add = parser.add_argument
-    add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
-    add("--dtype", choices=DTYPES, help="of the model; float32 by default for the default model")
+    add_model(parser)
     add("--datastore", metavar="STORE", help="a folder or a Hub id; drafts are looked up in it")
     add("--host", default="127.0.0.1", help="the address to serve at")
     add("--port", type=port, default=7860, metavar="N")
@@ -36,5 +35,5 @@ def _space(args: Namespace) -> int:
     from .answering import quieten_transformers
 
     quieten_transformers()
-    serve(**given, server_name=args.host, server_port=args.port)
+    serve(**given, device_map=args.device_map, server_name=args.host, server_port=args.port)
     return 0

@@ -45,10 +45,12 @@ _REINSTALL = f"install it again: pip install --force-reinstall --no-deps {PACKAG
 
 
 def load(
-    name: str | None = None, device: str | None = None, dtype: torch.dtype | None = None
+    name: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """[`load_model`] and [`load_tokenizer`]."""
-    return load_model(name, device, dtype), load_tokenizer(name)
+    return load_model(name, device_map, dtype), load_tokenizer(name)
 
 
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
@@ -75,22 +77,26 @@ def load_config(name: str | None, source: dict[str, Any] | None = None) -> Pretr
 
 
 def load_model(
-    name: str | None = None, device: str | None = None, dtype: torch.dtype | None = None
+    name: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
-    """Loads a decoder-only language model from a folder or the Hub, onto a GPU where there is one;
-    the default model in float32, so that all ids are equal, others in their own type."""
+    """Loads a decoder-only language model from a folder or the Hub, by default onto a GPU where
+    there is one; the default model in float32, so that all ids are equal, others in their own
+    type. `device_map` is a device, `"auto"` for all of them, or what accelerate takes."""
     source = model_source(name or default_model())
     load_config(name, source)
-    choice: torch.dtype | str = dtype or (torch.float32 if name is None else "auto")
+    dtype = dtype or ("float32" if name is None else "auto")
+    device_map = device_map or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=choice)
-    except (OSError, ValueError, SafetensorError) as error:
+        return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, device_map=device_map)
+    except (AssertionError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise _unreadable(name, error) from error
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def _unreadable(name: str | None, error: Exception) -> ValueError:
-    hint = "" if name else f"; delete {default_model()}, so that it is fetched again"
+    damaged = not name and isinstance(error, OSError | SafetensorError)
+    hint = f"; delete {default_model()}, so that it is fetched again" if damaged else ""
     return ValueError(f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}{hint}")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ...generation.warmup import warmup
 from ...store.datastore import Datastore
 from ..shared.default_model import load_model, load_tokenizer
@@ -20,18 +18,22 @@ def serve(
     model: str | None = None,
     dtype: str | None = None,
     datastore: str | None = None,
+    device_map: str | None = None,
     **options: Any,
 ) -> None:
     """Serves the page until Ctrl-C, and prints its address. The model and the datastore are folders
     or Hub ids; `options` go to `gradio.Blocks.launch`. On the Hub the environment says where to
     serve."""
-    blocks = page(load_host(model, dtype, datastore))
+    blocks = page(load_host(model, dtype, datastore, device_map))
     print(f"{start(blocks, **options)} (Ctrl-C ends it)", flush=True)
     blocks.block_thread()
 
 
 def load_host(
-    model: str | None = None, dtype: str | None = None, datastore: str | None = None
+    model: str | None = None,
+    dtype: str | None = None,
+    datastore: str | None = None,
+    device_map: str | None = None,
 ) -> Host:
     """Loads what answers, and decodes a few tokens with it: kernels are loaded, the model is probed
     and timed."""
@@ -40,7 +42,7 @@ def load_host(
     store = None if datastore is None else Datastore.from_pretrained(datastore)
     if store is not None:
         store.check_tokenizer(tokenizer)  # before a model is loaded
-    loaded = load_model(model, dtype=None if dtype is None else getattr(torch, dtype))
+    loaded = load_model(model, device_map, dtype)
     host = Host(loaded, tokenizer, store)
     warmup()
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():

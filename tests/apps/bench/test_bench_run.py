@@ -77,6 +77,14 @@ def test_replays_every_suite_that_has_answers(replay, capsys):
     assert Path("out/speed_ups.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_articles_are_summarised(replay, data):
+    article = {"question_id": 9, "category": "summarization", "turns": ["Sum up: a cat sat."]}
+    with (data / "spec_bench_questions.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**article, "reference": ["a cat"]}) + "\n")
+    assert main(["bench", "summarization", *replay]) == 0
+    assert names("summarization") == ["summarization/9, turn 1"]
+
+
 def test_static_caches_are_measured_beside_the_others(model, monkeypatch, capsys):
     """Uncompiled: what compiling adds is asked elsewhere."""
     uncompiled = {"cache_implementation": "static", "max_cache_len": 128, "disable_compile": True}
@@ -234,6 +242,7 @@ WRONG = [
     (["spec-bench", "--batch-size", "2"], "--batch-size is for text that the model writes"),
     (["rag", "--methods", "x"], "--methods has 'x', but there are only LLMA's algorithm,"),
     (["humaneval"], "no question for humaneval in data"),
+    (["rag", "--device-map", "auto"], "leave out --device and --random-model"),
 ]
 
 

@@ -180,7 +180,7 @@ def test_a_tie_is_counted_and_stops_nothing(tokenizer):
 )
 def test_with_a_trained_model_in_bfloat16_only_near_ties_flip(prompt):
     """In float32 none does: another difference would raise [`IdsDifferError`]."""
-    model, tokenizer = load(device="cpu", dtype=torch.bfloat16)
+    model, tokenizer = load(device_map="cpu", dtype=torch.bfloat16)
 
     def methods():
         drafters = (rs.ReferenceCopy(), rs.ReferenceCopy() | rs.RetrievalCache())

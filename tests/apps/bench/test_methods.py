@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.methods import RECYCLING, decoding_methods
+from hf_refspec.apps.bench.methods import (
+    BUDGETS,
+    LLMA,
+    RECYCLING,
+    decoding_methods,
+    with_references,
+)
 from hf_refspec.apps.bench.models import random_model
+from hf_refspec.drafting.observation import Observation
 
 
 def test_the_model_s_logits_are_recycled_only_where_it_writes_freely():
@@ -20,9 +28,19 @@ def test_a_datastore_adds_its_methods(tmp_path, tokenizer):
     store = rs.Datastore.build(["def f(): pass"] * 3, tokenizer, tmp_path / "s", progress=False)
     every = {method.name for method in decoding_methods()}
     added = [method.name for method in decoding_methods(store) if method.name not in every]
-    assert added == ["REST's algorithm", "DatastoreDrafts"]
+    assert added == ["REST's algorithm", *["DatastoreDrafts"] * len(BUDGETS)]
     compact = store.compact(tmp_path / "c", max_bytes=5000, progress=False)
     assert "REST's algorithm" not in [method.name for method in decoding_methods(compact)]
+
+
+def test_llma_copies_from_the_references_of_a_question_alone():
+    methods = decoding_methods()
+    changed = with_references(methods, [[7, 8, 9]])
+    [(before, after)] = [pair for pair in zip(methods, changed, strict=True) if pair[0] != pair[1]]
+    assert before.name == LLMA
+    after.drafter.begin(np.array([7, 5]), vocab_size=64)
+    after.drafter.observe(Observation(np.array([7])))
+    assert after.drafter.draft_chain(18).tokens.tolist() == [8, 9]
 
 
 @pytest.mark.parametrize(("size", "billions"), [("500M", 0.495), ("8B", 7.24)])

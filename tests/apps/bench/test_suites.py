@@ -45,6 +45,7 @@ def test_llma_rag_puts_the_documents_before_the_question(tmp_path, tokenizer):
     [answer] = llma_rag(tmp_path / "rag.jsonl", without_template(tokenizer))
     assert tokenizer.decode(answer.prompt_ids) == prompt
     assert tokenizer.decode(answer.answer_ids[:-1]) == " me"
+    assert [tokenizer.decode(ids) for ids in answer.references] == ["one", "two"]
     [reply] = llma_rag(tmp_path / "rag.jsonl", tokenizer)
     assert tokenizer.decode(reply.prompt_ids) == f"user: {prompt}\nassistant: "
     assert tokenizer.decode(reply.answer_ids) == "me</s>"

@@ -10,6 +10,9 @@ import pytest
 import hf_refspec
 from hf_refspec.apps.cli.main import COMMANDS, main
 
+# The commands that load a model.
+LOADING = ["bench", "chat", "demo", "evaluate", "generate", "ralm", "recycle", "serve", "space"]
+LOADING += ["knn build", "knn perplexity"]
 AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
@@ -51,6 +54,13 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert exit.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_commands_that_load_a_model_place_it(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert "--device-map" in capsys.readouterr().out
 
 
 def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):

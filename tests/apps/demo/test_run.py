@@ -15,7 +15,7 @@ from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, built_in_scenes, s
 
 @pytest.fixture(scope="module")
 def smollm():
-    return load(device="cpu")
+    return load(device_map="cpu")
 
 
 def show(model, tokenizer, scenes, max_new_tokens, **terminal):

@@ -20,6 +20,7 @@ from transformers import (
     T5Config,
 )
 
+import hf_refspec as rs
 from hf_refspec.apps.shared import default_model as module
 from hf_refspec.apps.shared.default_model import HUB_ID, PACKAGE
 
@@ -40,7 +41,7 @@ def test_a_package_is_converted_once(home, package, caplog, capfd):
     assert folder == home / "hf_refspec" / "SmolLM2-135M-Instruct"
     assert [record.message[:20] for record in caplog.records] == ["Converting the model"]
     assert "it/s" not in capfd.readouterr().err  # a progress bar
-    converted = module.load_model(str(folder), device="cpu")
+    converted = module.load_model(str(folder), device_map="cpu")
     source = {"pretrained_model_name_or_path": package, "gguf_file": GGUF_FILE}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     assert_equal_bit_by_bit(converted, read)
@@ -105,9 +106,9 @@ def test_damaged_weights_are_named_and_the_default_models_can_be_fetched_again(
 ):
     os.truncate(converted / "model.safetensors", 1000)
     with pytest.raises(ValueError, match=rf"the model {converted} cannot be loaded: [^;]*$"):
-        module.load_model(str(converted), device="cpu")
+        module.load_model(str(converted), device_map="cpu")
     with pytest.raises(ValueError, match=rf"{HUB_ID} cannot be loaded: .*; delete {converted}, so"):
-        module.load_model(device="cpu")
+        module.load_model(device_map="cpu")
 
 
 @pytest.mark.parametrize(
@@ -124,3 +125,29 @@ def test_what_is_no_language_model_is_refused(home, tmp_path, config, kind):
     for load in (module.load_model, module.load_config):
         with pytest.raises(ValueError, match=f"is no decoder-only language model but a {kind}"):
             load(str(tmp_path / "other"))
+
+
+# Where it is placed
+
+
+@pytest.mark.parametrize("layers", ["cpu", "disk"])
+def test_a_model_in_parts_decodes_the_same_with_drafts(tmp_path, byte_llama, layers):
+    byte_llama.save_pretrained(tmp_path)
+    parts = dict.fromkeys(
+        ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu"
+    )
+    model = module.load_model(str(tmp_path), {**parts, "model.layers": layers})
+    assert any(each.is_meta for each in model.parameters()) == (layers == "disk")
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
+    expected = byte_llama.generate(ids, max_new_tokens=20)
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+    drafted = model.generate(
+        ids.to(model.device), max_new_tokens=20, candidate_generator=drafter, max_draft_tokens=8
+    )
+    assert torch.equal(drafted, expected) and drafter.stats.accepted > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named(converted):
+    with pytest.raises(ValueError, match=f"{HUB_ID} cannot be loaded: .*CUDA[^;]*$"):
+        module.load_model(device_map="cuda")

@@ -27,7 +27,7 @@ SECONDS = 60_000  # in milliseconds, as playwright counts
 
 @pytest.fixture(scope="module")
 def smollm():
-    return load(device="cpu")
+    return load(device_map="cpu")
 
 
 @pytest.fixture(scope="module")
