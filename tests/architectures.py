@@ -91,6 +91,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
         "layer_types": ["chunked_attention", "full_attention"],
     },
     "mamba2": {"num_heads": 8},
+    "mpt": {"use_cache": True},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_shape": (16, 32), "axial_pos_embds_dim": (16, 16), "hash_seed": 0},

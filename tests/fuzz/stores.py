@@ -269,7 +269,7 @@ def knn_uses() -> dict[str, Use]:
             if not abs(probs.sum() - 1) < 1e-6:
                 raise AssertionError(f"the probabilities of the next tokens are {probs}")
             scores = store.score(query, each.ids).tolist()
-            ids = checked_ids(store.neighbours(each.ids), len(store))
+            ids = checked_ids(store.next_entries(each.ids, 10), len(store))
             results.append([each.ids.tolist(), tokens.tolist(), probs.tolist(), scores, ids])
             if store.pq_index is not None:
                 results.append(checked_ids(store.pq_index.candidates(query, 4), len(store)))

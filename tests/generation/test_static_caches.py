@@ -39,7 +39,7 @@ def on_any_device(**options) -> CompileConfig:
 
 def generate(model, drafter=None, **options):
     torch.manual_seed(5)
-    options = {**GREEDY, "use_cache": True, **options}  # MPT is configured without
+    options = {**GREEDY, **options}
     if options.get("past_key_values") is None:
         options["cache_implementation"] = "static"
     if drafter is not None:

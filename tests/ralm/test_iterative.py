@@ -168,8 +168,8 @@ def test_a_drafter_saves_forward_passes(models_by_type, retriever):
     for _ in range(3):  # what passes cost is measured first
         ids = generate(model, retriever, drafter=drafter, **options)
     assert ids.tolist() == generate(model, retriever, **options).tolist()
-    assert drafter.stats.mat > 1.2
-    assert drafter.stats.accepted > 0
+    assert drafter.stats.accepted > 0  # how many depends on what passes cost
+    assert drafter.stats.forward_passes < drafter.stats.tokens
 
 
 class Cancelled(ListStreamer):

@@ -83,12 +83,11 @@ def test_a_store_that_names_no_tokenizer_asks_for_one(store):
         Datastore(store.path).load_tokenizer()
 
 
-def test_chats_need_the_tokenizer_of_a_chat_model(store, tokenizer):
+def test_of_chats_its_own_copy_adds_turns_and_a_chat_models_tokenizer_whole_chats(store, tokenizer):
     chats = Dataset.from_dict({"messages": [[{"role": "user", "content": "hello"}]]})
-    with pytest.raises(ValueError, match="'messages' has chats, but the tokenizer has no chat"):
-        store.extend(chats, **OPTIONS)
-    assert_carries(Datastore(store.path))
-    assert Datastore(store.path).extend(chats, tokenizer, **OPTIONS).documents == 3
+    for chosen, added in ((None, "hello"), (tokenizer, "user: hello\n")):
+        *_, last = Datastore(store.path).extend(chats, chosen, **OPTIONS).iter_documents()
+        assert tokenizer.decode(last) == added
 
 
 def damaged(store: Datastore, **changes) -> Datastore:
