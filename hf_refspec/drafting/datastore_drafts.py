@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -10,16 +10,13 @@ from ..check_count import check_count
 from ..index.mixed_trie import mixed_tree
 from ..index.rest_trie import rest_tree
 from ..index.suffix_array import DEPTH
+from ..store.compact import CONTINUATIONS, Mode
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from .drafter import Drafter, last_tokens
 from .observation import Observation
 from .tree import DraftTree
 
-Mode: TypeAlias = Literal["mixed", "rest"]
-
-# REST's are those of its authors' code; with a mixed tree more continuations hardly help.
-_CONTINUATIONS = {"rest": 5000, "mixed": 1000}
 _MIN_MATCH = {"rest": 2, "mixed": 1}
 
 
@@ -83,7 +80,7 @@ class DatastoreDrafts(Drafter):
         if mode == "rest" and store.form == "compact":
             raise ValueError('mode="rest" needs the full form of the datastore; open it with that')
         if max_continuations is None:
-            max_continuations = _CONTINUATIONS[mode]
+            max_continuations = CONTINUATIONS[mode]
         if min_match is None:
             min_match = _MIN_MATCH[mode]
         check_count("max_match", max_match)

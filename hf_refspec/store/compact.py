@@ -27,8 +27,8 @@ Mode: TypeAlias = Literal["mixed", "rest"]
 
 NODES_PER_TREE = 64
 NGRAMS_PER_ORDER = 20_000
-CONTINUATIONS = 1000
-REST_CONTINUATIONS = 5000
+# Of a match. REST's are those of its authors' code; with a mixed tree more hardly help.
+CONTINUATIONS: dict[Mode, int] = {"rest": 5000, "mixed": 1000}
 CONTINUATION_LENGTH = 10
 HEADER_BYTES = 1024  # of the file, at most
 
@@ -111,8 +111,8 @@ def _tree(texts: Sequence[IndexedText], ngram: np.ndarray, mode: Mode) -> TreeAr
     if mode == "rest":
         # A fair sample: the first places of a single token are all alike.
         match, limits = all_matches(texts, ngram, len(ngram)), [CONTINUATION_LENGTH]
-        return trie_tree(texts, match, [REST_CONTINUATIONS], limits, NODES_PER_TREE, 0.0)
-    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH)
+        return trie_tree(texts, match, [CONTINUATIONS[mode]], limits, NODES_PER_TREE, 0.0)
+    return mixed_tree(texts, ngram, 1, NODES_PER_TREE, CONTINUATIONS[mode], CONTINUATION_LENGTH)
 
 
 def common_ngrams(

@@ -20,7 +20,6 @@ from hf_refspec.store.compact import (
     CONTINUATIONS,
     HEADER_BYTES,
     NODES_PER_TREE,
-    REST_CONTINUATIONS,
     CompactOptions,
     compact_form,
 )
@@ -167,7 +166,7 @@ def test_each_ngram_has_the_tree_that_the_corpus_gives_it(config):
             tree = DraftTree(*table.tree(context, 1, NODES_PER_TREE))
             tree.checked(VOCAB_SIZE)
             tokens, parents, probs = mixed_tree(
-                shards, context, 1, NODES_PER_TREE, CONTINUATIONS, CONTINUATION_LENGTH
+                shards, context, 1, NODES_PER_TREE, CONTINUATIONS["mixed"], CONTINUATION_LENGTH
             )
             assert tree.tokens.tolist() == tokens.tolist()
             assert tree.parents.tolist() == parents.tolist()
@@ -259,7 +258,7 @@ def test_with_rests_trees_and_so_many_ngrams_of_each_order_it_is_crests():
     for ngram in map(np.array, ngrams_of(table)):
         tokens, parents, _ = table.tree(ngram.astype(np.int32), 1, NODES_PER_TREE)
         match = all_matches(shards, ngram.astype(np.int32), len(ngram))
-        limits = [REST_CONTINUATIONS], [CONTINUATION_LENGTH], NODES_PER_TREE, 0.0
+        limits = [CONTINUATIONS["rest"]], [CONTINUATION_LENGTH], NODES_PER_TREE, 0.0
         rest = trie_tree(shards, match, *limits)
         assert (tokens.tolist(), parents.tolist()) == (rest[0].tolist(), rest[1].tolist())
 

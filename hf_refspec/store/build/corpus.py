@@ -160,7 +160,7 @@ def extend_store(
                 new = _add_shards(folder, config, opened, engine, chosen).shards
                 shards = [*config.shards, *new]
                 shards = merge_due(folder, config, shards, chosen.num_proc, chosen.progress)
-                if not chosen.resume:  # whoever resumes needs it until config.json is replaced
+                if not chosen.resume:  # resuming needs it until config.json is replaced
                     delete(folder / PROGRESS)
                 _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
             delete(folder / PROGRESS)

@@ -79,7 +79,7 @@ def test_a_place_inside_of_a_message_is_named_in_the_requests_own_words(server, 
     error = refused(server.post(json.dumps(body)))
     assert error["param"] == f"messages.1.content{place}"
     assert error["message"].startswith(f"messages.1.content{place}: ")
-    body = json.dumps({**CHAT, "stop": [""]})  # of several types the right one is told
+    body = json.dumps({**CHAT, "stop": [""]})  # the message is that of the matching type
     assert "stop.0: Value should have at least 1" in refused(server.post(body))["message"]
 
 

@@ -24,14 +24,6 @@ def dataset(**rows):
 
 
 @pytest.fixture
-def read(tokenizer):
-    def read(source, **options):
-        return list(open_source(source, tokenizer, 259, **options).documents)
-
-    return read
-
-
-@pytest.fixture
 def without_template(tokenizer):
     tokenizer = copy.copy(tokenizer)
     tokenizer.chat_template = None

@@ -17,14 +17,6 @@ from hf_refspec.store.files import DatastoreError
 
 
 @pytest.fixture
-def read(tokenizer):
-    def read(source, **options):
-        return list(open_source(source, tokenizer, 259, **options).documents)
-
-    return read
-
-
-@pytest.fixture
 def folder(tmp_path) -> Path:
     for name, text in {
         "b.py": "b = 1\r\n",
