@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared import default_model
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -96,6 +97,14 @@ def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer
     tokens = len(TEXTS["c.txt"]) + len(TEXTS["a.py"]) + 2
     assert f"full        {tokens} tokens, 2 documents, 1 shard, " in printed
     assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", printed)
+
+
+def test_builds_with_the_default_models_tokenizer(
+    tmp_path, corpus, tokenizer, tokenizer_folder, monkeypatch
+):
+    monkeypatch.setattr(default_model, "default_model", lambda: tokenizer_folder)
+    assert run("build", corpus / "a.py", "--out", tmp_path / "store") == 0
+    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"]]
 
 
 def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
