@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -60,7 +61,8 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
 def test_commands_that_load_a_model_place_it(command, capsys):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
-    assert "--device-map" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "--device-map" in printed and re.search("--device[, ]", printed)
 
 
 def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
