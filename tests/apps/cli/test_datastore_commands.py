@@ -3,6 +3,7 @@ print."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -244,10 +245,10 @@ def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
     path: list[str] = []
     nodes = []
     for line in lines:
-        prob, indented, token = re.fullmatch(r" *(\d\.\d{3}) (( {2})+)(\S+)", line).group(1, 2, 4)
+        prob, indented, token = re.fullmatch(r" *(\d\.\d{3}) ((?: {2})+)(\S.*)", line).groups()
         depth = len(indented) // 2
         assert depth <= len(path) + 1
-        path[depth - 1 :] = [token]
+        path[depth - 1 :] = [ast.literal_eval(token)]
         nodes.append((tuple(path), float(prob)))
     return nodes
 
@@ -267,6 +268,11 @@ def test_search_prints_the_tree_with_its_probabilities(store, compact_store, for
     assert max(map(len, probs)) > 1
     if form == "compact":
         assert start == 0  # matches cannot be shown
+
+
+def test_search_prints_text_and_no_symbols_of_the_tokenizer(store, search):
+    lines = search(store, "cat")
+    assert any(line.endswith("  ' '") for line in lines) and not any("Ġ" in line for line in lines)
 
 
 def test_search_says_where_nothing_is_found(store, search):
