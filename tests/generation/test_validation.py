@@ -99,6 +99,11 @@ def test_a_value_of_another_type_is_refused(llama, untouched, name, value):
         llama.generate(PROMPT, max_length=40, **options)
 
 
+def test_a_misspelt_candidate_generator_is_answered_with_the_one_that_is_meant(llama, untouched):
+    with pytest.raises(TypeError, match=r"but is 'autoo' \(did you mean 'auto'\?\)\."):
+        llama.generate(PROMPT, max_length=40, candidate_generator="autoo")
+
+
 def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched):
     cache = StaticCache(config=llama.config, max_cache_len=64, offloading=True)
     with pytest.raises(ValueError, match="StaticCache with `offloading=True`"):
