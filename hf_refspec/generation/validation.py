@@ -171,9 +171,8 @@ def _refusals_of_config(
         )
     if config.prompt_lookup_num_tokens is not None:
         yield (
-            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}` drafts as well. Leave "
-            "it out (`hf_refspec.ReferenceCopy()` looks up in the prompt), or leave out "
-            f"`{caller}`"
+            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}`: both draft. Leave one "
+            "of them out (`hf_refspec.ReferenceCopy()` looks up in the prompt)"
         )
     if mode not in ("greedy_search", "sample"):
         yield (

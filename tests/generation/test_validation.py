@@ -46,7 +46,10 @@ REFUSED = {
         "cache_implementation='offloaded_static'",
     ),
     "no cache": ({"use_cache": False}, "`use_cache=False`"),
-    "prompt look-up beside it": ({"prompt_lookup_num_tokens": 3}, "`prompt_lookup_num_tokens=3`"),
+    "prompt look-up beside it": (
+        {"prompt_lookup_num_tokens": 3},
+        "cannot be combined with `prompt_lookup_num_tokens=3`: both draft",
+    ),
     "an assistant beside it": ({"assistant_model": torch.nn.Identity()}, "`assistant_model`"),
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
