@@ -19,6 +19,7 @@ from ..verification.cache import CACHE_NAMES
 from ..verification.choice import RefusedCallError
 from ..verification.ranks import Ranks, is_synced
 from ..verification.reproducible import ReproducibleVerifier
+from .datastore_check import check_datastores
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
@@ -91,9 +92,11 @@ def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
 
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop."""
+    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop; the
+    tokenizer, which it drops, shows whether the call's datastores are for this model."""
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
+    check_datastores(model, kwargs.get("candidate_generator"), kwargs.get("tokenizer"))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:

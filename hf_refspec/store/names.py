@@ -151,6 +151,24 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise kind(f"the tokenizer of {name} cannot be loaded: {one_line(error)}") from error
 
 
+def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The fast tokenizer of a folder or in the Hub's cache, without asking the Hub; `None` if there
+    is none that can be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        if not os.path.isdir(name):
+            paths = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
+            is_there = any(isinstance(path, str) for path in paths)
+        else:
+            is_there = any(Path(name, file).exists() for file in _TOKENIZER)
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(name, **options) if is_there else None
+    except Exception:  # it is optional, and a damaged file can fail in several libraries
+        return None
+    return tokenizer if getattr(tokenizer, "is_fast", False) else None
+
+
 def _source(name: str, noun: str, files: Sequence[str]) -> dict[str, Any]:
     """`files` are those of which a folder of a `noun` has at least one."""
     local_files_only = False
