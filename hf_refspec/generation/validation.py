@@ -15,11 +15,12 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
+from ..drafting.datastore_check import check_datastores
 from ..verification.cache import CACHE_NAMES
 from ..verification.choice import RefusedCallError
+from ..verification.facts import facts_about
 from ..verification.ranks import Ranks, is_synced
 from ..verification.reproducible import ReproducibleVerifier
-from .datastore_check import check_datastores
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
@@ -96,7 +97,8 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
     tokenizer, which it drops, shows whether the call's datastores are for this model."""
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
-    check_datastores(model, kwargs.get("candidate_generator"), kwargs.get("tokenizer"))
+    given, tokenizer = kwargs.get("candidate_generator"), kwargs.get("tokenizer")
+    check_datastores(given, model, tokenizer, facts_about(model))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:

@@ -7,24 +7,25 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..drafting.datastore_drafts import DatastoreDrafts
 from ..store.datastore import Datastore
 from ..store.files import DatastoreError
 from ..store.fingerprint import public_name
 from ..store.names import local_tokenizer
-from ..verification.facts import facts_about
+from .datastore_drafts import DatastoreDrafts
 
 logger = logging.getLogger("hf_refspec")
 
 
-def check_datastores(model: PreTrainedModel, given: Any, tokenizer: Any) -> None:
-    """Warns, once for each model and datastore, of one that was made with another tokenizer.
+def check_datastores(
+    given: Any, model: PreTrainedModel, tokenizer: Any, facts: dict[Any, Any]
+) -> None:
+    """Warns of datastores in a `candidate_generator` that were made with another tokenizer, once
+    for each: what was compared is kept in the model's `facts`.
 
-    It is compared with the call's `tokenizer`, else with the one that is stored with the model on
-    this machine, unless that has the same name. Where there is neither, nothing is compared. It is
-    not refused: the text is the same, and the user may have extended the stored tokenizer.
+    Each is compared with the call's `tokenizer`, else with the one that is stored with the model on
+    this machine, unless that has the same name. Where there is neither, nothing is compared. None
+    is refused: the text is the same, and the user may have extended the stored tokenizer.
     """
-    facts = facts_about(model)
     fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
     for store in _datastores(given):
         key = ("datastore", store.config.fingerprint, fast is None)
