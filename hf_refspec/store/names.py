@@ -93,12 +93,12 @@ def ask_hub(
         place = f"{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
         raise OSError(
             f"access to {repo_id!r} is granted on request; ask for it at "
-            f"{constants.ENDPOINT}/{place}, then pass token= or run `hf auth login`"
+            f"{constants.ENDPOINT}/{place}, then set HF_TOKEN or run `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise OSError(
             f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that "
-            "you may read; check the name, or if it is private pass token= or run `hf auth login`"
+            "you may read; check the name, or if it is private set HF_TOKEN or run `hf auth login`"
         ) from error
     except Exception as error:  # no network, a proxy's page, a mirror without this repo
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:

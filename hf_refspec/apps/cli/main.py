@@ -9,6 +9,7 @@ from importlib import import_module
 
 from ...store.printable import one_line
 from ...version import __version__
+from .messages import in_options
 from .parser import Parser
 
 # The help of each command, and the function that adds its arguments. Only the chosen command's
@@ -71,5 +72,6 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
-        print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
+        message = in_options(one_line(error), args, COMMANDS)
+        print(f"hf-refspec: {message}", file=sys.stderr)
         return 2

@@ -62,7 +62,9 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
     for shard, index in examples[:EXAMPLES]:
         position = int(shard.suffixes[index])
         if position < 0:
-            raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
+            raise DatastoreError(
+                f"{store.path} is damaged; hf-refspec info --verify says which file"
+            )
         end = position + match.length
         before = shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position]
         before = _in_document(before[::-1], shard)[::-1]

@@ -295,7 +295,23 @@ REFUSED = {
     "a dataset of a missing folder": ([*BUILD, "--dataset", "{missing}"], "does not exist"),
     "a missing file": ([*BUILD, "{missing}.txt"], "{missing}.txt"),
     "a folder without such files": ([*BUILD, "{corpus}", "--pattern", "*.rs"], "'*.rs'"),
-    "a column of files": ([*BUILD, "{corpus}", "--column", "text"], "column='text'"),
+    "a column of files": (
+        [*BUILD, "{corpus}", "--column", "text"],
+        "--column 'text' is for datasets",
+    ),
+    "a size of no compact form": (
+        [*BUILD, "{corpus}", "--max-bytes", "5000"],
+        '--max-bytes 5000 is for --form "compact"',
+    ),
+    "resuming what cannot be": (
+        [*BUILD, "{corpus}", "--form", "compact", "--resume"],
+        '--resume is for --form "full"; build that, then call hf-refspec compact',
+    ),
+    "n-grams that are too long": (
+        ["compact", "{store}", "--max-ngram", "99"],
+        "--max-ngram must be from 1 to",
+    ),
+    "a file with the name of an option": ([*BUILD, "{corpus}/max_tokens"], "{corpus}/max_tokens"),
     "a folder that exists": (
         ["build", "{corpus}", "--tokenizer", "{tokenizer}", "--out", "{store}"],
         "{store} exists",
