@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,13 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert exit.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_of_the_command_line_has_each_command(command):
+    page = Path(__file__).parents[3] / "docs" / "tasks" / "command_line.md"
+    table = [each for each in page.read_text(encoding="utf-8").splitlines() if each[:3] == "| `"]
+    assert re.search(rf"[ `]{command}`", "\n".join(table))
 
 
 @pytest.mark.parametrize("command", LOADING)
