@@ -23,8 +23,6 @@ from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
 logger = logging.getLogger("hf_refspec")
 
 _COMPILE = f"from {__name__} import compile_beside; compile_beside()"
-# Below the calls that decode meanwhile, which on two cores it would slow down by half.
-_NICENESS = 10
 
 
 class DraftingKernels:
@@ -75,9 +73,21 @@ drafting_kernels = DraftingKernels()
 def compile_beside() -> None:
     """What the other process does. Of several that start together one compiles; the others wait,
     and find its work done."""
-    getattr(os, "nice", int)(_NICENESS)
+    _stand_back()
     with FileLock(_imported()[0].cache_path / "hf_refspec.lock"):
         drafting_kernels.compile()
+
+
+def _stand_back() -> None:
+    """Leaves the processor to the calls that decode meanwhile: each of their operations waits for
+    all of torch's threads, so that one that has to share its core slows down all."""
+    if hasattr(os, "setpgrp"):  # not on Windows
+        # ctrl-C ends the call alone. In a session of its own, Linux would divide the processor
+        # between the two, whatever their priority.
+        os.setpgrp()
+        os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _imported() -> list[Kernel]:
@@ -99,5 +109,4 @@ def _start_compilation() -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # ctrl-C ends the call alone
     )
