@@ -36,6 +36,9 @@ COMMANDS = {
     ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
 }
+# These say that they load a model, which takes up to half a minute with torch. The standard error
+# of `generate`, which does so too, is its statistics.
+_LOADING = {"chat", "demo", "serve", "space"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
+
+
+def _announce(arguments: list[str]) -> None:
+    """Says which model is loaded, before any of it is."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--model", nargs="?", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--help", "-h", "--push", dest="nothing", nargs="?", const=True)
+    given, _ = parser.parse_known_args(arguments)
+    if given.model and not given.nothing:
+        print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -58,6 +71,8 @@ def _run(arguments: list[str] | None) -> int:
     for name, (help, place) in COMMANDS.items():
         command = parsers.add_parser(name, help=help, description=help)
         if name == chosen:
+            if name in _LOADING:
+                _announce(arguments)
             module, _, add_arguments = place.partition(".")
             commands = import_module(f".{module}", __package__)
             getattr(commands, add_arguments)(command)  # and sets `run`
