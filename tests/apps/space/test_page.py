@@ -122,9 +122,9 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
 
 def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
     def promise(model) -> str:
-        return str(page(Host(model, tokenizer)).get_config_file()["components"])
+        return str(page(Host(model, tokenizer, name="org/bytes")).get_config_file()["components"])
 
-    assert "rounding" not in promise(byte_llama)
+    assert "org/bytes" in promise(byte_llama) and "rounding" not in promise(byte_llama)
     rounded = copy.deepcopy(byte_llama).to(torch.bfloat16)
     assert "within the rounding of bfloat16" in promise(rounded)
 
