@@ -208,6 +208,16 @@ def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, addr
     shown.locator(".lane .text:not(:empty)").first.wait_for()
 
 
+def test_stop_ends_a_wait(host):
+    with host.line.place(Conversation().ask(host, "abc", 8)):
+        waiting = _race(host, None, "", "abc", 8, "auto")
+        conversation = next(waiting)[0]
+        assert "1 answer comes before yours" in next(waiting)[1]
+        conversation.stop()
+        assert [chat.count("Stopped") for _, chat, *_ in waiting] == [1]
+    assert conversation.turns[0][1].plain.passes == 0
+
+
 def test_a_text_in_html_is_shown_and_never_run(shown):
     text = "<img src=x onerror=\"document.title='run'\"> ${1+1} {{1+1}} <b>bold</b>"
     send(shown, text)
