@@ -41,6 +41,9 @@ COMMANDS = {
     ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
 }
+# These say that they load a model, which takes up to half a minute with torch. The standard error
+# of `generate`, which does so too, is its statistics.
+_LOADING = {"chat", "demo", "serve", "space"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,6 +55,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def _announce(arguments: list[str]) -> None:
+    """Says which model is loaded, before any of it is."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--model", nargs="?", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--help", "-h", "--push", dest="nothing", nargs="?", const=True)
+    given, _ = parser.parse_known_args(arguments)
+    if given.model and not given.nothing:
+        print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
+
+
 def _run(arguments: list[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="hf-refspec", description="Lossless speculative decoding by look-up.")
@@ -61,6 +74,8 @@ def _run(arguments: list[str] | None) -> int:
     for name, (help, place) in COMMANDS.items():
         command = parsers.add_parser(name, help=help, description=help)
         if name == chosen:
+            if name in _LOADING:
+                _announce(arguments)
             module, _, add_arguments = place.partition(".")
             commands = import_module(f".{module}", __package__)
             getattr(commands, add_arguments)(command)  # and sets `run`

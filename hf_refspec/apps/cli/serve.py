@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...generation.warmup import warmup
-from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from ..shared.default_model import load_config, load_model, load_tokenizer, name_for_people
 from ..shared.extras import require
 from ..shared.listening import listen, port
 from .answering import add_sources, quieten_transformers, sources
@@ -84,7 +83,5 @@ def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     limits = args.max_seconds, args.max_waiting
     engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
     engine.start()
-    # Clients see the name of a folder, not its path.
-    is_folder = args.model is not None and Path(args.model).exists()
-    name = Path(args.model).resolve().name if is_folder else args.model or HUB_ID
+    name = name_for_people(args.model)
     return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine

@@ -22,8 +22,8 @@ _README = """\
 # hf_refspec
 
 A chat in which plain and drafted decoding race side by side: drafts are looked up in the text so
-far and in the model's own earlier logits, and `{model}` verifies them. In float32 the texts are the
-same. Written by `hf-refspec space --push`.
+far, in the model's own earlier logits and, if you choose so, in a datastore, and `{model}` verifies
+them. In float32 the texts are the same. Written by `hf-refspec space --push`.
 """
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""

@@ -53,6 +53,13 @@ def load(
     return load_model(name, device_map, dtype), load_tokenizer(name)
 
 
+def name_for_people(name: str | None) -> str:
+    """A model's name without the path of its folder, for those who see no more of this machine."""
+    if name is not None and Path(name).exists():
+        return Path(name).resolve().name
+    return name or HUB_ID
+
+
 def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub; without a name the default model's."""
     return load_named_tokenizer(name or default_model())

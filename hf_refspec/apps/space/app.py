@@ -6,10 +6,11 @@ from typing import Any
 
 from ...generation.warmup import warmup
 from ...store.datastore import Datastore
-from ..shared.default_model import load_model, load_tokenizer
+from ..shared.default_model import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
 from .conversation import Conversation, Host
 from .page import page, start
+from .python_datastore import python_datastores
 
 _WARMUP = "Repeat: one two three one two three one two three"
 
@@ -42,8 +43,9 @@ def load_host(
     store = None if datastore is None else Datastore.from_pretrained(datastore)
     if store is not None:
         store.check_tokenizer(tokenizer)  # before a model is loaded
+    choices = python_datastores(tokenizer) if store is None else [store]
     loaded = load_model(model, device_map, dtype)
-    host = Host(loaded, tokenizer, store)
+    host = Host(loaded, tokenizer, store, choices, name_for_people(model))
     warmup()
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -9,31 +10,46 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting.datastore_drafts import DatastoreDrafts
+from ...drafting.drafter import Drafter
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
+from ..shared.default_model import HUB_ID
 from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
+from .line import Line
 from .race import Race
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Host:
-    """What answers the visitors: a model, a tokenizer with a chat template, and perhaps a datastore
-    to draft from."""
+    """What answers the visitors, one after another: a model with a name for people, a tokenizer
+    with a chat template, perhaps a datastore to draft from, and others to choose."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     datastore: Datastore | None = None
+    choices: Sequence[Datastore] = ()
+    name: str = HUB_ID
+    line: Line = field(default_factory=Line)
 
-    def drafter(self) -> LiveDrafts:
-        """The default sources and the datastore."""
-        drafts = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
-        return LiveDrafts([*default_sources(), *drafts])
+    def sources(self) -> dict[str, list[Drafter]]:
+        """What a visitor can choose to draft from: the default sources with the datastore, or one
+        of the `choices` alone, as published."""
+        mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
+        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
+        for store in self.choices:
+            if store.form == "full":
+                found["REST"] = [DatastoreDrafts(store, mode="rest")]
+            else:
+                found["CREST"] = [DatastoreDrafts(store)]
+        return found
 
 
 @dataclass
 class Conversation:
-    """Messages, each with the race of its answer, and the drafter that learns from one to the next.
+    """Messages, each with the race of its answer, and the drafters that learn from one to the next.
 
     `document` stands before the first message. `busy` is held while an answer is shown, and `left`
     is set when the visitor has begun another conversation.
@@ -43,10 +59,11 @@ class Conversation:
     turns: list[tuple[str, Race]] = field(default_factory=list)
     busy: Any = field(default_factory=Lock)
     left: bool = False
-    _drafter: LiveDrafts | None = None
+    _drafters: dict[str, LiveDrafts] = field(default_factory=dict)
 
-    def ask(self, host: Host, message: str, max_new_tokens: int) -> Race:
-        """Adds a message; running the race decodes its answer."""
+    def ask(self, host: Host, message: str, max_new_tokens: int, drafts: str = AUTO) -> Race:
+        """Adds a message; running the race decodes its answer, drafted from one of the host's
+        `sources`."""
         if not message.strip():
             raise ValueError("the message is empty; type one, or choose an example")
         messages = []
@@ -60,9 +77,9 @@ class Conversation:
         if self.turns:
             noun, hint = "the conversation", "begin a new one"
         fitting = tokens_left(inputs, host.model.config, noun, hint, max_new_tokens)
-        if self._drafter is None:
-            self._drafter = host.drafter()
-        race = Race(host.model, host.tokenizer, inputs, fitting, self._drafter)
+        if drafts not in self._drafters:
+            self._drafters[drafts] = LiveDrafts(host.sources()[drafts])
+        race = Race(host.model, host.tokenizer, inputs, fitting, self._drafters[drafts])
         self.turns.append((message, race))
         return race
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from html import escape
-from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import gradio as gr
 import torch
+from starlette.middleware import Middleware
 
-from ..shared.default_model import HUB_ID
-from .conversation import Conversation, Host
+from ...store.files import DatastoreError
+from .body_limit import BodyLimit
+from .conversation import AUTO, Conversation, Host
 from .presets import PRESETS, Preset, following
 from .race_view import conversation_html
 from .style import css
 from .tree_view import step_html
 
+logger = logging.getLogger("hf_refspec")
+
 _SECONDS_BETWEEN_PICTURES = 0.15
-_SHOWN = ("chat", "document", "message", "looking", "number", "tree")
+_SECONDS_IN_LINE = 0.5  # between two looks at the races before
+_SHOWN = ("chat", "document", "message", "stop", "looking", "number", "tree")
 _INTRO = """\
 <div class="rs"><h1>hf_refspec</h1>
 <p>Drafts are looked up, in the text so far and in the model's own earlier logits, and {model}
@@ -56,12 +61,21 @@ def page(host: Host) -> gr.Blocks:
                         elem_id="rs-new-tokens",
                         buttons=[],
                     )
+                    drafts = gr.Radio(
+                        list(host.sources()),
+                        value=AUTO,
+                        label="Drafts",
+                        info=_about(host),
+                        visible=bool(host.choices),
+                        elem_id="rs-drafts",
+                        buttons=[],
+                    )
             with gr.Column(scale=5, min_width=300):
                 chat = gr.HTML(conversation_html(Conversation()), elem_id="rs-chat")
                 message = gr.Textbox(label="Message", lines=1, max_lines=6, elem_id="rs-message")
                 with gr.Row():
                     send = gr.Button("Send", variant="primary", elem_id="rs-send", min_width=80)
-                    stop = gr.Button("Stop", elem_id="rs-stop", min_width=80)
+                    stop = gr.Button("Stop", interactive=False, elem_id="rs-stop", min_width=80)
                     new = gr.Button("New chat", elem_id="rs-new", min_width=80)
         with gr.Column(visible=False, elem_id="rs-steps") as looking:
             number = gr.Slider(
@@ -70,23 +84,25 @@ def page(host: Host) -> gr.Blocks:
             tree = gr.HTML(elem_id="rs-tree")
 
         private: dict[str, Any] = {"api_visibility": "private"}
-        shown = [chat, document, message, looking, number, tree]
-        gr.on(
-            [send.click, message.submit],
-            partial(_race, host),
-            [state, document, message, new_tokens],
-            [state, *shown],
-            concurrency_limit=1,  # two races at once would slow each other down
-            show_progress="full",  # which tells a visitor that another one is served first
-            show_progress_on=chat,
-            trigger_mode="once",
+        shown = [chat, document, message, stop, looking, number, tree]
+        racing: dict[str, Any] = {
+            "outputs": [state, *shown],
+            # Races wait in the host's line, which knows for how long, each in one of 40 threads.
+            "concurrency_limit": 30,
+            "concurrency_id": "race",
+            "show_progress": "hidden",
+            "trigger_mode": "once",
             **private,
-        )
+        }
+        settings = [new_tokens, drafts]
+        asked = [state, document, message, *settings]
+        gr.on([send.click, message.submit], partial(_race, host), asked, **racing)
+        for button, preset in zip(presets, PRESETS, strict=True):
+            button.click(partial(_race_preset, host, preset), [state, *settings], **racing)
+        new.click(_begin_anew, state, [state, *shown], **private)
         stop.click(_stop, state, None, queue=False, **private)
         looked = partial(_look, host)
         number.change(looked, [state, number], tree, show_progress="hidden", **private)
-        for button, preset in [(new, None), *zip(presets, PRESETS, strict=True)]:
-            button.click(partial(_begin_anew, preset), state, [state, *shown], **private)
     return blocks
 
 
@@ -104,6 +120,8 @@ def start(blocks: gr.Blocks, **options: Any) -> str:
         ssr_mode=False,
         quiet=True,
         prevent_thread_lock=True,
+        max_file_size=0,  # nobody has anything to upload
+        app_kwargs={"middleware": [Middleware(BodyLimit)]},
         **options,
     )
     return address
@@ -116,21 +134,42 @@ def _intro(host: Host) -> str:
     if model.dtype != torch.float32:
         promise += f" Where two are within the rounding of {dtype}, either of them may come out."
     return _INTRO.format(
-        model=escape(Path(model.config.name_or_path).name or HUB_ID),
+        model=escape(host.name),
         promise=promise,
         dtype=dtype,
         device="the CPU" if model.device.type == "cpu" else "a GPU",
     )
 
 
+def _about(host: Host) -> str:
+    """What the choices beside the default sources draft from."""
+    _, *names = host.sources()
+    corpora = {str(store.config.source.get("corpus")) for store in host.choices}
+    return f"The datastore of {' and '.join(names)}: {', '.join(corpora)}."
+
+
+def _race_preset(
+    host: Host, preset: Preset, conversation: Conversation | None, *settings: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Begins anew with a preset's texts, and sends its first message."""
+    anew = _begin_anew(conversation, preset)
+    yield anew
+    yield from _race(host, anew[0], preset.document, preset.messages[0], *settings)
+
+
 def _race(host: Host, conversation: Conversation | None, *fields: Any) -> Iterator[tuple[Any, ...]]:
     """Shows the race, and at its end the tree of its best step; or what went wrong."""
     conversation = conversation or Conversation()
+    if conversation.busy.locked():  # by an example's race
+        return
     with conversation.busy:
         try:
             yield from _answer(host, conversation, *fields)
+        except DatastoreError:  # its message names a path of this machine
+            logger.exception("the datastore cannot be read")
+            yield _failed(conversation, "The datastore cannot be read; choose other drafts.")
         except (RuntimeError, ValueError) as error:  # torch's are RuntimeErrors
-            yield _shown(conversation, chat=conversation_html(conversation, str(error)))
+            yield _failed(conversation, str(error))
 
 
 def _answer(
@@ -139,25 +178,36 @@ def _answer(
     document: str,
     message: str,
     new_tokens: float,
+    drafts: str,
 ) -> Iterator[tuple[Any, ...]]:
     if not conversation.turns:
         conversation.document = document
-    race = conversation.ask(host, message, int(new_tokens))
-    fixed = gr.Textbox(interactive=False)
-    yield _shown(conversation, document=fixed, message="", looking=gr.Column(visible=False))
-    drawn = perf_counter()
-    for _ in race.run():
-        if race.stopped or conversation.left:  # the last picture says so
-            continue
-        if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
-            yield _shown(conversation)
-            drawn = perf_counter()
+    race = conversation.ask(host, message, int(new_tokens), drafts)
+    with host.line.place(race):
+        yield _shown(
+            conversation,
+            document=gr.Textbox(interactive=False),
+            message="",
+            stop=gr.Button(interactive=True),
+            looking=gr.Column(visible=False),
+        )
+        while not race.stopped and (wait := host.line.wait(race)):
+            yield _shown(conversation, chat=conversation_html(conversation, wait=wait))
+            sleep(_SECONDS_IN_LINE)
+        drawn = perf_counter()
+        for _ in race.run():
+            if race.stopped or conversation.left:  # the last picture says so
+                continue
+            if perf_counter() - drawn > _SECONDS_BETWEEN_PICTURES:
+                yield _shown(conversation)
+                drawn = perf_counter()
     if conversation.left:
         return
     best = 1 + max(range(len(race.steps)), key=lambda i: len(race.steps[i].tokens), default=0)
     yield _shown(
         conversation,
         message=following(message),
+        stop=gr.Button(interactive=False),
         looking=gr.Column(visible=bool(race.steps)),
         number=gr.Slider(maximum=max(2, len(race.steps)), value=best),
         tree=_look(host, conversation, best),
@@ -168,6 +218,11 @@ def _shown(conversation: Conversation, **changes: Any) -> tuple[Any, ...]:
     """The state, the chat and whatever else changes."""
     changes.setdefault("chat", conversation_html(conversation))
     return conversation, *(changes.get(name, gr.skip()) for name in _SHOWN)
+
+
+def _failed(conversation: Conversation, error: str) -> tuple[Any, ...]:
+    stop = gr.Button(interactive=False)
+    return _shown(conversation, chat=conversation_html(conversation, error), stop=stop)
 
 
 def _look(host: Host, conversation: Conversation | None, number: int) -> str:
@@ -183,12 +238,12 @@ def _stop(conversation: Conversation | None) -> None:
         conversation.stop()
 
 
-def _begin_anew(preset: Preset | None, conversation: Conversation | None) -> tuple[Any, ...]:
+def _begin_anew(conversation: Conversation | None, preset: Preset | None = None) -> tuple[Any, ...]:
     """A new conversation; a preset fills in its texts."""
     if conversation is not None:
         conversation.leave()
     document, message = gr.Textbox(interactive=True), ""
     if preset is not None:
         document, message = gr.Textbox(preset.document, interactive=True), preset.messages[0]
-    hidden = gr.Column(visible=False)
-    return _shown(Conversation(), document=document, message=message, looking=hidden)
+    hidden, off = gr.Column(visible=False), gr.Button(interactive=False)
+    return _shown(Conversation(), document=document, message=message, stop=off, looking=hidden)

@@ -22,6 +22,8 @@ from ..shared.live_drafts import Listener, LiveDrafts
 from ..shared.text_stream import TextStream
 from .steps import Step
 
+_ENOUGH = 8  # tokens after which the prompt hardly counts in a call's pace
+
 
 class Race:
     """Two greedy calls of `generate` with the same prompt: `plain`, and `drafted`, whose forward
@@ -79,6 +81,19 @@ class Race:
         if not (self.plain.rate and self.drafted.rate):
             return None
         return self.drafted.rate / self.plain.rate
+
+    @property
+    def pace(self) -> float | None:
+        """The seconds that both calls together take for a token; `None` at the beginning."""
+        lanes = self.plain, self.drafted
+        if min(len(lane.ids) for lane in lanes) < _ENOUGH:
+            return None
+        return sum(1 / lane.rate for lane in lanes)
+
+    def seconds_left(self, pace: float) -> float:
+        """How long it takes yet at this pace, unless the model ends its answer sooner."""
+        tokens = len(self.drafted.ids) if self.drafted.completed else self.max_new_tokens
+        return max(0.0, pace * tokens - self.plain.seconds - self.drafted.seconds)
 
     def first_difference(self) -> int | None:
         """The first position at which the ids differ; `None` where they are equal, as far as both

@@ -21,20 +21,22 @@ _EMPTY = (
 )
 
 
-def conversation_html(conversation: Conversation, error: str = "") -> str:
-    """All messages and answers, both columns of the last one, and an error at the end."""
+def conversation_html(conversation: Conversation, error: str = "", wait: str = "") -> str:
+    """All messages and answers, both columns of the last one and what it waits for, and an error at
+    the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
-        parts.append(_race(race) if number == len(conversation.turns) else _earlier(race))
+        last = number == len(conversation.turns)
+        parts.append(_race(race, wait) if last else _earlier(race))
     if error:
         parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
     return f'<div class="rs">{"".join(parts) or _EMPTY}</div>'
 
 
-def _race(race: Race) -> str:
+def _race(race: Race, wait: str) -> str:
     lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
-    return f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race)}'
+    return f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race, wait)}'
 
 
 def _earlier(race: Race) -> str:
@@ -45,14 +47,18 @@ def _earlier(race: Race) -> str:
 
 def _lane(title: str, lane: Lane, race: Race) -> str:
     width = 100 * (1.0 if lane.completed else len(lane.ids) / race.max_new_tokens)
-    passes = f"{lane.passes} forward passes" if lane.passes != 1 else "1 forward pass"
+    figures = (
+        f"{len(lane.ids)} tokens",
+        f"{lane.passes} passes",
+        f"MAT {lane.mat:.2f}",
+        f"{lane.seconds:.1f} s",
+    )
     return (
         f'<div class="lane {title.lower()}"><header><span>{title}</span>'
         f'<span class="rate"><b>{lane.rate:.1f}</b> tokens/s</span></header>'
         f'<div class="bar"><i style="width:{width:.1f}%"></i></div>'
         f'<div class="text">{_text(lane)}</div>'
-        f'<div class="figures">{len(lane.ids)} tokens in {passes}, MAT {lane.mat:.2f}, '
-        f"{lane.seconds:.1f} s</div></div>"
+        f'<div class="figures">{"".join(f"<span>{each}</span>" for each in figures)}</div></div>'
     )
 
 
@@ -78,7 +84,7 @@ def _text(lane: Lane) -> str:
     return "".join(parts)
 
 
-def _verdict(race: Race) -> str:
+def _verdict(race: Race, wait: str = "") -> str:
     """Whether the texts are the same, and how much faster the drafted one came."""
     position, kind = race.first_difference(), ""
     if position is not None:
@@ -89,6 +95,6 @@ def _verdict(race: Race) -> str:
         count = min(len(race.plain.ids), len(race.drafted.ids))
         verdict = f"Stopped; the first {count} tokens are equal."
     else:
-        verdict = "" if race.speedup else "Reading the prompt …"
+        verdict = "" if race.speedup else wait or "Reading the prompt …"
     gain = f" {race.speedup:.2f}x the speed of plain decoding." if race.speedup else ""
     return f'<p class="verdict{kind}">{verdict}{gain}</p>'

@@ -24,7 +24,8 @@ _CSS = """
 .rs .lanes { display: grid; gap: .7rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); }
 .rs .lane { border: 1px solid var(--border-color-primary); border-radius: 10px;
-  padding: .6rem .8rem; min-width: 0; background: var(--background-fill-primary); }
+  padding: .6rem .8rem; min-width: 0; background: var(--background-fill-primary);
+  display: flex; flex-direction: column; }
 .rs .lane header { display: flex; justify-content: space-between; align-items: baseline;
   gap: .5rem; font-weight: 600; }
 .rs .rate { font-variant-numeric: tabular-nums; }
@@ -34,7 +35,8 @@ _CSS = """
 .rs .bar i { display: block; height: 100%; background: var(--body-text-color-subdued); }
 .rs .drafted .bar i { background: #0072b2; }
 .rs .text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.6; min-height: 3.2em; }
-.rs .figures { margin-top: .5rem; font-variant-numeric: tabular-nums; }
+.rs .figures { display: flex; justify-content: space-between; margin-top: auto; padding-top: .5rem;
+  white-space: nowrap; font-variant-numeric: tabular-nums; }
 .rs .verdict { margin: .6rem 0; font-weight: 600; }
 .rs .verdict.same::before { content: "✓ "; color: #009e73; }
 .rs .verdict.differs { color: #d55e00; }

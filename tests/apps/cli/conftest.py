@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def refused(capsys):
     def run(*arguments) -> str:
         capsys.readouterr()
         assert main([*map(str, arguments)]) == 2
-        error = capsys.readouterr().err
+        error = re.sub(r"^Loading .*\n", "", capsys.readouterr().err)
         assert error.startswith("hf-refspec: ") and error.count("\n") == 1, error
         return error
 

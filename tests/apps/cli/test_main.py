@@ -49,6 +49,26 @@ def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
     assert ["missing" in each and "does not exist" in each for each in errors] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    ("line", "model"),
+    [
+        ("chat", "SmolLM2-135M-Instruct"),
+        ("serve --port 0 --model=org/model", "org/model"),
+        ("space --model org/model", "org/model"),
+        ("demo", "SmolLM2-135M-Instruct"),
+    ],
+)
+def test_a_command_that_loads_a_model_says_so_before_any_library(line, model, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_refspec.apps.cli.main.import_module", interrupted)
+    assert main(line.split()) == 130
+    assert capsys.readouterr() == ("", f"Loading {model} ...\n")
+    for other in (f"{line} --help", f"{line} --push user/name"):
+        assert main(other.split()) == 130 and capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_a_help_with_its_options(command, capsys):
     with pytest.raises(SystemExit) as exit:

@@ -88,5 +88,6 @@ def test_the_written_app_serves_the_page(tmp_path):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}") as answer:
                 page = answer.read().decode()
             assert '"title":"hf_refspec"' in page and "Document" in page
+            assert '"REST"' in page and '"CREST"' in page  # with a datastore that it has built
         finally:
             app.terminate()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from huggingface_hub import constants
 
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.apps.space import conversation as module
 from hf_refspec.apps.space.conversation import Conversation, Host
+from hf_refspec.apps.space.python_datastore import python_datastores
 
 
 def test_the_document_stands_before_the_first_message_and_answers_stay(host, run, monkeypatch):
@@ -54,3 +56,19 @@ def test_the_hosts_datastore_is_drafted_from(host, tmp_path):
     for _ in race.run():
         pass
     assert race.drafted.ids == race.plain.ids
+
+
+def test_a_small_datastore_is_built_once_for_rest_and_crest(host, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    choices = python_datastores(host.tokenizer)
+    assert [store.form for store in choices] == ["full", "compact"]
+    assert choices[0].config.source["corpus"] == "Python standard library"
+    monkeypatch.setattr(Datastore, "build", None)  # is not called again
+    (again, _) = python_datastores(host.tokenizer)
+    sources = Host(host.model, host.tokenizer, choices=[again, choices[1]]).sources()
+    assert list(sources) == ["auto", "REST", "CREST"]
+    assert sources["REST"][0].mode == "rest" and sources["CREST"][0].store is choices[1]
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "file"))
+    assert python_datastores(host.tokenizer) == []
+    assert "no drafts by REST and CREST" in caplog.text

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import copy
+import http.client
 import runpy
-from contextlib import suppress
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
+from hf_refspec import Datastore
 from hf_refspec.apps.shared.default_model import load
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user, with_document
-from hf_refspec.apps.space.conversation import Host
+from hf_refspec.apps.space.conversation import Conversation, Host
 from hf_refspec.apps.space.presets import PRESETS
+from hf_refspec.store.files import DatastoreError
 
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
-from hf_refspec.apps.space.page import page, start  # noqa: E402
+from hf_refspec.apps.space.page import _race, page, start  # noqa: E402
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
 SECONDS = 60_000  # in milliseconds, as playwright counts
+CODE = """class BankAccount:
+    def __init__(self, balance=0):
+        self.balance = balance
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +42,10 @@ def smollm():
 
 
 @pytest.fixture(scope="module")
-def address(smollm):
-    blocks = page(Host(*smollm))
+def address(smollm, tmp_path_factory):
+    path = tmp_path_factory.mktemp("datastores") / "store"
+    full = Datastore.build([f"{CODE}\n" * 3], smollm[1], path, corpus="a class", progress=False)
+    blocks = page(Host(*smollm, choices=[full, full.compact(progress=False)]))
     yield start(blocks)
     blocks.close(verbose=False)
 
@@ -109,9 +122,9 @@ def test_a_typed_message_is_raced_and_both_texts_are_plain_generates(shown, smol
 
 def test_rounding_is_told_where_the_promise_is_made(byte_llama, tokenizer):
     def promise(model) -> str:
-        return str(page(Host(model, tokenizer)).get_config_file()["components"])
+        return str(page(Host(model, tokenizer, name="org/bytes")).get_config_file()["components"])
 
-    assert "rounding" not in promise(byte_llama)
+    assert "org/bytes" in promise(byte_llama) and "rounding" not in promise(byte_llama)
     rounded = copy.deepcopy(byte_llama).to(torch.bfloat16)
     assert "within the rounding of bfloat16" in promise(rounded)
 
@@ -129,7 +142,7 @@ def test_the_tree_of_any_step_can_be_looked_into(shown):
     assert shown.locator("#rs-tree g.own").count() == 1
 
 
-def test_a_preset_fills_in_its_texts_and_a_new_chat_clears_the_conversation(shown):
+def test_a_preset_starts_its_race_and_a_new_chat_clears_the_conversation(shown):
     run_preset(shown, "RAG")
     rag = PRESETS[0]
     assert shown.input_value("#rs-document textarea") == rag.document
@@ -153,19 +166,22 @@ def test_errors_are_shown_on_the_page_and_the_message_stays(shown):
 
 
 def test_stop_ends_both_columns_and_a_preset_during_a_race_begins_anew(shown):
+    stop = playwright.expect(shown.locator("#rs-stop"))
+    stop.to_be_disabled()
     shown.fill("#rs-message textarea", "Write a long story.")
     shown.click("#rs-send")
     shown.locator(".lane .text:not(:empty)").first.wait_for()
+    stop.to_be_enabled()
     shown.click("#rs-stop")
     shown.get_by_text("Stopped; the first").wait_for()
+    stop.to_be_disabled()
     shown.click("#rs-new")
     playwright.expect(shown.locator(".lane")).to_have_count(0)  # and the message is empty by then
     shown.fill("#rs-message textarea", "Write a long story.")
     _send_once_the_race_is_over(shown)
-    shown.get_by_role("button", name="Edit", exact=True).click()
-    shown.get_by_text("Choose an example").wait_for()
-    assert shown.input_value("#rs-message textarea") == PRESETS[1].messages[0]
-    assert shown.locator(".lane").count() == 0
+    run_preset(shown, "Edit")
+    assert shown.locator(".message").all_inner_texts() == [PRESETS[1].messages[0]]
+    stop.to_be_disabled()
 
 
 def _send_once_the_race_is_over(page):
@@ -186,10 +202,20 @@ def test_a_second_visitor_waits_and_begins_when_the_first_one_leaves(shown, addr
     first.locator(".lane .text:not(:empty)").first.wait_for()
     shown.fill("#rs-message textarea", "Hello")
     shown.click("#rs-send")
-    shown.get_by_text("queue: 1/1").wait_for()
-    assert shown.locator(".lane").count() == 0
+    shown.get_by_text("1 answer comes before yours").wait_for()
+    assert shown.locator(".lane .text").all_inner_texts() == ["", ""]
     first.close()
     shown.locator(".lane .text:not(:empty)").first.wait_for()
+
+
+def test_stop_ends_a_wait(host):
+    with host.line.place(Conversation().ask(host, "abc", 8)):
+        waiting = _race(host, None, "", "abc", 8, "auto")
+        conversation = next(waiting)[0]
+        assert "1 answer comes before yours" in next(waiting)[1]
+        conversation.stop()
+        assert [chat.count("Stopped") for _, chat, *_ in waiting] == [1]
+    assert conversation.turns[0][1].plain.passes == 0
 
 
 def test_a_text_in_html_is_shown_and_never_run(shown):
@@ -206,8 +232,74 @@ def test_nothing_is_wider_than_the_window_and_no_other_server_is_asked(shown, ad
     for width in (1280, 400):
         shown.set_viewport_size({"width": width, "height": 800})
         assert shown.evaluate("document.documentElement.scrollWidth") <= width
-        for each in ("chat", "message", "send", "stop", "new", "document", "tree"):
+        for each in ("chat", "message", "send", "stop", "new", "document", "drafts", "tree"):
             box = shown.locator(f"#rs-{each}").bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        for each in shown.locator(".figures, button:visible").all():  # nothing is cut off
+            assert each.evaluate("element => element.scrollWidth <= element.clientWidth")
     allowed = (address, "data:", "blob:")
     assert shown.asked and all(url.startswith(allowed) for url in shown.asked)
+
+
+def test_the_figures_of_both_columns_stand_level_whatever_the_texts(shown):
+    run_preset(shown, "Edit")
+    shown.locator(".drafted .text").evaluate("element => element.textContent = 'short'")
+    shown.locator(".drafted .figures span").nth(1).evaluate("each => each.textContent = '1 pass'")
+    boxes = [each.bounding_box() for each in shown.locator(".figures").all()]
+    assert len({(box["y"], box["height"]) for box in boxes}) == 1
+
+
+@pytest.mark.parametrize("drafts", ["REST", "CREST"])
+def test_drafts_from_a_datastore_can_be_chosen(shown, drafts):
+    assert "The datastore of REST and CREST: a class." in shown.locator("#rs-drafts").inner_text()
+    shown.get_by_label(drafts, exact=True).check()
+    run_preset(shown, "Code")
+    assert shown.locator(".legend").inner_text().startswith("DatastoreDrafts")
+    assert "The same text" in shown.locator(".verdict").inner_text()
+
+
+def test_nothing_tells_a_path_of_this_machine(address, tmp_path, host, monkeypatch):
+    paths = [sys.prefix, str(Path.home()), str(Path.cwd()), str(tmp_path.parents[1])]
+    for part in ("", "config", "gradio_api/info"):
+        with urllib.request.urlopen(address + part) as answer:
+            text = answer.read().decode()
+        assert [path for path in paths if path in text] == []
+
+    def fail(*_):
+        raise DatastoreError(f"{tmp_path} is damaged")
+
+    monkeypatch.setattr(Conversation, "ask", fail)
+    (told,) = _race(host, None, "", "abc", 8, "auto")
+    assert "The datastore cannot be read" in told[1] and str(tmp_path) not in told[1]
+
+
+def test_nobody_can_upload_a_file(address):
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\nb\r\n--x--\r\n'
+    )
+    upload = urllib.request.Request(
+        f"{address}gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="413"):
+        urllib.request.urlopen(upload)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "start"),
+    [
+        (
+            "upload",
+            "multipart/form-data; boundary=x",
+            '--x\r\nContent-Disposition: form-data; name="a"',
+        ),
+        ("queue/join", "application/json", '{"data": ["'),
+    ],
+)
+def test_of_a_request_no_more_than_a_megabyte_is_read(address, path, kind, start):
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection.putrequest("POST", f"/gradio_api/{path}")
+    connection.putheader("Content-Type", kind)
+    connection.putheader("Content-Length", "30000000")
+    connection.endheaders((start + "\r\n\r\n").encode().ljust((1 << 20) + 1, b"x"))
+    with closing(connection):
+        assert connection.getresponse().status == 413
