@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 from nbclient import NotebookClient
 
-from hf_refspec.apps.shared.default_model import HUB_ID, default_model
+from hf_refspec.smollm2 import HUB_ID, default_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {

@@ -23,8 +23,8 @@ from ...drafting.stats import SpeculationStats
 from ...generation.warmup import warmup
 from ..shared.comparison import Decoded, decode, rate
 from ..shared.console import Terminal
-from ..shared.default_model import load_config, load_model, load_tokenizer
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend
+from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
     Message,
     assistant,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...generation.warmup import warmup
-from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
+from ...smollm2 import HUB_ID
 from ..shared.extras import require
 from ..shared.listening import listen, port
+from ..shared.loading import load_config, load_model, load_tokenizer
 from .answering import add_sources, quieten_transformers, sources
 from .arguments import add_model, log_to_stderr, positive
 

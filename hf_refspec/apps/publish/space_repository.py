@@ -9,10 +9,10 @@ from typing import Any
 
 from huggingface_hub import SpaceCardData
 
+from ...smollm2 import HUB_ID
 from ...store.card import TAGS
 from ...store.hub_repo import push_files
 from ...version import __version__
-from ..shared.default_model import HUB_ID
 
 _README = """\
 ---

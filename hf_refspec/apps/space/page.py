@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from ..shared.default_model import HUB_ID
+from ...smollm2 import HUB_ID
 from .conversation import Conversation, Host
 from .presets import PRESETS, Preset, following
 from .race_view import conversation_html

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user, with_document
 from hf_refspec.apps.space.conversation import Host
 from hf_refspec.apps.space.presets import PRESETS
