@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import SpaceCardData
+from packaging.requirements import Requirement
 
 from ...smollm2 import HUB_ID
 from ...store.card import TAGS
 from ...store.hub_repo import push_files
-from ...version import __version__
+from .package import FROM_INDEX, Package, dependencies
 
 _README = """\
 ---
@@ -27,17 +28,34 @@ same. Written by `hf-refspec space --push`.
 """
 _APP = '''\
 """A chat in which plain and drafted decoding race side by side."""
-
+{install}
 from hf_refspec.apps.space.app import serve
 
 serve({arguments})
 '''
+_INSTALL = """
+import subprocess
+import sys
+
+# A Space installs its requirements before its own files are there, such as this wheel.
+subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "{wheel}"], check=True)
+"""
+_TORCH = """\
+# torch for CPUs; on a GPU delete the next line.
+--extra-index-url https://download.pytorch.org/whl/cpu
+torch=={version}
+"""
 
 
 def files(
-    repo_id: str, model: str | None = None, dtype: str | None = None, datastore: str | None = None
-) -> dict[str, str]:
-    """The files of a Space by name; the options are those of `apps.space.app.serve`."""
+    repo_id: str,
+    model: str | None = None,
+    dtype: str | None = None,
+    datastore: str | None = None,
+    package: Package = FROM_INDEX,
+) -> dict[str, bytes]:
+    """The files of a Space by name; the options before `package` are those of
+    `apps.space.app.serve`."""
     for option, name in (("--model", model), ("--datastore", datastore)):
         if name is not None and (Path(name).exists() or name.count("/") != 1):
             raise ValueError(
@@ -63,19 +81,23 @@ def files(
         **more,
     ).to_yaml()
     torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
-    requirements = [
-        f"hf_refspec[space]=={__version__}",
-        f"torch=={torch}",
-        f"transformers=={version('transformers')}",
-    ]
-    return {
+    if isinstance(package, Path):
+        install = _INSTALL.format(wheel=package.name)
+        required = dependencies(package, "space")
+        wheel = {package.name: package.read_bytes()}
+    else:
+        requirement = Requirement(str(package))
+        requirement.extras.add("space")
+        install, required, wheel = "", [str(requirement)], {}
+    texts = {
         "README.md": _README.format(metadata=metadata, model=model or HUB_ID),
-        "requirements.txt": "\n".join(requirements) + "\n",
-        "app.py": _APP.format(arguments=arguments),
+        "requirements.txt": _TORCH.format(version=torch)
+        + "\n".join([f"transformers=={version('transformers')}", *required, ""]),
+        "app.py": _APP.format(install=install, arguments=arguments),
     }
+    return {name: text.encode() for name, text in texts.items()} | wheel
 
 
-def push(repo_id: str, texts: dict[str, str], private: bool = False) -> str:
+def push(repo_id: str, contents: dict[str, bytes], private: bool = False) -> str:
     """Writes a Space in one commit, creates it if need be, and returns its address."""
-    contents = {name: text.encode() for name, text in texts.items()}
     return push_files(repo_id, "space", contents, private or None).repo_url.url
