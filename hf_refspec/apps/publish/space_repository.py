@@ -38,7 +38,8 @@ import subprocess
 import sys
 
 # A Space installs its requirements before its own files are there, such as this wheel.
-subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "{wheel}"], check=True)
+pip = [sys.executable, "-m", "pip", "install", "--no-deps"]
+subprocess.run([*pip, "{wheel}"], check=True)
 """
 _TORCH = """\
 # torch for CPUs; on a GPU delete the next line.
@@ -65,7 +66,7 @@ def files(
     given = {"model": model, "dtype": dtype, "datastore": datastore}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     more: dict[str, Any] = {} if datastore is None else {"datasets": [datastore]}
-    metadata = SpaceCardData(
+    card = SpaceCardData(
         title=repo_id.split("/")[-1],
         emoji="🏁",
         colorFrom="blue",
@@ -79,23 +80,29 @@ def files(
         license="apache-2.0",
         short_description="Plain and drafted decoding, side by side",
         **more,
-    ).to_yaml()
-    torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
+    )
+    install = _INSTALL.format(wheel=package.name) if isinstance(package, Path) else ""
+    texts = {
+        "README.md": _README.format(metadata=card.to_yaml(), model=model or HUB_ID),
+        "requirements.txt": _requirements(package),
+        "app.py": _APP.format(install=install, arguments=arguments),
+    }
+    contents = {name: text.encode() for name, text in texts.items()}
     if isinstance(package, Path):
-        install = _INSTALL.format(wheel=package.name)
-        required = dependencies(package, "space")
-        wheel = {package.name: package.read_bytes()}
+        contents[package.name] = package.read_bytes()
+    return contents
+
+
+def _requirements(package: Package) -> str:
+    torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
+    lines = [f"transformers=={version('transformers')}"]
+    if isinstance(package, Path):
+        lines += dependencies(package, "space")
     else:
         requirement = Requirement(str(package))
         requirement.extras.add("space")
-        install, required, wheel = "", [str(requirement)], {}
-    texts = {
-        "README.md": _README.format(metadata=metadata, model=model or HUB_ID),
-        "requirements.txt": _TORCH.format(version=torch)
-        + "\n".join([f"transformers=={version('transformers')}", *required, ""]),
-        "app.py": _APP.format(install=install, arguments=arguments),
-    }
-    return {name: text.encode() for name, text in texts.items()} | wheel
+        lines.append(str(requirement))
+    return _TORCH.format(version=torch) + "\n".join(lines) + "\n"
 
 
 def push(repo_id: str, contents: dict[str, bytes], private: bool = False) -> str:

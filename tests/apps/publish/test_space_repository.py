@@ -62,7 +62,7 @@ def test_a_wheel_is_copied_and_installed_by_the_app(hub, wheel):
     written = hub.repos[REPO].files()
     assert written[wheel.name] == wheel.read_bytes()
     assert written["requirements.txt"].endswith(b"\nnumba>=0.60\ngradio\n")
-    assert f'"install", "--no-deps", "{wheel.name}"' in written["app.py"].decode()
+    assert f'subprocess.run([*pip, "{wheel.name}"], check=True)' in written["app.py"].decode()
 
 
 def test_a_requirement_gets_the_extra(hub):
