@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TypeAlias
@@ -22,21 +23,18 @@ def package(text: str | None) -> Package:
     """Reads the path of a wheel of hf_refspec, or a requirement of it."""
     if text is None:
         return FROM_INDEX
-    found: Package
-    try:
-        if Path(text).is_file():
-            names, found = [each.name for each in distributions(path=[text])], Path(text)
-        else:
-            found = Requirement(text)
-            names = [found.name]
-    except InvalidRequirement:
-        names = []
-    if [canonicalize_name(name) for name in names] != ["hf-refspec"]:
-        raise ValueError(
-            f"--package {text} is neither a wheel of hf_refspec nor a requirement of it; give the "
-            'path of a wheel, or a requirement such as "hf_refspec @ git+https://host/repository"'
-        )
-    return found
+    if Path(text).is_file():
+        if [each.name for each in distributions(path=[text])] == ["hf_refspec"]:
+            return Path(text)
+    else:
+        with suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            if canonicalize_name(requirement.name) == "hf-refspec":
+                return requirement
+    raise ValueError(
+        f"--package {text} is neither a wheel of hf_refspec nor a requirement of it; give the path "
+        'of a wheel, or a requirement such as "hf_refspec @ git+https://host/repository"'
+    )
 
 
 def dependencies(wheel: Path, extra: str) -> list[str]:
