@@ -11,10 +11,16 @@ import transformers
 from architectures import small
 from hub_server import hub_in_place
 from huggingface_hub import constants
+from hypothesis import settings
 from shared_data import whats_missing
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hf_refspec.generation.warmup import warmup
+
+warmup()  # here, where it is in no test's time; and every call drafts from its first token on
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 # By default its lock is shared with forked processes, and one that a test kills may hold it.

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from .assisted import ANY_VOCABULARY, AssistedDrafter
 from .calibration import PRIOR_EXPONENT, Calibration
+from .compilation import drafting_kernels
 from .observation import Observation
 from .stats import SpeculationStats
 from .tree import DraftTree
@@ -78,6 +79,8 @@ class Drafter(AssistedDrafter):
     stats: SpeculationStats
     calibration: Calibration
     _in_use: threading.Lock
+    # The prompt and the vocabulary's size of a call that could not begin yet.
+    _awaited: tuple[np.ndarray, int] | None = None
     # What `a | b` is: `Blend`, which stands on this file and puts itself here.
     _blended: ClassVar[Any]
     # Types of arguments that are printed.
@@ -181,18 +184,37 @@ class Drafter(AssistedDrafter):
             drafters = [self, *(self.fork() for _ in prompts[1:])]
             for drafter, prompt_ids in zip(drafters, prompts, strict=True):
                 drafter.sampling = sampling
-                rows.enter_context(drafter._begun(prompt_ids, vocab_size))
+                rows.enter_context(drafter._call(prompt_ids, vocab_size))
             yield drafters
 
     @contextmanager
-    def _begun(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
+    def _call(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
         self._assisted_ids = None
         self.stats = SpeculationStats()
+        self._awaited = prompt_ids, vocab_size
         try:
-            self.begin(prompt_ids, vocab_size)
+            if drafting_kernels.loaded:
+                self.begin_late()
             yield
         finally:
-            self.end()
+            if not self.waits:
+                self.end()
+            self._awaited = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call has not begun here: it decodes plainly until kernels are compiled."""
+        return self._awaited is not None
+
+    def begin_late(self, emitted: Sequence[int] = ()) -> None:
+        """Begins the call that waits, if the kernels are ready by now, and observes what was
+        `emitted` so far."""
+        if self._awaited is None or not drafting_kernels.ready():
+            return
+        (prompt_ids, vocab_size), self._awaited = self._awaited, None
+        self.begin(prompt_ids, vocab_size)
+        if emitted:
+            self.observe(Observation(np.array(emitted, dtype=np.int64)))
 
     @contextmanager
     def _owned(self) -> Iterator[None]:

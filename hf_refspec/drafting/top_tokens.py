@@ -48,7 +48,9 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
         k (`int`): At most the vocabulary's size count; 0 for the argmax alone.
     """
     k = min(k, logits.shape[-1])
-    return _on_host(logits, k) if logits.device.type == "cpu" else _on_device(logits, k)
+    first = k == 0 and logits.shape[1] == 1  # a call's first token waits for no kernel
+    on_host = logits.device.type == "cpu" and not first
+    return _on_host(logits, k) if on_host else _by_torch(logits, k)
 
 
 def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
@@ -66,7 +68,7 @@ def _on_host(logits: torch.Tensor, k: int) -> TopTokens:
     return TopTokens(choices.reshape(shape), tokens.reshape(*shape, k), probs.reshape(*shape, k))
 
 
-def _on_device(logits: torch.Tensor, k: int) -> TopTokens:
+def _by_torch(logits: torch.Tensor, k: int) -> TopTokens:
     choices = logits.argmax(dim=-1, keepdim=True).int()
     if k == 0:
         packed = choices
@@ -112,12 +114,14 @@ def _top_of_bfloat16(logits, choices, tokens, probs):
 @njit(nogil=True)
 def _top_of_row(logits, largest, tokens, probs):
     if _largest_of_blocks(logits.view(np.int32), largest):
-        tokens[:], probs[:] = 0, 0.0
+        for i in range(len(tokens)):
+            tokens[i], probs[i] = 0, 0.0
         return _first_nan(logits)
     best = np.empty(max(len(tokens), 1), dtype=np.int32)
     _best_of_blocks(logits, largest, best)
     if len(tokens) > 0:
-        tokens[:] = best
+        for i in range(len(tokens)):
+            tokens[i] = best[i]
         _softmax(logits, largest, best, probs)
     choice = best[0]
     if logits[choice] == 0.0:  # -0.0 is below 0.0 in the order of bits, and equal to it
@@ -164,10 +168,13 @@ def _best_of_blocks(logits, largest, best):
     for block in range(len(largest)):
         if count < k or largest[block] > keys[k - 1]:  # here: a call for each takes longer
             count = _insert(blocks, keys, count, block, largest[block])
-    # In their own order, so that of equal tokens the first is the best.
-    chosen = np.sort(blocks[:count])
+    # In their own order, so that of equal tokens the first is the best. Not by np.sort, which would
+    # take longer to compile than anything else here.
+    chosen, number = np.empty(k, dtype=np.int32), 0
+    for i in range(count):
+        number = _insert(chosen, keys, number, np.int64(blocks[i]), np.int32(-blocks[i]))
     count = 0
-    for block in chosen:
+    for block in chosen[:number]:
         for token in range(block * BLOCK, min((block + 1) * BLOCK, len(bits))):
             key = _ordered(bits[token])
             if count < k or key > keys[k - 1]:

@@ -62,7 +62,7 @@ class Loop:
                 row.stands_still = row.finished and len(row) >= longest
             if all(row.stands_still for row in rows):
                 return
-            self.probe(rows)
+            self.prepare(rows)
             self.step(rows)
 
     def prefill(self, rows: Sequence[Row]) -> None:
@@ -79,13 +79,22 @@ class Loop:
             self.verifier.prompt_states = None
             top = self._accept(rows, logits)
             self.verifier.keep([row.path for row in rows])
-            if states:
+            # After the first token, which does not wait for kernels that are loaded now.
+            for row in rows:
+                if not row.finished:
+                    row.drafter.begin_late()
+            if top is None:
+                top = self._top_tokens(rows, logits)
+            if self.ranks.agree(bool(states) and not any(row.drafter.waits for row in rows)):
                 self._observe_prompts(rows, states, logits, fraction)
             self._observe(rows, logits, top)
 
-    def probe(self, rows: Sequence[Row]) -> None:
-        """Before a step, so that none of its clocks measures it: asks the model whether drafts are
-        exact past a length that a row has come to. All ranks do so."""
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Before a step, so that none of its clocks measures it: lets drafters begin that wait for
+        kernels, and asks the model whether drafts are exact past a length that a row has come to.
+        All ranks do so."""
+        for row in rows:
+            row.drafter.begin_late(row.output)
         if self.budget.most > 0:
             self.reach.cross(max(len(row.seen) for row in rows if not row.stands_still))
 
@@ -111,7 +120,7 @@ class Loop:
             self._observe(rows, logits, top)
 
     def _draft(self, index: int, row: Row) -> DraftTree:
-        if row.stands_still or not self.ranks.is_first:
+        if row.stands_still or not self.ranks.is_first or row.drafter.waits:
             return DraftTree.empty()
         nodes = min(self.budget.nodes, self.verifier.most_nodes)
         depth = self.reach.depth(len(row.seen), self.verifier.last_position(index, row.seen))
@@ -125,8 +134,7 @@ class Loop:
     def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses, the same tokens on all ranks. Returns
         the best next tokens at each node, if any drafter needs them."""
-        k = max(row.drafter.observed_top_k for row in rows)
-        top = top_tokens(logits, k) if k > 0 else None
+        top = self._top_tokens(rows, logits)
         paths = accept(rows, logits, None if top is None else top.choices)
         for row, path in zip(rows, paths, strict=True):
             row.path = path
@@ -137,6 +145,10 @@ class Loop:
                     row.path, tokens, stopped_at = theirs
                     row.replace(len(mine[1]), tokens, stopped_at)
         return top
+
+    def _top_tokens(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
+        k = max(0 if row.drafter.waits else row.drafter.observed_top_k for row in rows)
+        return top_tokens(logits, k) if k > 0 else None
 
     def _observe_prompts(
         self, rows: Sequence[Row], states: list[torch.Tensor], logits: torch.Tensor, fraction: float
@@ -151,7 +163,7 @@ class Loop:
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0 and row.drafter.prompt_fraction > 0:
+            if count > 0 and row.drafter.prompt_fraction > 0 and not row.drafter.waits:
                 expected = top.tokens[i, -count:], top.probs[i, -count:]
                 none = DraftTree.empty()
                 row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
@@ -164,7 +176,8 @@ class Loop:
                 nodes = 1 + len(row.verified)
                 expected = () if top is None else (top.tokens[i, :nodes], top.probs[i, :nodes])
                 seen = Observation(row.emitted, row.verified, logits[i, :nodes], *expected)
-                row.drafter.observe(seen)
+                if not row.drafter.waits:
+                    row.drafter.observe(seen)
                 counts.append((len(row.verified), len(row.path)))
         self.stats.record_rows(counts)
 

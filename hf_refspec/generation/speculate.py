@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -26,7 +25,7 @@ from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
-from ..verification.choice import select_verifier
+from ..verification.choice import select_verifier, warn_of_plain_decoding
 from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
 from ..verification.restored import random_numbers
@@ -47,8 +46,6 @@ from .validation import (
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
-
-logger = logging.getLogger("hf_refspec")
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -159,7 +156,13 @@ class _Call:
         with drafter.sessions(prompts, vocab_size, sampling) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, found = select_verifier(
-                model, verification, len(rows), config, kwargs, drafts=drafts
+                model,
+                verification,
+                len(rows),
+                config,
+                kwargs,
+                drafts=drafts,
+                probes_later=verification == "auto" and self.ranks.alone,
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
@@ -170,7 +173,7 @@ class _Call:
                 make_budget(
                     max_draft_tokens, drafter, model, verifier.kind_of_pass, verifier.widths
                 ),
-                Reach(type(verifier), model, len(rows), kwargs),
+                Reach(type(verifier), model, len(rows), kwargs, verifier.probed),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
                 ranks=self.ranks,
@@ -209,13 +212,7 @@ class _Call:
 
     def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
-        logger.warning(
-            "%s returns other logits for several tokens in one pass than for one after another, so "
-            "that no draft can be verified: decoding plainly, with the same result and no speed-up "
-            "(%s).",
-            type(self.model).__name__,
-            found,
-        )
+        warn_of_plain_decoding(self.model, found)
         kwargs = self.model_kwargs
         if self.adds_cache:
             self.generation_config.use_cache = False

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, StoppingCriteria
 
-from ..drafting import top_tokens as top_tokens  # its kernels too are to be compiled
+from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter
 from ..drafting.tree import ROOT, DraftTree
-from ..index import kernels
 from ..verification.static import WIDTHS
 
 # All widths fit into a text of this length, whose cache is as long as that of a shorter one.
@@ -24,8 +23,9 @@ def warmup(
     rows: int = 1,
     **options: Any,
 ) -> None:
-    """Compiles the kernels that draft (seconds, once: they are kept on disk), and the passes of a
-    model over a static cache.
+    """Compiles the kernels that draft, half a minute once: they are kept on disk. And the passes of
+    a model over a static cache. Without it, calls decode plainly while another process compiles the
+    kernels.
 
     torch compiles each width of a pass by itself, which takes half a minute or more where its own
     cache on disk does not have it yet. A call whose texts are no longer than `max_length` then
@@ -47,7 +47,7 @@ def warmup(
     for name, value in (("max_length", max_length), ("rows", rows)):
         if value < 1:
             raise ValueError(f"`{name}` must be at least 1, but is {value}.")
-    kernels.compile_kernels()
+    drafting_kernels.compile()
     if model is None:
         return
     # With CUDA graphs the third pass of each width is the first that is as fast as all later ones.

@@ -20,7 +20,7 @@ TREE = "Tuple((int64[::1], int32[::1], float32[::1]))"
 FOREIGN_TOKEN, LATE_PARENT, SAME_TOKEN, RISING_PROB = 1, 2, 3, 4
 
 
-@kernel("int64(int64[::1], int32[::1], float32[::1], int64)")
+@kernel("int64(int64[::1], int32[::1], float32[::1], int64)", interpreted=True)
 def tree_fault(tokens, parents, probs, vocab_size):
     """The fault of the first faulty node, 0 if there is none."""
     child = np.full(len(tokens) + 1, -1, dtype=np.int32)  # the last child; the root's at the end
@@ -42,7 +42,7 @@ def tree_fault(tokens, parents, probs, vocab_size):
     return 0
 
 
-@kernel("int32[::1](int32[::1])")
+@kernel("int32[::1](int32[::1])", interpreted=True)
 def tree_depths(parents):
     """The depth of each node: 1 for the children of the root."""
     depths = np.empty(len(parents), dtype=np.int32)
@@ -51,7 +51,7 @@ def tree_depths(parents):
     return depths
 
 
-@kernel("boolean[:, ::1](int32[::1])")
+@kernel("boolean[:, ::1](int32[::1])", interpreted=True)
 def tree_ancestors(parents):
     """Whether node `j` is node `i` or an ancestor of it, at `[i, j]`."""
     ancestors = np.zeros((len(parents), len(parents)), dtype=np.bool_)
@@ -63,7 +63,7 @@ def tree_ancestors(parents):
     return ancestors
 
 
-@kernel("int32[::1](int32[::1], float32[::1])")
+@kernel("int32[::1](int32[::1], float32[::1])", interpreted=True)
 def best_path(parents, probs):
     """The nodes of the path with the largest sum of `probs`, top down.
 

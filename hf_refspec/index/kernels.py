@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
+from contextlib import nullcontext
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from numba import njit, types
+from numba.core import event
 
 logger = logging.getLogger("hf_refspec")
 
@@ -27,53 +27,98 @@ _compile_lock = threading.Lock()
 
 
 class Kernel:
-    """A function that numba compiles for its signatures, in its first call or `compile_kernels`."""
+    """A function that numba compiles for its signatures: in its first call, or ahead of time."""
 
-    def __init__(self, function: Callable, signatures: tuple[str, ...], drafts: bool):
+    def __init__(
+        self, function: Callable, signatures: tuple[str, ...], drafts: bool, interpreted: bool
+    ):
         self.__doc__ = function.__doc__
         self.python = function
         self.drafts = drafts
+        self.interpreted = interpreted
         self._signatures = signatures
         self._compiled: Any = None
         _kernels.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
         if self._compiled is None:
-            self._compile_neighbours()
+            if self.interpreted:
+                return self.python(*arguments)
+            self.prepare()
         return self._compiled(*arguments)
 
-    def _compile_neighbours(self) -> None:
-        """Compiles all kernels of the same file: they are needed together."""
+    def prepare(self) -> None:
+        """Compiles it, and all kernels of the same file: they are needed together. Says so where
+        numba's cache lacks them."""
+        if self._compiled is not None:
+            return
         start = time.perf_counter()
         needed = self.drafts, self.python.__module__
-        if _compile([each for each in _kernels if (each.drafts, each.python.__module__) == needed]):
+        if compile_all(
+            [each for each in all_kernels() if (each.drafts, each.python.__module__) == needed]
+        ):
             logger.warning(
-                "This call waited %.1f s for hf_refspec's kernels to compile%s",
+                "Waited %.1f s for hf_refspec's kernels to compile%s",
                 time.perf_counter() - start,
                 "; hf_refspec.warmup() does it ahead of time." if self.drafts else ".",
             )
 
-    def compile(self) -> bool:
-        """Compiles it or loads it from numba's cache; returns whether it had to be compiled."""
+    @property
+    def cache_path(self) -> Path:
+        """The folder that numba's cache has for it. Raises a RuntimeError if none is writable."""
+        return Path(njit(cache=True)(self.python).stats.cache_path)
+
+    def compile(self, cached_only: bool = False) -> bool:
+        """Compiles it or loads it from numba's cache; returns whether it had to be compiled. Raises
+        a `NotCachedError` instead of compiling it if `cached_only`."""
         if self._compiled is not None:
             return False
         try:
-            compiled = self._compile(njit(cache=True, nogil=True)(self.python))
+            compiled = self._compile(njit(cache=True, nogil=True)(self.python), cached_only)
         except (RuntimeError, OSError):  # no folder for the cache is writable
-            compiled = self._compile(njit(nogil=True)(self.python))
+            compiled = self._compile(njit(nogil=True)(self.python), cached_only)
         compiled.disable_compile()
         self._compiled = compiled
         return not compiled.stats.cache_hits
 
-    def _compile(self, function: Any) -> Any:
-        for signature in self._signatures:
-            function.compile(eval(signature, _types))
+    def _compile(self, function: Any, cached_only: bool) -> Any:
+        refusal = event.install_listener("numba:compile", _Refusal(function))
+        with refusal if cached_only else nullcontext():
+            for signature in self._signatures:
+                function.compile(eval(signature, _types))
         return function
 
 
-def kernel(*signatures: str, drafts: bool = True) -> Callable[[Callable], Kernel]:
-    """Turns a function into a `Kernel`."""
-    return lambda function: Kernel(function, signatures, drafts)
+class NotCachedError(Exception):
+    """numba's cache does not have a kernel."""
+
+
+class _Refusal(event.Listener):
+    """Raises a `NotCachedError` where numba begins to compile a function."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"] is self._function:
+            raise NotCachedError
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def kernel(
+    *signatures: str, drafts: bool = True, interpreted: bool = False
+) -> Callable[[Callable], Kernel]:
+    """Turns a function into a `Kernel`.
+
+    Args:
+        signatures: What numba compiles it for.
+        drafts: Whether drafters and verifiers need it.
+        interpreted: Whether Python runs it until it is compiled, which is quick enough for small
+            trees.
+    """
+    return lambda function: Kernel(function, signatures, drafts, interpreted)
 
 
 def kernel_type(name: str, kind: type, *fields: str) -> None:
@@ -82,15 +127,12 @@ def kernel_type(name: str, kind: type, *fields: str) -> None:
     _types[name] = types.BaseTuple.from_types(fields_of, kind)
 
 
-def compile_kernels() -> None:
-    """Compiles all kernels that draft (seconds, once: numba caches them), so that no call waits.
-    Retrievers compile theirs in their first search."""
-    for module in iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
-    _compile([each for each in _kernels if each.drafts])
+def all_kernels() -> list[Kernel]:
+    """The kernels of the modules that are imported by now."""
+    return [*_kernels]
 
 
-def _compile(kernels: list[Kernel]) -> int:
-    """Compiles kernels or loads them; returns how many had to be compiled."""
+def compile_all(kernels: list[Kernel], cached_only: bool = False) -> int:
+    """[`Kernel.compile`] of each; returns how many had to be compiled."""
     with _compile_lock:
-        return sum([each.compile() for each in kernels])
+        return sum([each.compile(cached_only) for each in kernels])

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
 from ..check_count import check_count
+from ..drafting.compilation import drafting_kernels
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..generation.row import Row
@@ -99,6 +100,8 @@ def iterative_ralm(
     """
     speculation = Speculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
+    if not drafting_kernels.ready():
+        drafter = None  # they are being compiled beside this call
     check_call(
         *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
     )

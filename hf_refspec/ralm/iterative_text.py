@@ -90,7 +90,7 @@ class PassageLoop:
         row.drafter = self._drafter
         while not row.finished and len(row) < end:
             if context.verifier.cached:
-                loop.probe([row])
+                loop.prepare([row])
                 loop.step([row])
             else:
                 loop.prefill([row])

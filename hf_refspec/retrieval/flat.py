@@ -26,6 +26,7 @@ class FlatIndex(VectorIndex):
 
     def __init__(self, vectors: np.ndarray, lengths: np.ndarray, metric: Metric) -> None:
         super().__init__(vectors, lengths, metric, self._scan, exact=True)
+        scan.prepare()
 
     def _scan(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, float]]:
         padded = np.pad(queries, ((0, -len(queries) % _TOGETHER), (0, 0)))

@@ -94,6 +94,7 @@ class VectorIndex:
         self._exact = exact
         self._most_candidates = min(most_candidates or len(vectors), len(vectors))
         self._longest = float(lengths.max()) ** 0.5
+        score_rows.prepare()
 
     def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The scores (float32) of the vectors `ids` (int64, not checked) for a query."""

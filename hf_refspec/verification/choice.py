@@ -5,6 +5,7 @@ changed, see `facts.py`."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
@@ -19,6 +20,8 @@ from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
+
+logger = logging.getLogger("hf_refspec")
 
 # The verifiers of each kind of call, the best first.
 _REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
@@ -37,12 +40,14 @@ def select_verifier(
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
     drafts: bool = True,
+    probes_later: bool = False,
 ) -> tuple[Verifier | None, str]:
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
-    nothing will be drafted (`drafts`), a single row without padding takes the steps of plain
-    decoding, and is not probed.
+    nothing is drafted, a single row without padding takes the steps of plain decoding. So it is not
+    probed if nothing will be (`drafts`), and with `probes_later` after its first token, by
+    [`~reach.Reach`].
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -58,14 +63,17 @@ def select_verifier(
         allowed = requested in ("auto", kind.name) or as_tree
         if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
             continue
-        plain = not drafts and rows == 1 and kind.widths is None and not is_padded(model_kwargs)
-        untried = plain and not drops_cache(model)
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if reproducible else None
         probed = (kind, model, rows, model_kwargs)
+        plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
+        plain = plain and not drops_cache(model)
+        untried = plain and (not drafts or (probes_later and not _is_known(*probed)))
         finding = Finding(True) if untried else known_finding(*probed, config=config)
         if finding.exact:
-            return kind(model, generation_config, model_kwargs), ""
+            verifier = kind(model, generation_config, model_kwargs)
+            verifier.probed = not untried
+            return verifier, ""
         findings.append(f"{kind.name}: {finding}")
     found = "; ".join(findings) or "no verifier supports its cache"
     if requested != "auto":
@@ -96,17 +104,44 @@ def known_finding(
             '`experts_implementation="batched_mm"`'
         )
         return Finding(False, failure=failure)
-    compiled = "" if config is None or config.disable_compile else repr(config.compile_config)
-    padded = rows > 1 or is_padded(model_kwargs)
-    typed = model_kwargs.get("token_type_ids") is not None
-    device = call_device(model, model_kwargs)
-    key = ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
+    key = _key(kind, model, rows, model_kwargs, boundary, config)
     facts = facts_about_state(model)
     known: Finding | None = Ranks.of(model).agree(facts.get(key))
     if known is None:
         known = probe(kind, model, rows, model_kwargs, boundary, config)
     facts[key] = known
     return known
+
+
+def _is_known(*probed: Any) -> bool:
+    return _key(*probed) in facts_about_state(probed[1])
+
+
+def _key(
+    kind: type[Verifier],
+    model: PreTrainedModel,
+    rows: int,
+    model_kwargs: dict[str, Any],
+    boundary: int | None = None,
+    config: GenerationConfig | None = None,
+) -> tuple[Any, ...]:
+    """All that a finding depends on, apart from the state of the model."""
+    compiled = "" if config is None or config.disable_compile else repr(config.compile_config)
+    padded = rows > 1 or is_padded(model_kwargs)
+    typed = model_kwargs.get("token_type_ids") is not None
+    device = call_device(model, model_kwargs)
+    return ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
+
+
+def warn_of_plain_decoding(model: PreTrainedModel, found: str) -> None:
+    """Says that no draft can be verified, and what the probes have found."""
+    logger.warning(
+        "%s returns other logits for several tokens in one pass than for one after another, so "
+        "that no draft can be verified: decoding plainly, with the same result and no speed-up "
+        "(%s).",
+        type(model).__name__,
+        found,
+    )
 
 
 def drops_cache(model: PreTrainedModel) -> bool:

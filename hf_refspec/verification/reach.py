@@ -11,7 +11,7 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..text_config import context_length, length_dependent_rope, text_config
-from .choice import known_finding
+from .choice import known_finding, warn_of_plain_decoding
 from .verifier import Verifier
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
@@ -24,7 +24,9 @@ class Reach:
     """The positions that a draft may have, see [`PositionLimits`], and the lengths that are probed.
 
     Drafts first end before the next length at which attention may become another computation. Once
-    a text is there, a probe whose text crosses it decides whether drafts go on."""
+    a text is there, a probe whose text crosses it decides whether drafts go on. A verifier that has
+    not been `probed` is probed first of all.
+    """
 
     def __init__(
         self,
@@ -32,20 +34,24 @@ class Reach:
         model: PreTrainedModel,
         rows: int,
         model_kwargs: dict[str, Any],
+        probed: bool = True,
     ) -> None:
         config = text_config(model)
-        self._probed = (kind, model, rows, model_kwargs)
+        self._call = (kind, model, rows, model_kwargs)
         self._positions = PositionLimits.of(config)
-        self._boundaries = boundaries(config)
+        self._boundaries = ([] if probed else [0]) + boundaries(config)
         self._refused = False  # at the next of them
 
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each."""
         while not self._refused and self._boundaries and length >= self._boundaries[0]:
-            if known_finding(*self._probed, boundary=self._boundaries[0]).exact:
+            finding = known_finding(*self._call, boundary=self._boundaries[0] or None)
+            if finding.exact:
                 self._boundaries = self._boundaries[1:]
-            else:
-                self._refused = True
+                continue
+            self._refused = True
+            if self._boundaries[0] == 0:
+                warn_of_plain_decoding(self._call[1], str(finding))
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind a text of this length and last position; 0 or less allows

@@ -71,6 +71,7 @@ class Verifier:
         model_kwargs: dict[str, Any],
     ) -> None:
         self.model = model
+        self.probed = True  # whether it has been found exact; until then nothing may be drafted
         self.vocab_size: int = text_config(model).vocab_size
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)

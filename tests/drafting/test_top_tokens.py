@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from hf_refspec.drafting.top_tokens import (
     BLOCK,
-    _on_device,
+    _by_torch,
     _top_of_bfloat16,
     _top_of_float32,
     top_tokens,
@@ -109,7 +109,7 @@ def test_both_find_what_torch_finds(dtype, k):
     torch.manual_seed(0)
     logits = (3 * torch.randn(2, 5, 300)).to(dtype)
     expected_probs, expected = logits.float().softmax(dim=-1).topk(min(k, 300), dim=-1)
-    for found in (top_tokens(logits, k), _on_device(logits, min(k, 300))):
+    for found in (top_tokens(logits, k), _by_torch(logits, min(k, 300))):
         assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
         assert found.tokens.shape == found.probs.shape == (2, 5, min(k, 300))
         values = logits.gather(-1, torch.from_numpy(found.tokens).long())
@@ -124,6 +124,6 @@ def test_logits_need_not_lie_side_by_side():
 
 def test_logits_that_are_nan_promise_nothing():
     logits = torch.full((1, 2, 30), float("nan"))
-    for found in (top_tokens(logits, 3), _on_device(logits, 3)):
+    for found in (top_tokens(logits, 3), _by_torch(logits, 3)):
         assert found.choices.tolist() == logits.argmax(dim=-1).tolist()
         assert not found.probs.any()

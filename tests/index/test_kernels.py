@@ -19,25 +19,6 @@ def test_a_kernel_compiles_its_own_versions_only():
         assert len(kernel._compiled.signatures) == len(kernel._signatures)
 
 
-def test_warmup_leaves_the_kernels_of_retrievers_to_their_first_search(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(kernels.Kernel, "compile", lambda kernel: compiled.append(kernel) or False)
-    kernels.compile_kernels()
-    assert compiled
-    assert set(compiled) == {each for each in kernels._kernels if each.drafts}
-
-
-def test_warmup_compiles_what_is_not_imported_yet():
-    program = (
-        "from hf_refspec.index import kernels\n"
-        "kernels.compile_kernels()\n"
-        "names = {each.python.__name__ for each in kernels._kernels if each._compiled}\n"
-        "print(names >= {'copy_tree', 'llma_span', 'grow_trie', 'look_up', 'merge_trees'})"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (run.stdout, run.stderr) == ("True\n", "")
-
-
 def test_arguments_of_other_types_are_refused_rather_than_compiled_for():
     with pytest.raises(TypeError):
         tree_depths(np.zeros(2, np.float64))
@@ -52,6 +33,21 @@ def uncompiled(monkeypatch):
     return kernels.kernel("int64(int64, int64)")(namespace["add"])
 
 
+def test_an_interpreted_kernel_is_run_by_python_until_it_is_compiled(monkeypatch):
+    parents = np.array([-1, 0, 0, 2], np.int32)
+    compiled = tree_depths(parents)
+    monkeypatch.setattr(tree_depths, "_compiled", None)
+    assert tree_depths(parents).tolist() == compiled.tolist()
+    assert tree_depths._compiled is None
+
+
+def test_what_is_only_loaded_is_not_compiled(uncompiled):
+    with pytest.raises(kernels.NotCachedError):
+        uncompiled.compile(cached_only=True)
+    assert uncompiled.compile()
+    assert not uncompiled.compile(cached_only=True)  # it is there
+
+
 def test_the_call_that_waits_for_the_compiler_says_so_once(caplog, uncompiled):
     with caplog.at_level(logging.INFO, logger="hf_refspec"):
         assert uncompiled(2, 3) == 5
@@ -60,9 +56,9 @@ def test_the_call_that_waits_for_the_compiler_says_so_once(caplog, uncompiled):
     assert "hf_refspec.warmup()" in caplog.text
 
 
-def test_after_warmup_no_call_waits(caplog, uncompiled):
+def test_a_kernel_that_was_compiled_ahead_of_time_says_nothing(caplog, uncompiled):
     with caplog.at_level(logging.INFO, logger="hf_refspec"):
-        kernels.compile_kernels()
+        kernels.compile_all([uncompiled])
         assert uncompiled(2, 3) == 5
     assert not caplog.records
 

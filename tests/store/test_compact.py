@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.index.crest_table import STEPS_PER_HALF, NgramTable, table_bytes
-from hf_refspec.index.kernels import compile_kernels
 from hf_refspec.index.mixed_trie import mixed_tree
 from hf_refspec.index.rest_trie import all_matches, trie_tree
 from hf_refspec.index.suffix_array import IndexedText, build_suffix_array
@@ -26,8 +25,6 @@ from hf_refspec.store.compact import (
 from hf_refspec.store.compact import common_ngrams as counted_ngrams
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import write_arrays
-
-compile_kernels()  # here, where it is in no test's time
 
 VOCAB_SIZE = 4
 MAX_NGRAM = 3

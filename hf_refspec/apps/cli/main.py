@@ -34,6 +34,10 @@ COMMANDS = {
         'write the Hub repository for generate(custom_generate="user/name")',
         "publish_generate.add_publish_generate",
     ),
+    "warmup": (
+        "compile what drafts and searches, for the image of a container",
+        "warmup.add_warmup",
+    ),
     "bench": ("measure suites, or compare two results", "bench.add_bench"),
 }
 

@@ -1,0 +1,103 @@
+"""The kernels that draft: compiled ahead of time, or beside the calls that will need them.
+
+Compiling all of them takes half a minute of a core, and no call of `generate` waits for it: it
+decodes plainly while another process compiles them into numba's cache. A thread could not do it:
+numba's compiler holds the interpreter's lock, which every operation of the model needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pkgutil import iter_modules
+
+from filelock import FileLock
+
+from .. import index
+from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
+
+logger = logging.getLogger("hf_refspec")
+
+_COMPILE = f"from {__name__} import compile_beside; compile_beside()"
+# Below the calls that decode meanwhile, which on two cores it would slow down by half.
+_NICENESS = 10
+
+
+class DraftingKernels:
+    """The kernels that draft, in this process."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self._loading = threading.Lock()
+        self._compilation: subprocess.Popen[bytes] | None = None
+
+    def compile(self) -> None:
+        """Loads them, and compiles those that numba's cache lacks: half a minute, once."""
+        compile_all(_imported())
+        self.loaded = True
+
+    def ready(self) -> bool:
+        """Whether they are loaded. Loads them from numba's cache, in half a second; has another
+        process compile those that it lacks."""
+        if self.loaded:
+            return True
+        if not self._loading.acquire(blocking=False):  # another thread does
+            return False
+        try:
+            return self._load()
+        finally:
+            self._loading.release()
+
+    def _load(self) -> bool:
+        if self._compilation is None:
+            try:
+                compile_all(_imported(), cached_only=True)
+                self.loaded = True
+            except NotCachedError:
+                self._compilation = _start_compilation()
+        elif (status := self._compilation.poll()) is not None:
+            if status != 0:
+                logger.warning(
+                    "Nothing could be compiled beside the call, which waits for it now: let "
+                    "NUMBA_CACHE_DIR name a folder that can be written."
+                )
+            self.compile()
+        return self.loaded
+
+
+drafting_kernels = DraftingKernels()
+
+
+def compile_beside() -> None:
+    """What the other process does. Of several that start together one compiles; the others wait,
+    and find its work done."""
+    getattr(os, "nice", int)(_NICENESS)
+    with FileLock(_imported()[0].cache_path / "hf_refspec.lock"):
+        drafting_kernels.compile()
+
+
+def _imported() -> list[Kernel]:
+    """The kernels, after importing the modules that have some."""
+    names = [f"{index.__name__}.{module.name}" for module in iter_modules(index.__path__)]
+    for name in [*names, f"{__package__}.calibration", f"{__package__}.top_tokens"]:
+        import_module(name)
+    return [each for each in all_kernels() if each.drafts]
+
+
+def _start_compilation() -> subprocess.Popen[bytes]:
+    logger.warning(
+        "hf_refspec's kernels are being compiled, once, for about half a minute; until then calls "
+        "decode plainly. hf_refspec.warmup() and `hf-refspec warmup` do it ahead of time."
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", _COMPILE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # ctrl-C ends the call alone
+    )

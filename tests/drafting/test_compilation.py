@@ -1,0 +1,93 @@
+"""How calls go on while kernels are compiled, each in a process of its own with an empty cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hf_refspec.drafting.compilation import DraftingKernels, _imported
+from hf_refspec.index import kernels
+
+# Prints the tokens of calls, whether they drafted, and how long they took.
+PROGRAM = """
+import logging, time, torch
+torch.set_num_threads(1)
+import hf_refspec as rs
+from architectures import small
+from hf_refspec.drafting.compilation import drafting_kernels
+model, prompt = small("llama"), torch.tensor([[5, 6, 7, 8] * 4])
+def generate(**options):
+    ids = model.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None, **options)
+    return ids.tolist()
+plain, drafter = generate(), rs.ReferenceCopy() | rs.TokenRecycling()
+options = {"candidate_generator": drafter, "max_draft_tokens": 8}
+"""
+FIRST = """
+assert generate(**options) == plain
+assert drafter.stats.forward_passes == 40, drafter.stats
+assert drafter.stats.drafted == 0 and not drafter.waits and not drafting_kernels.loaded
+deadline = time.monotonic() + 400
+while not drafting_kernels.ready():
+    assert time.monotonic() < deadline
+    time.sleep(0.5)
+assert generate(**options) == plain
+assert drafter.stats.forward_passes < 40, drafter.stats
+"""
+SECOND = """
+assert not drafting_kernels.loaded
+assert generate(**options) == plain
+assert drafter.stats.forward_passes < 40, drafter.stats
+first = drafter.stats.drafted, drafter.stats.accepted
+drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+assert generate(**{**options, "candidate_generator": drafter}) == plain
+assert (drafter.stats.drafted, drafter.stats.accepted) == first, "a late beginning drafts the same"
+"""
+
+
+def run(program: str, folder) -> str:
+    """Runs it with numba's cache in a folder; returns what it logs."""
+    here = os.path.dirname(os.path.dirname(__file__))
+    paths = [here, *filter(None, sys.path)]
+    environment = {"NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", PROGRAM + program]
+    process = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stderr
+
+
+@pytest.mark.slow
+def test_a_first_call_decodes_plainly_and_a_second_process_drafts_at_once(tmp_path):
+    said = run(FIRST, tmp_path)
+    assert said.count("kernels are being compiled") == 1
+    assert "compile" not in run(SECOND, tmp_path)
+
+
+def test_what_another_process_could_not_compile_is_compiled_by_the_call(caplog):
+    waiting = DraftingKernels()
+    waiting._compilation = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    waiting._compilation.wait()
+    assert waiting.ready()
+    assert "NUMBA_CACHE_DIR" in caplog.text
+
+
+def test_one_thread_loads_and_others_do_not_wait_for_it():
+    waiting = DraftingKernels()
+    with waiting._loading:
+        assert not waiting.ready()
+    assert waiting.ready()
+
+
+def test_the_kernels_of_retrievers_are_no_part_of_it(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        kernels.Kernel, "compile", lambda each, cached_only: compiled.append(each) or False
+    )
+    DraftingKernels().compile()
+    assert set(compiled) == {each for each in kernels.all_kernels() if each.drafts}
+    names = {each.python.__name__ for each in _imported()}
+    assert names > {"copy_tree", "llma_span", "grow_trie", "look_up", "merge_trees", "calibrate"}
