@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import Pipeline, PreTrainedModel
     from transformers.generation.candidate_generator import CandidateGenerator
 
     from .drafting.drafter import Drafter
@@ -76,7 +76,7 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module | None = None,
+    model: nn.Module | Pipeline | None = None,
     drafter: CandidateGenerator | Literal["auto"] = "auto",
     *,
     max_draft_tokens: int | Literal["auto"] = "auto",
@@ -94,8 +94,9 @@ def attach(
             pipeline("text-generation", model=model, tokenizer=tokenizer)("Hello")
 
     Args:
-        model (`nn.Module`, *optional*): The target model, or what wraps it (as PEFT does). By
-            default all models of the process; one that has a drafter of its own keeps it.
+        model (`nn.Module` or `Pipeline`, *optional*): The target model, what wraps it (as PEFT
+            does), or a pipeline that holds it. By default all models of the process; one that has a
+            drafter of its own keeps it.
         drafter ([`Drafter`], `CandidateGenerator` or `"auto"`, *optional*, defaults to `"auto"`):
             As `candidate_generator` of `generate`. Calls in several threads get forks of it.
         max_draft_tokens, verification: As of `generate`.
@@ -116,11 +117,11 @@ def attach(
     return attachment
 
 
-def detach(model: nn.Module | None = None) -> None:
+def detach(model: nn.Module | Pipeline | None = None) -> None:
     """Removes what was attached last to a model, or to all models, if anything is.
 
     Args:
-        model (`nn.Module`, *optional*): As [`attach`] took it.
+        model (`nn.Module` or `Pipeline`, *optional*): As [`attach`] took it.
 
     Raises:
         TypeError: If `model` has no `generate`.
@@ -136,16 +137,19 @@ def attachment_of(model: PreTrainedModel) -> Attachment | None:
     return stack[-1] if stack else None
 
 
-def _stacks(model: nn.Module | None) -> list[list[Attachment]]:
-    """Of all models, or of each model with a `generate` of transformers inside of a module."""
+def _stacks(model: nn.Module | Pipeline | None) -> list[list[Attachment]]:
+    """Of all models, or of each model with a `generate` of transformers inside of a module or a
+    pipeline."""
     if model is None:
         return [_attached_to_all]
     from transformers import GenerationMixin
 
-    modules = model.modules() if hasattr(model, "modules") else ()
+    module: Any = model if hasattr(model, "modules") else getattr(model, "model", None)
+    modules = module.modules() if hasattr(module, "modules") else ()
     generating = [module for module in modules if isinstance(module, GenerationMixin)]
     if not generating:
         raise TypeError(
-            f"model must be a transformers model with generate(), but is a {type(model).__name__}"
+            "model must be a transformers model with generate(), or a pipeline of one, but is a "
+            f"{type(model).__name__}"
         )
     return [_attached.setdefault(module, []) for module in generating]

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    pipeline,
 )
 
 import hf_refspec as rs
@@ -209,6 +210,15 @@ def test_a_module_around_the_model_will_do(llama):
     with rs.attach(wrapped) as attachment:
         llama.generate(PROMPT, **OPTIONS)
     assert attachment.stats.tokens == 24
+
+
+def test_a_pipeline_stands_for_its_model(byte_llama, tokenizer):
+    pipe = pipeline("text-generation", model=byte_llama, tokenizer=tokenizer)
+    attachment = rs.attach(pipe)
+    pipe("the cat", max_new_tokens=8, do_sample=False)
+    rs.detach(pipe)
+    pipe("the cat", max_new_tokens=8, do_sample=False)
+    assert attachment.stats.tokens == 8
 
 
 @pytest.mark.parametrize(

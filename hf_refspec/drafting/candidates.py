@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..did_you_mean import did_you_mean
 from ..store.datastore import Datastore
 from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter
@@ -52,6 +53,8 @@ def as_drafter(given: Any) -> Drafter:
         return DatastoreDrafts(given)
     if not isinstance(given, CandidateGenerator):
         hint = ": pass an instance, not the class" if isinstance(given, type) else ""
+        if isinstance(given, str):
+            hint = did_you_mean(given, ["auto"])
         raise TypeError(
             '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
             f"`CandidateGenerator`, but is {given!r}{hint}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -11,14 +13,18 @@ from transformers import PreTrainedTokenizerBase
 
 from ..index.token_buffer import LARGEST_ID
 
+logger = logging.getLogger("hf_refspec")
+
 Reference: TypeAlias = str | Sequence[int] | np.ndarray | torch.Tensor
 
 
 def references_to_ids(
     references: Reference | Sequence[Reference], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[np.ndarray]:
-    """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`]."""
+    """The ids of one text or of each in a list, see [`ReferenceCopy`]; raises as [`to_ids`], and
+    warns of the names of files."""
     if isinstance(references, (str, np.ndarray, torch.Tensor)) or _is_ids(references):
+        _warn_of_a_file_name("references", references)
         return [to_ids("references", references, tokenizer)]
     if not isinstance(references, Sequence) or isinstance(references, bytes):
         raise TypeError(
@@ -27,9 +33,20 @@ def references_to_ids(
         )
     if len(references) == 0:
         raise ValueError("references is empty; leave it out to copy from the prompt alone")
-    return [
-        to_ids(f"references[{i}]", reference, tokenizer) for i, reference in enumerate(references)
-    ]
+    named = {f"references[{i}]": reference for i, reference in enumerate(references)}
+    for name, reference in named.items():
+        _warn_of_a_file_name(name, reference)
+    return [to_ids(name, reference, tokenizer) for name, reference in named.items()]
+
+
+def _warn_of_a_file_name(name: str, reference: Any) -> None:
+    if isinstance(reference, str) and os.path.isfile(reference):
+        logger.warning(
+            "%s is the name of a file, and drafts are copied from the name itself; pass the text: "
+            "Path(%r).read_text()",
+            name,
+            reference,
+        )
 
 
 def to_ids(name: str, reference: Any, tokenizer: PreTrainedTokenizerBase | None) -> np.ndarray:

@@ -119,12 +119,17 @@ class Row:
         self._streamer = streamer
         self._eos_ids: set[int] = set()
         self._other_criteria = StoppingCriteriaList()
+        self._reminder: MaxLengthCriteria | None = None  # warns once past the model's positions
+        self._positions = 0
         # The two that every call has are taken out: on the host, they cost no wait for a GPU.
         for criterion in stopping_criteria:
             if type(criterion) is EosTokenCriteria:
                 self._eos_ids.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) is MaxLengthCriteria:
                 self.max_length = min(criterion.max_length, self.max_length or criterion.max_length)
+                if criterion.max_position_embeddings is not None:
+                    self._reminder = criterion
+                    self._positions = criterion.max_position_embeddings
             else:
                 self._other_criteria.append(criterion)
         self.draft_end: int | None = self.max_length
@@ -182,6 +187,9 @@ class Row:
         stopped = token in self._eos_ids or (
             self.max_length is not None and len(self) >= self.max_length
         )
+        if self._reminder is not None and len(self) > self._positions:
+            self._reminder(self.ids, None)
+            self._reminder = None
         if self._other_criteria:  # always asked: they may keep state
             stopped = bool(self._other_criteria(self.ids, self.scores).all()) or stopped
         if stopped and self.stopped_at is None:

@@ -15,8 +15,10 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
+from ..drafting.datastore_check import check_datastores
 from ..verification.cache import CACHE_NAMES
 from ..verification.choice import RefusedCallError
+from ..verification.facts import facts_about
 from ..verification.ranks import Ranks, is_synced
 from ..verification.reproducible import ReproducibleVerifier
 
@@ -91,9 +93,12 @@ def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
 
 
 def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> None:
-    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop."""
+    """Refuses what `generate` would act on, or drop, before it comes to the decoding loop; the
+    tokenizer, which it drops, shows whether the call's datastores are for this model."""
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
+    given, tokenizer = kwargs.get("candidate_generator"), kwargs.get("tokenizer")
+    check_datastores(given, model, tokenizer, facts_about(model))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:
@@ -171,9 +176,8 @@ def _refusals_of_config(
         )
     if config.prompt_lookup_num_tokens is not None:
         yield (
-            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}` drafts as well. Leave "
-            "it out (`hf_refspec.ReferenceCopy()` looks up in the prompt), or leave out "
-            f"`{caller}`"
+            f"`prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}`: both draft. Leave one "
+            "of them out (`hf_refspec.ReferenceCopy()` looks up in the prompt)"
         )
     if mode not in ("greedy_search", "sample"):
         yield (

@@ -138,7 +138,7 @@ class Datastore(StoredFolder[StoreConfig]):
                 raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
             return cls(build_store(source, tokenizer, path, **options))
         if options.get("resume"):
-            raise ValueError('resume=True is for form="full"; build that, then compact() it')
+            raise ValueError('resume=True is for form="full"; build that, then call compact()')
         chosen = CompactOptions(max_bytes=max_bytes, progress=options.get("progress", True))
         with new_folder(Path(path)) as folder:
             full = cls(build_store(source, tokenizer, folder / "full", **options))

@@ -94,7 +94,7 @@ class StoreConfig(FolderConfig):
         """The part of the datastore that a form needs (the full form: all of it); raises a
         DatastoreError if it does not have that form."""
         if form == "full" and not self.shards:
-            raise DatastoreError('it has only the compact form; open it with form="compact"')
+            raise DatastoreError("it has only the compact form, not the full one")
         if form == "compact" and self.ngrams is None:
             raise DatastoreError("it has no compact form; make it with compact()")
         return replace(self, shards=[]) if form == "compact" else self

@@ -51,7 +51,7 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def public_name(pretrained: PreTrainedTokenizerBase | PreTrainedModel) -> str:
     """The name of a tokenizer or a model, for people; never a local path."""
-    name = str(pretrained.name_or_path or "")
+    name = str(getattr(pretrained, "name_or_path", None) or "")
     if name and (os.path.isdir(name) or _HUB_ID.fullmatch(name) is None):
         name = Path(name).resolve().name
     return name or type(pretrained).__name__

@@ -85,5 +85,5 @@ def _hint(error: Exception) -> str:
     if isinstance(error, HFValidationError):
         return 'this is not a name for a repo ("organisation/name")'
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return "the Hub does not let you write there: pass another token=, or run `hf auth login`"
+        return "the Hub does not let you write there: use another token, or run `hf auth login`"
     return "a push is one commit, so nothing is half done: push again"

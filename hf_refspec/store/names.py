@@ -93,12 +93,12 @@ def ask_hub(
         place = f"{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
         raise OSError(
             f"access to {repo_id!r} is granted on request; ask for it at "
-            f"{constants.ENDPOINT}/{place}, then pass token= or run `hf auth login`"
+            f"{constants.ENDPOINT}/{place}, then set HF_TOKEN or run `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise OSError(
             f"there is neither a folder {repo_id!r} nor a {noun} of this name on the Hub that "
-            "you may read; check the name, or if it is private pass token= or run `hf auth login`"
+            "you may read; check the name, or if it is private set HF_TOKEN or run `hf auth login`"
         ) from error
     except Exception as error:  # no network, a proxy's page, a mirror without this repo
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
@@ -149,6 +149,24 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     except Exception as error:  # a damaged file can fail in several libraries
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(f"the tokenizer of {name} cannot be loaded: {one_line(error)}") from error
+
+
+def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The fast tokenizer of a folder or in the Hub's cache, without asking the Hub; `None` if there
+    is none that can be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        if not os.path.isdir(name):
+            paths = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
+            is_there = any(isinstance(path, str) for path in paths)
+        else:
+            is_there = any(Path(name, file).exists() for file in _TOKENIZER)
+        options = {"local_files_only": True, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(name, **options) if is_there else None
+    except Exception:  # it is optional, and a damaged file can fail in several libraries
+        return None
+    return tokenizer if getattr(tokenizer, "is_fast", False) else None
 
 
 def _source(name: str, noun: str, files: Sequence[str]) -> dict[str, Any]:

@@ -55,6 +55,15 @@ def test_a_draft_does_not_run_from_one_reference_into_the_next_or_the_prompt():
     assert draft(ReferenceCopy([[5, 6], [7]], mode="llma"), [1], [5]).tokens.tolist() == [6]
 
 
+@pytest.mark.parametrize(("many", "name"), [(False, "references"), (True, "references[1]")])
+def test_the_name_of_a_file_is_a_text_with_a_warning(tmp_path, caplog, many, name):
+    file = tmp_path / "notes.md"
+    file.write_text("a few notes", encoding="utf-8")
+    ReferenceCopy(["a text", str(file)] if many else str(file), WordLengths())
+    [message] = caplog.messages
+    assert message.startswith(f"{name} is the name of a file") and "read_text()" in message
+
+
 @pytest.mark.parametrize(
     "references",
     [

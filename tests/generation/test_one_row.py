@@ -6,9 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from architectures import small
 from calls import GREEDY, PROMPT, ListStreamer
 from drafters import Noise, Prophet
 from transformers import DynamicCache
+from transformers.generation import stopping_criteria
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,31 @@ def test_a_model_that_cannot_verify_streams_as_plain_decoding_does(models_by_typ
     assert streamers[0].puts == streamers[1].puts
     assert streamers[1].ended == 1
     assert (drafter.stats.tokens, drafter.stats.mat) == (12, 1.0)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize("new_tokens", [21, 30])
+def test_past_the_models_positions_the_user_sees_what_plain_decoding_shows(
+    model_type, new_tokens, monkeypatch
+):
+    model = small(model_type, max_position_embeddings=32)
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([[5, 6, 7, 8] * 3])
+    warnings: list[str] = []
+    monkeypatch.setattr(stopping_criteria.logger, "warning_once", warnings.append)
+
+    def seen(**options) -> tuple:
+        warnings.clear()
+        streamer, raised = ListStreamer(), None
+        try:
+            model.generate(
+                prompt, max_new_tokens=new_tokens, do_sample=False, streamer=streamer, **options
+            )
+        except IndexError as error:  # gpt2 has no position to look up
+            raised = str(error)
+        return streamer.puts, raised, {*warnings}
+
+    plain = seen()
+    assert (plain[1] is not None) == (model_type == "gpt2" and new_tokens == 30)
+    assert bool(plain[2]) == (new_tokens == 30)
+    assert seen(candidate_generator=Noise(), max_draft_tokens=8) == plain

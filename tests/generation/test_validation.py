@@ -46,7 +46,10 @@ REFUSED = {
         "cache_implementation='offloaded_static'",
     ),
     "no cache": ({"use_cache": False}, "`use_cache=False`"),
-    "prompt look-up beside it": ({"prompt_lookup_num_tokens": 3}, "`prompt_lookup_num_tokens=3`"),
+    "prompt look-up beside it": (
+        {"prompt_lookup_num_tokens": 3},
+        "cannot be combined with `prompt_lookup_num_tokens=3`: both draft",
+    ),
     "an assistant beside it": ({"assistant_model": torch.nn.Identity()}, "`assistant_model`"),
     "another loop beside it": ({"custom_generate": print}, "`custom_generate="),
     "token healing": ({"token_healing": True}, "`token_healing=True`"),
@@ -97,6 +100,11 @@ def test_a_value_of_another_type_is_refused(llama, untouched, name, value):
     options = {"candidate_generator": rs.ReferenceCopy(), name: value}
     with pytest.raises(TypeError, match=f"`{name}` must be"):
         llama.generate(PROMPT, max_length=40, **options)
+
+
+def test_a_misspelt_candidate_generator_is_answered_with_the_one_that_is_meant(llama, untouched):
+    with pytest.raises(TypeError, match=r"but is 'autoo' \(did you mean 'auto'\?\)\."):
+        llama.generate(PROMPT, max_length=40, candidate_generator="autoo")
 
 
 def test_an_offloaded_static_cache_that_is_passed_in_is_refused(llama, untouched):

@@ -15,14 +15,21 @@ from ...drafting.drafter import Drafter
 from ...drafting.sessions.retrieval_cache import RetrievalCache
 from ...generation.default_drafter import default_sources
 from ...store.datastore import Datastore
-from .arguments import add_model, positive
+from .arguments import add_model, draft_budget, positive
 
 
 def add_answering(parser: ArgumentParser, max_new_tokens: int) -> None:
-    """Adds the arguments for the model, its texts and sampling."""
+    """Adds the arguments for the model, its drafts, its texts and sampling."""
     add = parser.add_argument
     add_model(parser)
     add("--max-new-tokens", type=positive, default=max_new_tokens, metavar="N")
+    add(
+        "--max-draft-tokens",
+        type=draft_budget,
+        default="auto",
+        metavar="N",
+        help="the most that one forward pass verifies; auto, the default, as many as pay",
+    )
     texts = parser.add_argument_group("texts")
     texts.add_argument(
         "--context",
@@ -83,9 +90,12 @@ def read_context(args: Namespace) -> str | None:
     return None if args.context is None else read_text(args.context, "--context")
 
 
-def sampling_options(args: Namespace) -> dict[str, Any]:
-    """Checks the sampling options, sets the seed, and returns those for `generate`."""
-    options: dict[str, Any] = {"do_sample": args.do_sample}
+def decoding_options(args: Namespace) -> dict[str, Any]:
+    """Checks the sampling options, sets the seed, and returns what is for `generate`."""
+    options: dict[str, Any] = {
+        "do_sample": args.do_sample,
+        "max_draft_tokens": args.max_draft_tokens,
+    }
     for name in ("temperature", "seed"):
         if getattr(args, name) is not None and not args.do_sample:
             raise ValueError(

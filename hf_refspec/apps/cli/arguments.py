@@ -28,21 +28,27 @@ def positive(text: str) -> int:
     return number
 
 
+def draft_budget(text: str) -> int | str:
+    """Reads how many draft tokens to verify in a pass: an integer of at least 1, or auto."""
+    return text if text == "auto" else positive(text)
+
+
 def add_model(parser: ArgumentParser) -> None:
     """Adds the arguments that choose the model and how it is loaded."""
     add = parser.add_argument
     add("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
     add("--dtype", choices=DTYPES, help="by default the model's own; float32 for the default model")
-    add_device_map(parser)
+    add_device_map(parser, "--device")
 
 
-def add_device_map(parser: ArgumentParser) -> None:
-    """Adds the argument that places the model."""
+def add_device_map(parser: ArgumentParser, *spellings: str) -> None:
+    """Adds the argument that places the model, with further spellings."""
     parser.add_argument(
         "--device-map",
+        *spellings,
         metavar="MAP",
-        help="a device, or auto: all GPUs, and what they do not hold in the CPU's memory; by "
-        "default one GPU if there is one",
+        help="a device (cpu, cuda:1), or auto: all GPUs, and what they do not hold in the CPU's "
+        "memory; by default one GPU if there is one",
     )
 
 

@@ -10,7 +10,7 @@ from ..bench.compare import compare
 from ..bench.models import SIZES
 from ..bench.registry import SUITES
 from ..bench.run import run
-from .arguments import DTYPES, add_device_map, positive
+from .arguments import DTYPES, add_device_map, draft_budget, positive
 
 
 def add_bench(parser: ArgumentParser) -> None:
@@ -20,7 +20,13 @@ def add_bench(parser: ArgumentParser) -> None:
     add("suites", nargs="+", metavar="SUITE", help=f"{', '.join(SUITES)}; or compare A B")
     add_measuring(parser)
     add("--methods", nargs="+", metavar="NAME", help="only these, by their names in the report")
-    add("--nodes", nargs="+", type=_nodes, metavar="N", help="draft budgets; default: auto 8 16 64")
+    add(
+        "--nodes",
+        nargs="+",
+        type=draft_budget,
+        metavar="N",
+        help="draft budgets; default: auto 8 16 64",
+    )
     add("--temperature", type=float, metavar="T", help="sample, with one seed for all methods")
     add("--batch-size", type=positive, metavar="N", help="spec-bench: so many questions at a time")
     add(
@@ -47,10 +53,6 @@ def add_measuring(parser: ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"))
     add_device_map(parser)
     add("--dtype", nargs="+", choices=DTYPES, help="one or several, each measured")
-
-
-def _nodes(text: str) -> int | str:
-    return text if text == "auto" else positive(text)
 
 
 def _bench(args: Namespace) -> int:

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from rich.text import Text
 from transformers import (
     BatchEncoding,
@@ -21,6 +22,7 @@ from transformers import (
 
 from ...drafting.stats import SpeculationStats
 from ...generation.warmup import warmup
+from ...smollm2 import HUB_ID
 from ..shared.comparison import Decoded, decode, rate
 from ..shared.console import Terminal
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend
@@ -30,15 +32,16 @@ from ..shared.prompts import (
     assistant,
     chat_inputs,
     check_chat_template,
+    system,
     tokens_left,
     user,
     with_document,
 )
 from .answering import (
     add_answering,
+    decoding_options,
     quieten_transformers,
     read_context,
-    sampling_options,
     sources,
 )
 
@@ -50,31 +53,49 @@ _HELP = """\
 
 def add_chat(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_chat)
+    parser.add_argument("--system", metavar="TEXT", help="the system message of the chat")
     add_answering(parser, max_new_tokens=512)
 
 
 def _chat(args: Namespace) -> int:
     """Answers until the end of the input."""
     quieten_transformers()
-    options = {**sampling_options(args), "max_new_tokens": args.max_new_tokens}
+    options = {**decoding_options(args), "max_new_tokens": args.max_new_tokens}
     context = read_context(args)
     tokenizer = load_tokenizer(args.model)
     hint = f"hf-refspec generate --model {args.model} goes on from a text as it is"
     check_chat_template(tokenizer, args.model, hint)
-    if context is not None:
-        inputs = chat_inputs(tokenizer, [user(context)])
-        tokens_left(inputs, load_config(args.model), f"--context {args.context}", "shorten it", 1)
+    opening = [] if args.system is None else [system(args.system)]
+    if opening or context is not None:
+        _check_beginning(args, tokenizer, [*opening, user(context or "")])
     drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model, args.device_map, args.dtype)
     warmup()
-    Chat(model, tokenizer, drafter, Terminal(), options, context).converse()
+    Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
     return 0
+
+
+def _check_beginning(
+    args: Namespace, tokenizer: PreTrainedTokenizerBase, messages: list[Message]
+) -> None:
+    """Refuses a system message that the chat template has no place for, and texts that leave no
+    room in the model's context."""
+    try:
+        inputs = chat_inputs(tokenizer, messages)
+    except TemplateError as error:
+        raise ValueError(
+            f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
+            "leave it out"
+        ) from error
+    noun = "--system" if args.context is None else f"--context {args.context}"
+    tokens_left(inputs, load_config(args.model), noun, "shorten it", 1)
 
 
 @dataclass
 class Chat:
     """A conversation; each line of the standard input is a message. `document` stands before the
-    first, and `options` are for `generate`, `max_new_tokens` among them."""
+    first, `opening` has the system message if there is one, and `options` are for `generate`,
+    `max_new_tokens` among them."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -82,6 +103,7 @@ class Chat:
     console: Terminal
     options: dict[str, Any]
     document: str | None = None
+    opening: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     _stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -124,7 +146,7 @@ class Chat:
         first = not self.messages and self.document is not None
         content = with_document(self.document or "", question) if first else question
         messages = [*self.messages, user(content)]
-        inputs = chat_inputs(self.tokenizer, messages)
+        inputs = chat_inputs(self.tokenizer, [*self.opening, *messages])
         noun, hint = "this conversation", "/reset begins a new one"
         if not self.messages:
             noun, hint = "this message", "shorten it"

@@ -17,7 +17,7 @@ def add_build(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_build)
     add = parser.add_argument
     _add_corpus(parser)
-    add("--tokenizer", required=True, help="a folder or a Hub id")
+    add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
     add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
     add("--license", help="of the corpus, for the card")
@@ -29,7 +29,7 @@ def _build(args: Namespace) -> int:
     documents, corpus, license = load_corpus(args, args.streaming)
     store = Datastore.build(
         documents,
-        load_tokenizer(args.tokenizer),
+        load_tokenizer(args.tokenizer or _default_model()),
         args.out,
         shard_tokens=args.shard_tokens,
         form=args.form,
@@ -40,6 +40,12 @@ def _build(args: Namespace) -> int:
     )
     _print_info(store)
     return 0
+
+
+def _default_model() -> str:
+    from ...smollm2 import default_model  # which loads torch
+
+    return default_model()
 
 
 def add_extend(parser: ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import question_inputs, text_inputs, tokens_left, with_document
 from .answering import (
     add_answering,
+    decoding_options,
     quieten_transformers,
     read_context,
     read_text,
-    sampling_options,
     sources,
 )
 
@@ -32,7 +32,7 @@ def add_generate(parser: ArgumentParser) -> None:
 def _generate(args: Namespace) -> int:
     """Streams the text to stdout, and prints the statistics to stderr."""
     quieten_transformers()
-    options = sampling_options(args)
+    options = decoding_options(args)
     context, prompt = read_context(args), _prompt(args)
     if context is not None:
         prompt = with_document(context, prompt)

@@ -37,7 +37,7 @@ def add_knn(parser: ArgumentParser) -> None:
     about = "the perplexity of texts: of the model alone, and with a kNN datastore"
     perplexity = commands.add_parser("perplexity", help=about, description=about)
     perplexity.set_defaults(run=_perplexity)
-    perplexity.add_argument("knn_datastore", metavar="FOLDER", help="a folder or a Hub id")
+    perplexity.add_argument("store", metavar="FOLDER", help="a folder or a Hub id")
     add_source(perplexity)
     add_model(perplexity)  # the one that it was built with
 
@@ -73,7 +73,7 @@ def _build(args: Namespace) -> int:
 def _perplexity(args: Namespace) -> int:
     """Prints the perplexity of the model alone and with the kNN datastore."""
     quieten_transformers()
-    store = KnnDatastore.from_pretrained(args.knn_datastore)
+    store = KnnDatastore.from_pretrained(args.store)
     mixture = Mixture(store, None, None, None)
     tokenizer = load_tokenizer(args.model)
     store.check_tokenizer(tokenizer)

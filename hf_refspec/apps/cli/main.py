@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
@@ -10,6 +9,8 @@ from importlib import import_module
 
 from ...store.printable import one_line
 from ...version import __version__
+from .messages import in_options
+from .parser import Parser
 
 # The help of each command, and the function that adds its arguments. Only the chosen command's
 # module is imported: torch takes seconds to load, and --help should not wait for it.
@@ -53,9 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(
-        prog="hf-refspec", description="Lossless speculative decoding by look-up."
-    )
+    parser = Parser(prog="hf-refspec", description="Lossless speculative decoding by look-up.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     chosen = next((name for name in arguments if not name.startswith("-")), None)
@@ -77,5 +76,6 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # as a command that the signal SIGPIPE ends
     except (ImportError, OSError, ValueError) as error:
-        print(f"hf-refspec: {one_line(error)}", file=sys.stderr)
+        message = in_options(one_line(error), args, COMMANDS)
+        print(f"hf-refspec: {message}", file=sys.stderr)
         return 2

@@ -14,6 +14,7 @@ from ...index.rest_trie import all_matches
 from ...store.datastore import Datastore
 from ...store.files import DatastoreError
 from ...store.printable import printable
+from ..shared.text_stream import PART_OF_CHARACTER
 
 NODES = 24
 EXAMPLES = 3
@@ -40,7 +41,7 @@ def _search(args: Namespace) -> int:
         drafts.begin(ids, store.config.vocab_size)
         tree = drafts.draft(NODES)
         print(f"the draft tree, {len(tree)} nodes, each with the probability that it is accepted:")
-        _print_tree(tree, tokenizer)
+        _print_tree(tree, ids.tolist(), tokenizer)
     return 0
 
 
@@ -61,7 +62,9 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
     for shard, index in examples[:EXAMPLES]:
         position = int(shard.suffixes[index])
         if position < 0:
-            raise DatastoreError(f"{store.path} is damaged: verify() tells which file it is")
+            raise DatastoreError(
+                f"{store.path} is damaged; hf-refspec info --verify says which file"
+            )
         end = position + match.length
         before = shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position]
         before = _in_document(before[::-1], shard)[::-1]
@@ -76,14 +79,17 @@ def _in_document(tokens: np.ndarray, shard: Any) -> np.ndarray:
     return tokens[: ends[0]] if len(ends) else tokens
 
 
-def _print_tree(tree: DraftTree, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Prints one line per node, children indented below their parent, most probable first."""
+def _print_tree(tree: DraftTree, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prints one line per node, what it adds to the text `ids` and the nodes above it; children
+    indented below their parent, most probable first."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         children.setdefault(parent, []).append(node)
-    waiting = [(node, 1) for node in reversed(children.get(ROOT, []))]
+    waiting = [(node, ids) for node in reversed(children.get(ROOT, []))]
     while waiting:
-        node, depth = waiting.pop()
-        token = tokenizer.convert_ids_to_tokens(int(tree.tokens[node]))
-        print(f"{tree.probs[node]:6.3f} {'  ' * depth}{printable(token)}")
-        waiting += [(child, depth + 1) for child in reversed(children.get(node, []))]
+        node, path = waiting.pop()
+        longer = [*path, int(tree.tokens[node])]
+        known = tokenizer.decode(path).rstrip(PART_OF_CHARACTER)
+        added = tokenizer.decode(longer)[len(known) :]
+        print(f"{tree.probs[node]:6.3f} {'  ' * (len(longer) - len(ids))}{added!r}")
+        waiting += [(child, longer) for child in reversed(children.get(node, []))]

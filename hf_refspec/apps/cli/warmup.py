@@ -13,7 +13,7 @@ from ...retrieval import flat as flat
 
 def add_warmup(parser: ArgumentParser) -> None:
     parser.set_defaults(run=_warmup)
-    parser.description = (
+    parser.epilog = (
         "Compiles the kernels that draft and search into numba's cache: beside the package, or in "
         "the folder that NUMBA_CACHE_DIR names. Run it as the user whose calls need them."
     )

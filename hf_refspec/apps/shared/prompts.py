@@ -13,6 +13,10 @@ from ...text_config import context_length
 Message: TypeAlias = dict[str, str]
 
 
+def system(content: str) -> Message:
+    return {"role": "system", "content": content}
+
+
 def user(content: str) -> Message:
     return {"role": "user", "content": content}
 

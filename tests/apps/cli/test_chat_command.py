@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 
 import pytest
@@ -131,6 +132,34 @@ def test_neither_ctrl_c_nor_a_line_that_is_no_text_ends_it(folder, monkeypatch, 
     printed = capsys.readouterr().out
     refused = printed.index("this conversation has")
     assert printed.index("(stopped)") < refused < printed.index(" passes, ")
+
+
+def test_a_system_message_stands_before_all_and_the_draft_budget_is_the_calls(
+    folder, byte_llama, tokenizer, monkeypatch, capsys
+):
+    generate, calls = type(byte_llama).generate, []
+
+    def recorded(self, *args, **kwargs):
+        calls.append((tokenizer.decode(kwargs["input_ids"][0]), kwargs["max_draft_tokens"]))
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(byte_llama), "generate", recorded)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/reset\ntwo\n"))
+    options = ["--system", "be brief", "--max-draft-tokens", "3", "--max-new-tokens", "2"]
+    assert main(["chat", "--model", folder, *options]) == 0
+    prompts = [f"system: be brief\nuser: {each}\nassistant: " for each in ("one", "two")]
+    assert calls == [(prompt, 3) for prompt in prompts]
+
+
+def test_a_system_message_that_the_model_does_not_take_is_refused(templateless, tmp_path, refused):
+    model = tmp_path / "model"
+    shutil.copytree(templateless, model)
+    template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    message = refused("chat", "--model", model, "--system", "be brief")
+    assert f"the chat template of {model} takes no --system message: no system" in message
 
 
 def test_a_model_without_a_chat_template_is_refused(templateless, refused):

@@ -3,6 +3,7 @@ print."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
 from hf_refspec.store.datastore import Datastore
@@ -96,6 +98,14 @@ def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer
     tokens = len(TEXTS["c.txt"]) + len(TEXTS["a.py"]) + 2
     assert f"full        {tokens} tokens, 2 documents, 1 shard, " in printed
     assert re.search(r"\d\.\d MB, \d+\.\d\d bytes a token", printed)
+
+
+def test_builds_with_the_default_models_tokenizer(
+    tmp_path, corpus, tokenizer, tokenizer_folder, monkeypatch
+):
+    monkeypatch.setattr(smollm2, "default_model", lambda: tokenizer_folder)
+    assert run("build", corpus / "a.py", "--out", tmp_path / "store") == 0
+    assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"]]
 
 
 def test_builds_from_those_files_of_a_folder_that_fit_a_pattern(
@@ -235,10 +245,10 @@ def tree_of(lines: list[str]) -> list[tuple[tuple[str, ...], float]]:
     path: list[str] = []
     nodes = []
     for line in lines:
-        prob, indented, token = re.fullmatch(r" *(\d\.\d{3}) (( {2})+)(\S+)", line).group(1, 2, 4)
+        prob, indented, token = re.fullmatch(r" *(\d\.\d{3}) ((?: {2})+)(\S.*)", line).groups()
         depth = len(indented) // 2
         assert depth <= len(path) + 1
-        path[depth - 1 :] = [token]
+        path[depth - 1 :] = [ast.literal_eval(token)]
         nodes.append((tuple(path), float(prob)))
     return nodes
 
@@ -258,6 +268,11 @@ def test_search_prints_the_tree_with_its_probabilities(store, compact_store, for
     assert max(map(len, probs)) > 1
     if form == "compact":
         assert start == 0  # matches cannot be shown
+
+
+def test_search_prints_text_and_no_symbols_of_the_tokenizer(store, search):
+    lines = search(store, "cat")
+    assert any(line.endswith("  ' '") for line in lines) and not any("Ġ" in line for line in lines)
 
 
 def test_search_says_where_nothing_is_found(store, search):
@@ -280,7 +295,23 @@ REFUSED = {
     "a dataset of a missing folder": ([*BUILD, "--dataset", "{missing}"], "does not exist"),
     "a missing file": ([*BUILD, "{missing}.txt"], "{missing}.txt"),
     "a folder without such files": ([*BUILD, "{corpus}", "--pattern", "*.rs"], "'*.rs'"),
-    "a column of files": ([*BUILD, "{corpus}", "--column", "text"], "column='text'"),
+    "a column of files": (
+        [*BUILD, "{corpus}", "--column", "text"],
+        "--column 'text' is for datasets",
+    ),
+    "a size of no compact form": (
+        [*BUILD, "{corpus}", "--max-bytes", "5000"],
+        '--max-bytes 5000 is for --form "compact"',
+    ),
+    "resuming what cannot be": (
+        [*BUILD, "{corpus}", "--form", "compact", "--resume"],
+        '--resume is for --form "full"; build that, then call hf-refspec compact',
+    ),
+    "n-grams that are too long": (
+        ["compact", "{store}", "--max-ngram", "99"],
+        "--max-ngram must be from 1 to",
+    ),
+    "a file with the name of an option": ([*BUILD, "{corpus}/max_tokens"], "{corpus}/max_tokens"),
     "a folder that exists": (
         ["build", "{corpus}", "--tokenizer", "{tokenizer}", "--out", "{store}"],
         "{store} exists",

@@ -125,7 +125,7 @@ REFUSED = {
     "a folder that exists": (["build", "{texts}", "--out", "{empty}"], "--out {empty} exists"),
     "a column of files": (
         ["build", "{texts}", "--column", "x", "--out", "{new}"],
-        "column='x' is for datasets",
+        "--column 'x' is for datasets",
     ),
     "too little text": (
         ["build", "{short.txt}", "--out", "{new}"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,11 +58,19 @@ def test_each_command_has_a_help_with_its_options(command, capsys):
     assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_of_the_command_line_has_each_command(command):
+    page = Path(__file__).parents[3] / "docs" / "tasks" / "command_line.md"
+    table = [each for each in page.read_text(encoding="utf-8").splitlines() if each[:3] == "| `"]
+    assert re.search(rf"[ `]{command}`", "\n".join(table))
+
+
 @pytest.mark.parametrize("command", LOADING)
 def test_commands_that_load_a_model_place_it(command, capsys):
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
-    assert "--device-map" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "--device-map" in printed and re.search("--device[, ]", printed)
 
 
 def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
@@ -72,12 +82,27 @@ def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense", "info", "x"]])
-def test_what_is_no_command_is_refused_with_the_usage(arguments, capsys):
+@pytest.mark.parametrize(
+    ("line", "command", "messages"),
+    [
+        ("", "", ["required: COMMAND"]),
+        ("--nonsense info x", "", ["unrecognized arguments: --nonsense\n"]),
+        ("generat x", "", ["'generat'", "did you mean 'generate'?"]),
+        ("info x --nonsense", " info", ["unrecognized arguments: --nonsense\n"]),
+        ("info x --verfy", " info", ["arguments: --verfy", "did you mean '--verify'?"]),
+        ("build x --ouut=y", " build", ["required: --out", "no --ouut (did you mean '--out'?)"]),
+        ("knn perplexty", " knn", ["did you mean 'perplexity'?"]),
+        ("knn build x --out y z --modl m", " knn build", ["did you mean '--model'?"]),
+        ("build --out x --preset wikpedia", " build", ["did you mean 'wikipedia'?"]),
+    ],
+)
+def test_errors_have_their_commands_usage_and_what_may_be_meant(line, command, messages, capsys):
     with pytest.raises(SystemExit) as exit:
-        main(arguments)
+        main(line.split())
     assert exit.value.code == 2
-    assert "usage: hf-refspec" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"usage: hf-refspec{command} [-h]")
+    assert all(message in printed for message in messages)
 
 
 def test_a_pipe_that_its_reader_closes_ends_it_quietly(tmp_path):

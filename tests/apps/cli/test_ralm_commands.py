@@ -227,7 +227,7 @@ REFUSED = {
         ["{texts}", "--knowledge-base", "{base}", *ASKED],
         "--knowledge-base {base} exists",
     ),
-    "a column of files": (["{texts}/a.md", "--column", "text", *ASKED], "column='text'"),
+    "a column of files": (["{texts}/a.md", "--column", "text", *ASKED], "--column 'text'"),
     "a question that is too long": (
         ["{texts}/a.md", "--max-new-tokens", "5000", *ASKED],
         "no room for a passage",

@@ -1,0 +1,40 @@
+"""The parser of each command: its errors come with its own usage, and say what may be meant."""
+
+from __future__ import annotations
+
+from argparse import Action, ArgumentError, ArgumentParser
+from typing import Any, NoReturn
+
+from ...did_you_mean import did_you_mean
+
+
+class Parser(ArgumentParser):
+    """An `ArgumentParser` whose commands are parsers of this class too."""
+
+    _given: list[str]
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses unknown arguments itself: the parser above would print its own usage."""
+        self._given = list(args)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Says which options may be misspelt, whatever the error: one that is required is missing
+        then."""
+        options = self._option_string_actions
+        if self._subparsers is None:  # otherwise a command's own options are among the given
+            for name in (each.partition("=")[0] for each in self._given if each.startswith("--")):
+                if not any(option.startswith(name) for option in options):
+                    hint = did_you_mean(name, options)
+                    message += f"; there is no {name}{hint}" if hint else ""
+        super().error(message)
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except ArgumentError as error:
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise

@@ -1,0 +1,50 @@
+"""Whether the datastores of a call were made with the model's tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..store.datastore import Datastore
+from ..store.files import DatastoreError
+from ..store.fingerprint import public_name
+from ..store.names import local_tokenizer
+from .datastore_drafts import DatastoreDrafts
+
+logger = logging.getLogger("hf_refspec")
+
+
+def check_datastores(
+    given: Any, model: PreTrainedModel, tokenizer: Any, facts: dict[Any, Any]
+) -> None:
+    """Warns of datastores in a `candidate_generator` that were made with another tokenizer, once
+    for each: what was compared is kept in the model's `facts`.
+
+    Each is compared with the call's `tokenizer`, else with the one that is stored with the model on
+    this machine, unless that has the same name. Where there is neither, nothing is compared. None
+    is refused: the text is the same, and the user may have extended the stored tokenizer.
+    """
+    fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
+    for store in _datastores(given):
+        key = ("datastore", store.config.fingerprint, fast is None)
+        if key in facts:
+            continue
+        facts[key] = True
+        known = fast
+        if known is None and store.config.tokenizer != public_name(model):
+            known = local_tokenizer(getattr(model, "name_or_path", ""))
+        try:
+            if known is not None:
+                store.check_tokenizer(known)
+        except DatastoreError as error:
+            logger.warning("hardly a draft of this datastore will be accepted: %s", error)
+
+
+def _datastores(given: Any) -> list[Datastore]:
+    """The datastores among the sources of a `candidate_generator`."""
+    if isinstance(given, Datastore):
+        return [given]
+    sources = getattr(given, "drafters", [given])  # of a blend
+    return [source.store for source in sources if isinstance(source, DatastoreDrafts)]

@@ -1,0 +1,38 @@
+"""Weights that torchao quantises: the same ids as plain decoding of the same quantised model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from calls import GREEDY
+
+import hf_refspec as rs
+
+quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+
+PROMPT = torch.tensor([[5, 6, 7, 8] * 6])
+KINDS = {
+    "int8 weights": quantization.Int8WeightOnlyConfig,
+    "int8 weights and activations": quantization.Int8DynamicActivationInt8WeightConfig,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_quantised_model_alone(llama, kind):
+    model = copy.deepcopy(llama)
+    quantization.quantize_(model, KINDS[kind]())
+    assert "torchao" in type(model.model.layers[0].mlp.up_proj.weight).__module__
+    options = {"max_new_tokens": 60, **GREEDY}
+    plain = model.generate(PROMPT, **options)
+    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
+    drafted = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert drafter.stats.accepted > 0
+    options |= {"do_sample": True}
+    torch.manual_seed(0)
+    plain = model.generate(PROMPT, **options)
+    torch.manual_seed(0)
+    drafted = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=8, **options)
+    assert drafted.tolist() == plain.tolist()
