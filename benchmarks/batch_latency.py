@@ -17,8 +17,9 @@ from ralm_suite import QUERY_LENGTH, add_retrievers, retrievers
 
 from hf_refspec.apps.bench.report import table
 from hf_refspec.apps.cli.arguments import positive
-from hf_refspec.apps.shared.default_model import HUB_ID, load_tokenizer
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.retrieval.retriever import Retriever
+from hf_refspec.smollm2 import HUB_ID
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 REPETITIONS = 5

@@ -40,10 +40,11 @@ from hf_refspec.apps.bench.results import new_results
 from hf_refspec.apps.bench.run import measure_suite
 from hf_refspec.apps.bench.suites import RecordedAnswer, answered, chat_prompt
 from hf_refspec.apps.bench.summary import Entry
-from hf_refspec.apps.shared.default_model import default_model, load_model, load_tokenizer
 from hf_refspec.apps.shared.extras import require
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.hook import install
+from hf_refspec.smollm2 import default_model
 
 HERE = Path(__file__).parent
 NODES: tuple[int | str, ...] = ("auto", 64)

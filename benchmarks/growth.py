@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.index.merge import merge_runs

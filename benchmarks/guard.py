@@ -38,7 +38,7 @@ from hf_refspec.apps.bench.suites import (
     recorded,
     spec_bench,
 )
-from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
 from hf_refspec.drafting.observation import Observation

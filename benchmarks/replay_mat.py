@@ -22,7 +22,7 @@ from transformers.generation.candidate_generator import (
 )
 
 from hf_refspec.apps.bench.suites import RecordedAnswer, llma_rag
-from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import SpeculationStats
 

@@ -5,11 +5,12 @@ python examples/chat_session.py    # twice: the second time begins with the firs
 
 from __future__ import annotations
 
+import argparse
+
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_refspec as rs
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 QUESTIONS = [
     "Name the primary colours.",
     "What can I mix from them?",
@@ -18,8 +19,11 @@ QUESTIONS = [
 
 
 def main() -> None:
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
-    tok = AutoTokenizer.from_pretrained(MODEL)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    name = parser.parse_args().model or rs.default_model()
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    tok = AutoTokenizer.from_pretrained(name)
     cache = rs.RetrievalCache(tokenizer=tok, path="sessions")
     print(f"{len(cache)} sessions are remembered")
     drafter = rs.ReferenceCopy() | cache

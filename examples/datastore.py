@@ -5,24 +5,27 @@ python examples/datastore.py [FOLDER]      # of .py files; by default Python's j
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_refspec as rs
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROMPT = "class JSONDecodeError(ValueError):\n    def __init__(self, msg, doc, pos):\n"
 
 
-def main(arguments: list[str]) -> None:
-    folder = arguments[0] if arguments else str(Path(json.__file__).parent)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
-    tok = AutoTokenizer.from_pretrained(MODEL)
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", default=Path(json.__file__).parent)
+    parser.add_argument("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    args = parser.parse_args()
+    name = args.model or rs.default_model()
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    tok = AutoTokenizer.from_pretrained(name)
 
-    store = rs.Datastore.build(folder, tok, "code-store", pattern="*.py", deduplicate=True)
+    store = rs.Datastore.build(args.folder, tok, "code-store", pattern="*.py", deduplicate=True)
     print(f"{store.documents} files, {store.tokens:,} tokens")
 
     drafter = rs.ReferenceCopy() | rs.DatastoreDrafts(store)
@@ -37,4 +40,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

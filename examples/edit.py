@@ -5,6 +5,7 @@ python examples/edit.py [FILE] [INSTRUCTION]
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
 import hf_refspec as rs
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 CODE = """def compute(items, tax):
     amount = 0
     for item in items:
@@ -21,13 +21,18 @@ CODE = """def compute(items, tax):
 """
 
 
-def main(arguments: list[str]) -> None:
-    code = Path(arguments[0]).read_text(encoding="utf-8") if arguments else CODE
-    instruction = arguments[1] if len(arguments) > 1 else "Add a docstring to this function."
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
-    tok = AutoTokenizer.from_pretrained(MODEL)
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("instruction", nargs="?", default="Add a docstring to this function.")
+    parser.add_argument("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    args = parser.parse_args()
+    name = args.model or rs.default_model()
+    code = args.file.read_text(encoding="utf-8") if args.file else CODE
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    tok = AutoTokenizer.from_pretrained(name)
     inputs = tok.apply_chat_template(
-        [{"role": "user", "content": f"{instruction} Answer with the code only.\n\n{code}"}],
+        [{"role": "user", "content": f"{args.instruction} Answer with the code only.\n\n{code}"}],
         add_generation_prompt=True,
         return_tensors="pt",
         return_dict=True,
@@ -44,4 +49,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -5,11 +5,12 @@ python examples/pipeline_attach.py
 
 from __future__ import annotations
 
+import argparse
+
 from transformers import pipeline
 
 import hf_refspec as rs
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 TEXTS = [
     "The ferry to the island leaves at nine from the old pier. Tickets are sold on board.",
     "The lighthouse can be climbed with a guide at noon. Groups must book a week ahead.",
@@ -17,7 +18,10 @@ TEXTS = [
 
 
 def main() -> None:
-    summarize = pipeline("text-generation", model=MODEL, dtype="float32")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    name = parser.parse_args().model or rs.default_model()
+    summarize = pipeline("text-generation", model=name, dtype="float32")
     with rs.attach(summarize.model) as attachment:
         for text in TEXTS:
             messages = [{"role": "user", "content": f"{text}\n\nSay this as a list."}]

@@ -5,6 +5,7 @@ python examples/rag.py
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import torch
@@ -12,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_refspec as rs
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PASSAGES = """\
 The Harbour Museum stands at the end of the old pier. It was built in 1894 as a customs house
 and has been a museum since 1962. From April to October it is open every day from ten in the morning
@@ -21,8 +21,11 @@ QUESTION = "Quote the sentences about tickets and opening hours."
 
 
 def main() -> None:
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
-    tok = AutoTokenizer.from_pretrained(MODEL)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", help="a folder or a Hub id; SmolLM2-135M-Instruct by default")
+    name = parser.parse_args().model or rs.default_model()
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
+    tok = AutoTokenizer.from_pretrained(name)
     inputs = tok.apply_chat_template(
         [{"role": "user", "content": f"{PASSAGES}\n\n{QUESTION}"}],
         add_generation_prompt=True,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .retrieval.milvus import MilvusRetriever as MilvusRetriever
     from .retrieval.retrieved import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
+    from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
 
@@ -70,6 +71,7 @@ _MODULES = {
     "retrieval.langchain": ["from_langchain"],
     "retrieval.milvus": ["MilvusRetriever"],
     "retrieval.retriever": ["Retriever"],
+    "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],
     "ralm.knn_datastore": ["KnnDatastore"],
@@ -97,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 install()

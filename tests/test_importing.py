@@ -49,7 +49,10 @@ def test_generate_is_wrapped_when_transformers_is_imported(between, expected):
 @pytest.mark.parametrize("name", rs.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(rs, name) is not None
-    assert name in dir(rs)
+
+
+def test_dir_lists_the_public_names_and_no_others():
+    assert dir(rs) == sorted(rs.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from hf_refspec.apps.shared import default_model as module
+from hf_refspec import smollm2
 
-default_model = module.default_model.__wrapped__  # which asks again at each call
+default_model = smollm2.default_model.__wrapped__  # which asks again at each call
 GGUF_FILE = "tiny.Q4_1.gguf"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.prompts import chat_inputs, user
 
 FOLDER = Path(__file__).parent

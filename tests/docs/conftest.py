@@ -5,7 +5,7 @@ import torch
 from hub_server import hub_in_place
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_refspec.apps.shared import default_model
+from hf_refspec.smollm2 import HUB_ID, default_model
 
 
 @pytest.fixture
@@ -15,12 +15,12 @@ def as_in_the_documentation(monkeypatch, tmp_path):
     The name of SmolLM2-135M-Instruct loads the default model from wherever it is; all other names
     are those of a Hub on this machine.
     """
-    folder = default_model.default_model()
+    folder = default_model()
     for auto in (AutoModelForCausalLM, AutoTokenizer):
         load = auto.from_pretrained
 
         def from_pretrained(name, *args, load=load, **kwargs):
-            return load(folder if name == default_model.HUB_ID else name, *args, **kwargs)
+            return load(folder if name == HUB_ID else name, *args, **kwargs)
 
         monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from snippets import Snippet, commands, parse, run, server, snippets, with_outputs
 
-from hf_refspec.apps.shared.default_model import default_model
+from hf_refspec import default_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,7 +15,7 @@ from drafters import Noise, Prophet
 from transformers import DynamicCache
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 
 NEW_TOKENS = 24
 DOCUMENT = """\

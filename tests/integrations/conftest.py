@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedModel
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 
 DOCUMENT = (
     "The Harbour Museum was built in 1894 as a customs house. It is open every day from ten in the "

@@ -11,7 +11,7 @@ import requests
 from transformers.utils.import_utils import is_serve_available
 
 import hf_refspec as rs
-from hf_refspec.apps.shared.default_model import default_model
+from hf_refspec import default_model
 
 if not is_serve_available():
     pytest.skip("transformers[serving] is not installed", allow_module_level=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -96,12 +96,12 @@ def test_licences(config, licence, expected):
     assert f"| Licence of the corpus | {licence} |" in card
 
 
-@pytest.mark.parametrize(
-    "name", ["datastore.md", "knowledge_base.md", "knn_datastore.md", "recycling_table.md"]
-)
-def test_the_packaged_card_is_the_template(name):
-    template = Path(__file__).parents[2] / "model_cards" / name
-    assert files("hf_refspec.store").joinpath(name).read_text() == template.read_text()
+def test_the_list_of_cards_has_every_template_of_the_package():
+    root = Path(__file__).parents[2]
+    listed = (root / "model_cards" / "README.md").read_text(encoding="utf-8")
+    templates = sorted((root / "hf_refspec").rglob("*.md"))
+    linked = re.findall(r"\]\(\.\./(.*)\)", listed)
+    assert sorted(linked) == [path.relative_to(root).as_posix() for path in templates]
 
 
 def test_a_card_of_ones_own_is_kept(hub, store):

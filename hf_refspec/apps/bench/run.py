@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from ...drafting.token_recycling import TokenRecycling
 from ...generation.warmup import warmup
 from ...hook import install
+from ...smollm2 import default_model
 from ...store.datastore import Datastore
-from ..shared.default_model import default_model, load_model, load_tokenizer
 from ..shared.extras import require
+from ..shared.loading import load_model, load_tokenizer
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import (
     BUDGETS,

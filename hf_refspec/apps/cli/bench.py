@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from ...smollm2 import HUB_ID
 from ..bench.compare import compare
 from ..bench.models import SIZES
 from ..bench.registry import SUITES
 from ..bench.run import run
-from ..shared.default_model import HUB_ID
 from .arguments import DTYPES, add_device_map, draft_budget, positive
 
 

@@ -22,10 +22,11 @@ from transformers import (
 
 from ...drafting.stats import SpeculationStats
 from ...generation.warmup import warmup
+from ...smollm2 import HUB_ID
 from ..shared.comparison import Decoded, decode, rate
 from ..shared.console import Terminal
-from ..shared.default_model import HUB_ID, load_config, load_model, load_tokenizer
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend
+from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import (
     Message,
     assistant,

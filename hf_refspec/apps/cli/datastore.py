@@ -43,7 +43,7 @@ def _build(args: Namespace) -> int:
 
 
 def _default_model() -> str:
-    from ..shared.default_model import default_model  # which loads torch
+    from ...smollm2 import default_model  # which loads torch
 
     return default_model()
 

@@ -9,7 +9,7 @@ import torch
 
 from ..demo.run import Demo
 from ..shared.console import Terminal
-from ..shared.default_model import load_model, load_tokenizer
+from ..shared.loading import load_model, load_tokenizer
 from ..shared.prompts import check_chat_template
 from ..shared.scenes import built_in_scenes, scenes_of_file
 from .answering import quieten_transformers, read_text

@@ -14,7 +14,7 @@ from ...store.datastore import Datastore
 from ...store.fingerprint import public_name
 from ..bench.measure import IdsDifferError
 from ..bench.report import methods_table
-from ..shared.default_model import load_config, load_model, load_tokenizer
+from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import question_inputs
 from .answering import quieten_transformers, read_text
 from .arguments import add_model, positive

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import BatchEncoding, PreTrainedTokenizerBase, TextStreamer
 
 from ...drafting.blend import Blend
-from ..shared.default_model import load_config, load_model, load_tokenizer
+from ..shared.loading import load_config, load_model, load_tokenizer
 from ..shared.prompts import question_inputs, text_inputs, tokens_left, with_document
 from .answering import (
     add_answering,

@@ -15,7 +15,7 @@ from ...ralm.perplexity import read
 from ...store.build.source import open_source
 from ...store.fingerprint import vocabulary_size
 from ...store.printable import printable
-from ..shared.default_model import load_model, load_tokenizer
+from ..shared.loading import load_model, load_tokenizer
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, load_corpus
 from .text_files import text_files

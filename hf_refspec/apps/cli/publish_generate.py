@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...store.hub_repo import push_files
 from ..publish.generate_repository import repository, save
+from ..publish.package import PACKAGE, package
 
 
 def add_publish_generate(parser: ArgumentParser) -> None:
@@ -15,15 +16,17 @@ def add_publish_generate(parser: ArgumentParser) -> None:
     add("repo", help='the name of the repository on the Hub, "user/name"')
     add("--private", action="store_true", default=None, help="make a new repository private")
     add("--out", type=Path, metavar="FOLDER", help="write it into a new folder; nothing is pushed")
+    add("--package", metavar="PACKAGE", help=PACKAGE)
 
 
 def _publish_generate(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
+    contents = repository(args.repo, package(args.package))
     if args.out is None:
-        print(push_files(args.repo, "model", repository(args.repo), args.private).repo_url)
+        print(push_files(args.repo, "model", contents, args.private).repo_url)
         name = args.repo
     else:
-        save(args.repo, args.out)
+        save(contents, args.out)
         name = str(args.out)
     print(f"model.generate(**inputs, custom_generate={name!r}, trust_remote_code=True)")
     return 0

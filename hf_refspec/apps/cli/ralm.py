@@ -16,7 +16,7 @@ from ...retrieval.knowledge_base import KnowledgeBase
 from ...retrieval.retriever import Retriever
 from ...retrieval.text_encoder import load_encoder
 from ...store.printable import printable
-from ..shared.default_model import load_model, load_tokenizer
+from ..shared.loading import load_model, load_tokenizer
 from . import ralm_answers
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, check_source, load_corpus, positive

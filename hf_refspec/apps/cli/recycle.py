@@ -8,7 +8,7 @@ from pathlib import Path
 from ...drafting.token_recycling import TokenRecycling
 from ...store.printable import printable
 from ...store.recycling_table import RecyclingTable
-from ..shared.default_model import load
+from ..shared.loading import load
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, check_source, load_corpus, positive
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...generation.warmup import warmup
-from ..shared.default_model import load_config, load_model, load_tokenizer, name_for_people
 from ..shared.extras import require
 from ..shared.listening import listen, port
+from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, quieten_transformers, sources
 from .arguments import add_model, log_to_stderr, positive
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from ..publish.package import PACKAGE, package
 from ..shared.extras import require
 from ..shared.listening import listen, port
 from .arguments import add_model
@@ -18,6 +19,7 @@ def add_space(parser: ArgumentParser) -> None:
     add("--port", type=port, default=7860, metavar="N")
     add("--push", metavar="USER/NAME", help="write the page as a Space on the Hub instead")
     add("--private", action="store_true", help="with --push: a new Space is private")
+    add("--package", metavar="PACKAGE", help=f"with --push: {PACKAGE}")
 
 
 def _space(args: Namespace) -> int:
@@ -26,10 +28,12 @@ def _space(args: Namespace) -> int:
     if args.push is not None:
         from ..publish.space_repository import files, push
 
-        print(push(args.push, files(args.push, **given), args.private))
+        contents = files(args.push, **given, package=package(args.package))
+        print(push(args.push, contents, args.private))
         return 0
-    if args.private:
-        raise ValueError("--private has no effect without --push; add it")
+    for option in ("private", "package"):
+        if getattr(args, option):
+            raise ValueError(f"--{option} has no effect without --push; add it")
     listen(args.host, args.port).close()  # before a model is loaded
     from ..space.app import serve
     from .answering import quieten_transformers

@@ -1,1 +1,1 @@
-"""What several applications need: the default model, prompts, text streams, live drafts."""
+"""What several applications need: loading of models, prompts, text streams, live drafts."""

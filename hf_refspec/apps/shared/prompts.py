@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBase
 
+from ...smollm2 import HUB_ID
 from ...text_config import context_length
-from .default_model import HUB_ID
 
 Message: TypeAlias = dict[str, str]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...generation.warmup import warmup
 from ...store.datastore import Datastore
-from ..shared.default_model import load_model, load_tokenizer, name_for_people
+from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
 from .conversation import Conversation, Host
 from .page import page, start

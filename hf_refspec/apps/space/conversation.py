@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafting.datastore_drafts import DatastoreDrafts
 from ...drafting.drafter import Drafter
 from ...generation.default_drafter import default_sources
+from ...smollm2 import HUB_ID
 from ...store.datastore import Datastore
-from ..shared.default_model import HUB_ID
 from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
 from .line import Line

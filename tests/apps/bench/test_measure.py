@@ -20,7 +20,7 @@ from hf_refspec.apps.bench.methods import (
 from hf_refspec.apps.bench.models import random_model
 from hf_refspec.apps.bench.report import report
 from hf_refspec.apps.bench.suites import chat_prompt
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 
 PROMPT, ANSWER = [5, 6, 7, 8] * 3, [5, 6, 7, 8, 5, 6, 9, 10, 2]
 

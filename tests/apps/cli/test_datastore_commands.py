@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_refspec import smollm2
 from hf_refspec.apps.cli import arguments
 from hf_refspec.apps.cli.main import main
-from hf_refspec.apps.shared import default_model
 from hf_refspec.store.datastore import Datastore
 
 TEXTS = {
@@ -103,7 +103,7 @@ def test_builds_from_files_in_their_order(tmp_path, corpus, tokenizer, tokenizer
 def test_builds_with_the_default_models_tokenizer(
     tmp_path, corpus, tokenizer, tokenizer_folder, monkeypatch
 ):
-    monkeypatch.setattr(default_model, "default_model", lambda: tokenizer_folder)
+    monkeypatch.setattr(smollm2, "default_model", lambda: tokenizer_folder)
     assert run("build", corpus / "a.py", "--out", tmp_path / "store") == 0
     assert texts_of(tmp_path / "store", tokenizer) == [TEXTS["a.py"]]
 

@@ -9,7 +9,7 @@ import pytest
 from hf_refspec.apps.demo.run import Demo
 from hf_refspec.apps.shared.comparison import Decoded
 from hf_refspec.apps.shared.console import Terminal
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, built_in_scenes, scenes_of_file
 
 

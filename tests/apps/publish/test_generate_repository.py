@@ -61,7 +61,19 @@ def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
         "Example usage",
     ]
     assert 'custom_generate="owner/refspec", trust_remote_code=True' in card
+    assert f'\npip install "hf_refspec=={rs.__version__}"\n' in card
     assert "$" not in card
+
+
+def test_a_wheel_lies_in_the_repository_and_the_card_says_how_to_get_it(wheel, tmp_path):
+    arguments = ["--out", str(tmp_path / "out"), "--package", str(wheel)]
+    assert main(["publish-generate", "owner/refspec", *arguments]) == 0
+    assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert (
+        f"\nhf download owner/refspec {wheel.name} --local-dir .\npip install {wheel.name}\n"
+        in card
+    )
 
 
 def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids(
@@ -110,6 +122,8 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
     [
         (["a/b/c"], "not a name for a repo"),
         (["owner/refspec", "--out", "here"], "here"),
+        (["owner/refspec", "--package", "no.whl"], "--package no.whl is neither a wheel of"),
+        (["owner/refspec", "--package", "torch==2"], "--package torch==2 is neither a wheel of"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):

@@ -32,18 +32,21 @@ def test_a_push_writes_a_space_in_one_commit(hub, capsys):
     assert capsys.readouterr().out.strip() == f"{hub.endpoint}/spaces/{REPO}"
     repo = hub.repos[REPO]
     assert repo.sdk == "gradio" and not repo.private and len(repo.commits) == 2
-    pushed = {name: content.decode() for name, content in repo.files().items()}
     expected = files(REPO, "org/model", "bfloat16")
-    assert {name: pushed[name] for name in expected} == expected
-    assert "serve(model='org/model', dtype='bfloat16')" in pushed["app.py"]
+    assert {name: repo.files()[name] for name in expected} == expected
+    assert b"serve(model='org/model', dtype='bfloat16')" in expected["app.py"]
 
 
 def test_the_files_tell_the_hub_how_to_run_it():
     written = files(REPO, datastore="org/store")
     torch = version("torch").partition("+")[0]
-    expected = [f"hf_refspec[space]=={__version__}", f"torch=={torch}"]
-    assert written["requirements.txt"].splitlines()[:2] == expected
-    _, metadata, text = written["README.md"].split("---\n", 2)
+    assert written["requirements.txt"].decode().splitlines()[1:] == [
+        "--extra-index-url https://download.pytorch.org/whl/cpu",
+        f"torch=={torch}",
+        f"transformers=={version('transformers')}",
+        f"hf_refspec[space]=={__version__}",
+    ]
+    _, metadata, text = written["README.md"].decode().split("---\n", 2)
     about = yaml.safe_load(metadata)
     assert about["sdk"] == "gradio" and about["sdk_version"] == version("gradio")
     assert about["python_version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -52,6 +55,21 @@ def test_the_files_tell_the_hub_how_to_run_it():
     assert about["datasets"] == ["org/store"] and about["title"] == "page"
     assert len(about["short_description"]) <= 60  # the Hub takes no more
     assert text.strip().startswith("# hf_refspec")
+
+
+def test_a_wheel_is_copied_and_installed_by_the_app(hub, wheel):
+    assert main(["space", "--push", REPO, "--package", str(wheel)]) == 0
+    written = hub.repos[REPO].files()
+    assert written[wheel.name] == wheel.read_bytes()
+    assert written["requirements.txt"].endswith(b"\nnumba>=0.60\ngradio\n")
+    assert f'subprocess.run([*pip, "{wheel.name}"], check=True)' in written["app.py"].decode()
+
+
+def test_a_requirement_gets_the_extra(hub):
+    package = "hf_refspec @ git+https://host/repository"
+    assert main(["space", "--push", REPO, "--package", package]) == 0
+    requirements = hub.repos[REPO].files()["requirements.txt"].decode()
+    assert requirements.endswith("\nhf_refspec[space] @ git+https://host/repository\n")
 
 
 def test_a_second_push_replaces_the_files_and_the_space_stays_private(hub):
@@ -69,7 +87,7 @@ def test_a_folder_of_this_machine_is_no_part_of_a_space(option, tmp_path, capsys
 
 
 def test_the_written_app_serves_the_page(tmp_path):
-    (tmp_path / "app.py").write_text(files(REPO)["app.py"])
+    (tmp_path / "app.py").write_bytes(files(REPO)["app.py"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     environment = {

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.apps.serve.token_bound import TokenBound
-from hf_refspec.apps.shared.default_model import load_tokenizer
+from hf_refspec.apps.shared.loading import load_tokenizer
 
 
 def byte_level(*words: str, alphabet=None, normalizer=None) -> PreTrainedTokenizerFast:

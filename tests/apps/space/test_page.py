@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hf_refspec import Datastore
-from hf_refspec.apps.shared.default_model import load
+from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user, with_document
 from hf_refspec.apps.space.conversation import Conversation, Host
 from hf_refspec.apps.space.presets import PRESETS

@@ -7,8 +7,7 @@ import pytest
 from huggingface_hub import constants
 from tiny_package import GGUF_FILE, default_model, write_gguf
 
-from hf_refspec.apps.shared import default_model as module
-from hf_refspec.apps.shared.default_model import PACKAGE
+from hf_refspec.smollm2 import PACKAGE
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +36,6 @@ def package(tmp_path, tiny_gguf) -> Path:
 def home(tmp_path, monkeypatch, package) -> Path:
     """An empty HF_HOME, no Hub, and the tiny model's package in place of the real one."""
     home = tmp_path / "home"
-    monkeypatch.setattr(module, "default_model", default_model)
     monkeypatch.setattr(constants, "HF_HOME", str(home))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -8,8 +8,8 @@ import pytest
 from hub_server import Blob, Fault, hub_in_place
 from tiny_package import content, default_model
 
-from hf_refspec.apps.shared import default_model as module
-from hf_refspec.apps.shared.default_model import HUB_ID
+from hf_refspec import smollm2
+from hf_refspec.smollm2 import HUB_ID
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def publish(hub, files: dict[str, bytes]) -> None:
 def test_the_hub_comes_first_and_only_what_is_needed_is_downloaded(hub, home):
     folder = Path(default_model())
     assert folder.is_relative_to(home / ".cache")
-    assert set(content(folder)) == set(module._NEEDED)
+    assert set(content(folder)) == set(smollm2._NEEDED)
     hub.requests.clear()
     assert default_model() == str(folder)
     assert hub.requests == []

@@ -1,0 +1,85 @@
+"""Loads the models and tokenizers of commands: by default SmolLM2-135M-Instruct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ...smollm2 import HUB_ID, default_model
+from ...store.names import load_tokenizer as load_named_tokenizer
+from ...store.names import model_source
+from ...store.printable import one_line
+
+
+def load(
+    name: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """[`load_model`] and [`load_tokenizer`]."""
+    return load_model(name, device_map, dtype), load_tokenizer(name)
+
+
+def name_for_people(name: str | None) -> str:
+    """A model's name without the path of its folder, for those who see no more of this machine."""
+    if name is not None and Path(name).exists():
+        return Path(name).resolve().name
+    return name or HUB_ID
+
+
+def load_tokenizer(name: str | None = None) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer from a folder or the Hub; without a name the default model's."""
+    return load_named_tokenizer(name or default_model())
+
+
+def load_config(name: str | None, source: dict[str, Any] | None = None) -> PretrainedConfig:
+    """The configuration of a decoder-only language model; refuses other models."""
+    source = source or model_source(name or default_model())
+    try:
+        config = AutoConfig.from_pretrained(**source)
+    except (OSError, ValueError) as error:
+        raise _unreadable(name, error) from error
+    named = next(iter(config.architectures or ()), "")  # such as LlamaForCausalLM, GPT2LMHeadModel
+    # transformers would give these an output layer of random weights
+    other = "For" in named and not named.endswith(("ForCausalLM", "ForConditionalGeneration"))
+    if config.is_encoder_decoder or other or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{name or HUB_ID} is no decoder-only language model but a "
+            f"{named or type(config).__name__}; name another model"
+        )
+    return config
+
+
+def load_model(
+    name: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> PreTrainedModel:
+    """Loads a decoder-only language model from a folder or the Hub, by default onto a GPU where
+    there is one; the default model in float32, so that all ids are equal, others in their own
+    type. `device_map` is a device, `"auto"` for all of them, or what accelerate takes."""
+    source = model_source(name or default_model())
+    load_config(name, source)
+    dtype = dtype or ("float32" if name is None else "auto")
+    device_map = device_map or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, device_map=device_map)
+    except (AssertionError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str | None, error: Exception) -> ValueError:
+    damaged = not name and isinstance(error, OSError | SafetensorError)
+    hint = f"; delete {default_model()}, so that it is fetched again" if damaged else ""
+    return ValueError(f"the model {name or HUB_ID} cannot be loaded: {one_line(error)}{hint}")
