@@ -22,7 +22,20 @@ from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
 
 logger = logging.getLogger("hf_refspec")
 
-_COMPILE = f"from {__name__} import compile_beside; compile_beside()"
+# The other process leaves the processor to the calls that decode meanwhile, from its first import
+# on: each of their operations waits for all of torch's threads, so that one that has to share its
+# core slows down all. It has a group of its own, so that ctrl-C ends the call alone, but not a
+# session: Linux divides the processor between sessions, whatever their priority.
+_COMPILE = f"""
+import os
+if hasattr(os, "setpgrp"):  # not on Windows
+    os.setpgrp()
+    os.nice(19)
+if hasattr(os, "SCHED_IDLE"):  # on Linux
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+from {__name__} import compile_beside
+compile_beside()
+"""
 
 
 class DraftingKernels:
@@ -73,21 +86,8 @@ drafting_kernels = DraftingKernels()
 def compile_beside() -> None:
     """What the other process does. Of several that start together one compiles; the others wait,
     and find its work done."""
-    _stand_back()
     with FileLock(_imported()[0].cache_path / "hf_refspec.lock"):
         drafting_kernels.compile()
-
-
-def _stand_back() -> None:
-    """Leaves the processor to the calls that decode meanwhile: each of their operations waits for
-    all of torch's threads, so that one that has to share its core slows down all."""
-    if hasattr(os, "setpgrp"):  # not on Windows
-        # ctrl-C ends the call alone. In a session of its own, Linux would divide the processor
-        # between the two, whatever their priority.
-        os.setpgrp()
-        os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _imported() -> list[Kernel]:

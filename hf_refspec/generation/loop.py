@@ -95,7 +95,8 @@ class Loop:
         All ranks do so."""
         for row in rows:
             row.drafter.begin_late(row.output)
-        if self.budget.most > 0:
+        waits = self.ranks.alone and all(row.drafter.waits for row in rows)
+        if self.budget.most > 0 and not waits:
             self.reach.cross(max(len(row.seen) for row in rows if not row.stands_still))
 
     def step(self, rows: Sequence[Row]) -> None:
