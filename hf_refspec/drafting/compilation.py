@@ -48,7 +48,12 @@ class DraftingKernels:
 
     def compile(self) -> None:
         """Loads them, and compiles those that numba's cache lacks: half a minute, once."""
-        compile_all(_imported())
+        kernels = _imported()
+        try:
+            compile_all(kernels, cached_only=True)
+        except NotCachedError:
+            logger.warning("Compiling hf_refspec's kernels, once (half a minute) ...")
+            compile_all(kernels)
         self.loaded = True
 
     def ready(self) -> bool:

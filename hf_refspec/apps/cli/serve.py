@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ...generation.warmup import warmup
+from ...drafting.compilation import drafting_kernels
 from ..shared.extras import require
 from ..shared.listening import listen, port
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
@@ -78,8 +78,8 @@ def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     load_config(args.model)  # refuses anything but a language model before it loads more
     tokenizer = load_tokenizer(args.model)
     drafters = sources(args, tokenizer)
+    drafting_kernels.ready()  # or they are compiled while the model is loaded
     model = load_model(args.model, args.device_map, args.dtype)
-    warmup()
     limits = args.max_seconds, args.max_waiting
     engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
     engine.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...generation.warmup import warmup
+from ...drafting.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
@@ -44,9 +44,9 @@ def load_host(
     if store is not None:
         store.check_tokenizer(tokenizer)  # before a model is loaded
     choices = python_datastores(tokenizer) if store is None else [store]
+    drafting_kernels.ready()  # or they are compiled while the model is loaded
     loaded = load_model(model, device_map, dtype)
     host = Host(loaded, tokenizer, store, choices, name_for_people(model))
-    warmup()
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
     return host

@@ -1,0 +1,110 @@
+"""Seconds to the first and the last token of a first call, plainly and drafted.
+
+    python benchmarks/first_call.py [--model NAME] [--repeats N]
+
+Each call runs in a process of its own. The first processes find no compiled kernels (numba's cache
+is a new folder), the second ones find all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from hf_refspec.apps.bench.report import table
+
+QUESTION = "Write a Python class for a stack with push, pop and peek."
+NEW_TOKENS = 160
+
+
+def call(model_name: str, drafted: bool) -> dict[str, float]:
+    """One call; seconds since the process and since the call began."""
+    began = time.time()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.generation import BaseStreamer
+
+    import hf_refspec as rs
+
+    class Clock(BaseStreamer):
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def put(self, value: object) -> None:
+            self.times.append(time.time())
+
+        def end(self) -> None:
+            pass
+
+    model = AutoModelForCausalLM.from_pretrained(model_name, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    options = {"candidate_generator": rs.ReferenceCopy() | rs.TokenRecycling()} if drafted else {}
+    clock, called = Clock(), time.time()
+    model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock, **options)
+    first, last = clock.times[1], clock.times[-1]  # the prompt comes before
+    return {
+        "first": first - called,
+        "last": last - called,
+        "first of process": first - began,
+        "last of process": last - began,
+    }
+
+
+def in_a_process(model_name: str, drafted: bool, cache: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--model", model_name, "--call", str(int(drafted))]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+    output = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    )
+    result: dict[str, float] = json.loads(output.stdout.splitlines()[-1])
+    return result
+
+
+def compile_the_rest(cache: str) -> None:
+    """What was not compiled beside the first process."""
+    command = [sys.executable, "-c", "import hf_refspec; hf_refspec.warmup()"]
+    subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": cache}, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--call", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.call is not None:
+        print(json.dumps(call(args.model, bool(args.call))))
+        return
+    import hf_refspec as rs
+
+    model_name = args.model or rs.default_model()
+    results: dict[tuple[str, bool], list[dict[str, float]]] = {}
+    for _ in range(args.repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            for process in ("first", "second"):
+                for drafted in (False, True):
+                    result = in_a_process(model_name, drafted, cache)
+                    results.setdefault((process, drafted), []).append(result)
+                compile_the_rest(cache)
+    rows = [
+        [process, "drafted" if drafted else "plain"]
+        + [f"{statistics.median(each[name] for each in found):.2f}" for name in found[0]]
+        for (process, drafted), found in results.items()
+    ]
+    heads = ["process", "call", "first token", "last token", "from its start: first", "last"]
+    print(table(heads, rows))
+
+
+if __name__ == "__main__":
+    main()
