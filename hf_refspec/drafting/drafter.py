@@ -95,7 +95,8 @@ class Drafter(AssistedDrafter):
         return drafter
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
-        """Starts a call.
+        """Starts a call. Where the kernels were not loaded yet, it comes after the first token, or
+        in the middle of the call, and `observe` then receives what was emitted before.
 
         Args:
             prompt_ids (`np.ndarray`, int64 of shape `(n,)`): The prompt.
