@@ -1,4 +1,4 @@
-"""The kernels that draft: compiled ahead of time, or beside the calls that will need them.
+"""The kernels that draft: compiled ahead of time, or in the background.
 
 Compiling all of them takes half a minute of a core, and no call of `generate` waits for it: it
 decodes plainly while another process compiles them into numba's cache. A thread could not do it:
@@ -26,15 +26,19 @@ logger = logging.getLogger("hf_refspec")
 # on: each of their operations waits for all of torch's threads, so that one that has to share its
 # core slows down all. It has a group of its own, so that ctrl-C ends the call alone, but not a
 # session: Linux divides the processor between sessions, whatever their priority.
-_COMPILE = f"""
-import os
-if hasattr(os, "setpgrp"):  # not on Windows
+# The other process leaves the processor to the calls that decode meanwhile, from its first import
+# on: each of their operations waits for all of torch's threads, so that one that shares its core
+# slows down all. Its group keeps ctrl-C from it; in a session of its own it would get half of the
+# processor from Linux, whatever its priority.
+_COMPILE = """
+import contextlib, os, sys
+sys.path[:] = {path!r}
+with contextlib.suppress(AttributeError, OSError):  # not on Windows, not in every sandbox
     os.setpgrp()
     os.nice(19)
-if hasattr(os, "SCHED_IDLE"):  # on Linux
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-from {__name__} import compile_beside
-compile_beside()
+from {module} import compile_in_background
+compile_in_background()
 """
 
 
@@ -75,11 +79,13 @@ class DraftingKernels:
                 self.loaded = True
             except NotCachedError:
                 self._compilation = _start_compilation()
+                if self._compilation is None:
+                    self.compile()
         elif (status := self._compilation.poll()) is not None:
             if status != 0:
                 logger.warning(
-                    "Nothing could be compiled beside the call, which waits for it now: let "
-                    "NUMBA_CACHE_DIR name a folder that can be written."
+                    "Compiling in the background failed, and this call waits while it compiles. If "
+                    "numba cannot write its cache, let NUMBA_CACHE_DIR name a folder where it can."
                 )
             self.compile()
         return self.loaded
@@ -88,7 +94,7 @@ class DraftingKernels:
 drafting_kernels = DraftingKernels()
 
 
-def compile_beside() -> None:
+def compile_in_background() -> None:
     """What the other process does. Of several that start together one compiles; the others wait,
     and find its work done."""
     with FileLock(_imported()[0].cache_path / "hf_refspec.lock"):
@@ -103,15 +109,23 @@ def _imported() -> list[Kernel]:
     return [each for each in all_kernels() if each.drafts]
 
 
-def _start_compilation() -> subprocess.Popen[bytes]:
+def _start_compilation() -> subprocess.Popen[bytes] | None:
+    """Starts the other process; `None` where there can be none."""
+    if getattr(sys, "frozen", False) or not sys.executable:  # it would start the application again
+        return None
+    # Its own folder is not among the paths, as it would be by `python -c`.
+    path = [os.path.abspath(each) for each in sys.path if isinstance(each, str)]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _COMPILE.format(path=path, module=__name__)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
     logger.warning(
         "hf_refspec's kernels are being compiled, once, for about half a minute; until then calls "
         "decode plainly. hf_refspec.warmup() and `hf-refspec warmup` do it ahead of time."
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", _COMPILE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    return process

@@ -204,7 +204,8 @@ class Drafter(AssistedDrafter):
 
     @property
     def waits(self) -> bool:
-        """Whether a call has not begun here: it decodes plainly until kernels are compiled."""
+        """Whether the call is still waiting to begin: it decodes plainly until the kernels are
+        compiled."""
         return self._awaited is not None
 
     def begin_late(self, emitted: Sequence[int] = ()) -> None:

@@ -48,8 +48,8 @@ def top_tokens(logits: torch.Tensor, k: int) -> TopTokens:
         k (`int`): At most the vocabulary's size count; 0 for the argmax alone.
     """
     k = min(k, logits.shape[-1])
-    first = k == 0 and logits.shape[1] == 1  # a call's first token waits for no kernel
-    on_host = logits.device.type == "cpu" and not first
+    plain = k == 0 and logits.shape[1] == 1  # a step without a draft waits for no kernel
+    on_host = logits.device.type == "cpu" and not plain
     return _on_host(logits, k) if on_host else _by_torch(logits, k)
 
 

@@ -85,7 +85,8 @@ class Loop:
                     row.drafter.begin_late()
             if top is None:
                 top = self._top_tokens(rows, logits)
-            if self.ranks.agree(bool(states) and not any(row.drafter.waits for row in rows)):
+            waits = any(row.drafter.waits and not row.finished for row in rows)
+            if self.ranks.agree(bool(states) and not waits):
                 self._observe_prompts(rows, states, logits, fraction)
             self._observe(rows, logits, top)
 

@@ -162,7 +162,7 @@ class _Call:
                 config,
                 kwargs,
                 drafts=drafts,
-                probes_later=verification == "auto" and self.ranks.alone,
+                probes_later=verification == "auto" and self.ranks.alone and not self.adds_cache,
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
@@ -233,7 +233,8 @@ class _Call:
         for column in range(new_ids.shape[1]):
             drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
-            for token in tokens:
+            drafter.begin_late()
+            for token in () if drafter.waits else tokens:
                 drafter.observe(Observation(token[None]))
         return output
 

@@ -100,8 +100,8 @@ def iterative_ralm(
     """
     speculation = Speculation.parse(speculation)
     _check_options(retriever, generation_stride, query_length, drafter)
-    if not drafting_kernels.ready():
-        drafter = None  # they are being compiled beside this call
+    if drafter is not None and not drafting_kernels.ready():
+        drafter = None  # they are being compiled in the background
     check_call(
         *(model, input_ids, generation_config, model_kwargs, retrieval_stats), "iterative_ralm"
     )

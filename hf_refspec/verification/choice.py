@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
 
 from ..text_config import text_config
 from .cache import call_device, find_cache, is_padded
@@ -27,6 +27,15 @@ logger = logging.getLogger("hf_refspec")
 _REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
 _STATIC = (StaticVerifier,)
 _DYNAMIC = TreeVerifier, ChainVerifier, RecurrentVerifier
+# Of a prompt without images.
+_USUAL_ARGUMENTS = {
+    "attention_mask",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+}
 
 
 class RefusedCallError(ValueError):
@@ -45,9 +54,9 @@ def select_verifier(
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
-    nothing is drafted, a single row without padding takes the steps of plain decoding. So it is not
-    probed if nothing will be (`drafts`), and with `probes_later` after its first token, by
-    [`~reach.Reach`].
+    nothing is drafted, a single row without padding takes the steps of plain decoding, and is not
+    probed if nothing will be (`drafts`). With `probes_later` a tree of a model whose steps are the
+    usual ones is probed after the first token, by [`~reach.Reach`].
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -68,7 +77,8 @@ def select_verifier(
         probed = (kind, model, rows, model_kwargs)
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
-        untried = plain and (not drafts or (probes_later and not _is_known(*probed)))
+        later = probes_later and kind is TreeVerifier and _takes_usual_steps(model, model_kwargs)
+        untried = plain and (not drafts or (later and not _is_known(*probed)))
         finding = Finding(True) if untried else known_finding(*probed, config=config)
         if finding.exact:
             verifier = kind(model, generation_config, model_kwargs)
@@ -111,6 +121,15 @@ def known_finding(
         known = probe(kind, model, rows, model_kwargs, boundary, config)
     facts[key] = known
     return known
+
+
+def _takes_usual_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+    """Whether `generate` calls the model for a token as it calls most: with its id and what is
+    known of all tokens."""
+    kept = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    return model_kwargs.keys() <= _USUAL_ARGUMENTS and all(
+        getattr(type(model), name) is getattr(GenerationMixin, name) for name in kept
+    )
 
 
 def _is_known(*probed: Any) -> bool:

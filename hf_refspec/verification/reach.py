@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..text_config import context_length, length_dependent_rope, text_config
-from .choice import known_finding, warn_of_plain_decoding
+from .choice import known_finding
 from .verifier import Verifier
+
+logger = logging.getLogger("hf_refspec")
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
 _COUNTS = re.compile(r"layers|moe|router|expert")  # of something else: max_window_layers, moe_topk
@@ -51,7 +54,12 @@ class Reach:
                 continue
             self._refused = True
             if self._boundaries[0] == 0:
-                warn_of_plain_decoding(self._call[1], str(finding))
+                logger.warning(
+                    "Trees of drafts cannot be verified on %s: this call decodes plainly, and the "
+                    "next one tries chains (%s).",
+                    type(self._call[1]).__name__,
+                    finding,
+                )
 
     def depth(self, length: int, last_position: int) -> int:
         """How deep a draft may go behind a text of this length and last position; 0 or less allows

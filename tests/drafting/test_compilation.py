@@ -62,8 +62,8 @@ def run(program: str, folder) -> str:
 
 @pytest.mark.slow
 def test_a_first_call_decodes_plainly_and_a_second_process_drafts_at_once(tmp_path):
-    said = run(FIRST, tmp_path)
-    assert said.count("kernels are being compiled") == 1
+    logged = run(FIRST, tmp_path)
+    assert logged.count("kernels are being compiled") == 1
     assert "compile" not in run(SECOND, tmp_path)
 
 

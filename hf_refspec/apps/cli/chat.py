@@ -69,8 +69,8 @@ def _chat(args: Namespace) -> int:
     if opening or context is not None:
         _check_beginning(args, tokenizer, [*opening, user(context or "")])
     drafter = LiveDrafts(sources(args, tokenizer))
-    drafting_kernels.ready()  # or they are compiled while the model is loaded
     model = load_model(args.model, args.device_map, args.dtype)
+    drafting_kernels.compile()
     Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
     return 0
 

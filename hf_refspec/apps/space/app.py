@@ -44,8 +44,8 @@ def load_host(
     if store is not None:
         store.check_tokenizer(tokenizer)  # before a model is loaded
     choices = python_datastores(tokenizer) if store is None else [store]
-    drafting_kernels.ready()  # or they are compiled while the model is loaded
     loaded = load_model(model, device_map, dtype)
+    drafting_kernels.compile()
     host = Host(loaded, tokenizer, store, choices, name_for_people(model))
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
