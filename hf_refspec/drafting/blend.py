@@ -57,6 +57,10 @@ class Blend(Drafter):
         fork._calibrations = copy.deepcopy(self._calibrations)
         return fork
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        for drafter in self.drafters:
+            drafter.check_vocabulary(vocab_size)
+
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]

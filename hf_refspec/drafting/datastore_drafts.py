@@ -104,13 +104,16 @@ class DatastoreDrafts(Drafter):
         self.mode = mode
         self._context = np.empty(0, dtype=np.int32)
 
-    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+    def check_vocabulary(self, vocab_size: int) -> None:
         if self.store.config.vocab_size > vocab_size:
             raise DatastoreError(
                 f"{self.store.path} has tokens up to {self.store.config.vocab_size - 1}, outside "
                 f"of the target model's vocabulary of {vocab_size}; it was made for another "
                 f"tokenizer ({self.store.config.tokenizer[:100]!r}), see Datastore.retokenize"
             )
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.check_vocabulary(vocab_size)
         self._context = self._context[:0]
         self._follow_text(prompt_ids)
 

@@ -94,6 +94,16 @@ class Drafter(AssistedDrafter):
         drafter._in_use = threading.Lock()
         return drafter
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuses a target model before a call does any work.
+
+        Args:
+            vocab_size (`int`): The target model's.
+
+        Raises:
+            ValueError: if what it drafts from holds ids outside of the vocabulary.
+        """
+
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         """Starts a call. Where the kernels were not loaded yet, it comes after the first token, or
         in the middle of the call, and `observe` then receives what was emitted before.
@@ -192,6 +202,7 @@ class Drafter(AssistedDrafter):
     def _call(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
         self._assisted_ids = None
         self.stats = SpeculationStats()
+        self.check_vocabulary(vocab_size)
         self._awaited = prompt_ids, vocab_size
         try:
             if drafting_kernels.loaded:

@@ -89,12 +89,15 @@ class ReferenceCopy(Drafter):
         self._references_end = len(self._text)
         self._largest_id = int(self._text.tokens.max(initial=-1))
 
-    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+    def check_vocabulary(self, vocab_size: int) -> None:
         if self._largest_id >= vocab_size:
             raise ValueError(
                 f"references has the id {self._largest_id}, outside of the target model's "
                 f"vocabulary of {vocab_size}; were they made with another tokenizer?"
             )
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.check_vocabulary(vocab_size)
         self.end()
         if self._copies_prompt:
             self._text.extend(prompt_ids)

@@ -90,3 +90,19 @@ def test_the_first_token_waits_for_no_probe(models_by_type):
     drafted(model, streamer=Counter())
     assert passes_before[:2] == [0, 1]  # the prompt, the first token
     assert passes_before[2] > 2  # the probe has run
+
+
+def test_references_of_another_vocabulary_are_refused_before_any_token(models_by_type, late):
+    model, puts = models_by_type("llama"), []
+
+    class Recorder(BaseStreamer):
+        def put(self, value):
+            puts.append(value)
+
+        def end(self):
+            pass
+
+    drafter = rs.ReferenceCopy(references=[[5, 10_000]]) | rs.TokenRecycling()
+    with pytest.raises(ValueError, match="10000"):
+        model.generate(PROMPT, candidate_generator=drafter, streamer=Recorder(), **OPTIONS)
+    assert not puts
