@@ -37,6 +37,7 @@ class RetrievalCache(Drafter):
     """Remembers sessions (finished calls of `generate`) and drafts from them.
 
     Every call that used it becomes a session, its prompt and output; the oldest ones are forgotten.
+    A call that ends before the kernels are compiled, in a fresh installation, is not remembered.
     What helps is found in two ways: the text of all sessions is searched for the last tokens, and
     the outputs of the `top_k` sessions whose prompts have most tokens in common with this one are
     references, as in LLMA ("Inference with Reference", arXiv 2304.04487, section 2.3).
