@@ -23,10 +23,6 @@ from ..index.kernels import Kernel, NotCachedError, all_kernels, compile_all
 logger = logging.getLogger("hf_refspec")
 
 # The other process leaves the processor to the calls that decode meanwhile, from its first import
-# on: each of their operations waits for all of torch's threads, so that one that has to share its
-# core slows down all. It has a group of its own, so that ctrl-C ends the call alone, but not a
-# session: Linux divides the processor between sessions, whatever their priority.
-# The other process leaves the processor to the calls that decode meanwhile, from its first import
 # on: each of their operations waits for all of torch's threads, so that one that shares its core
 # slows down all. Its group keeps ctrl-C from it; in a session of its own it would get half of the
 # processor from Linux, whatever its priority.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -25,7 +26,7 @@ from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..text_config import text_config
 from ..verification.cache import CACHE_NAMES
-from ..verification.choice import select_verifier, warn_of_plain_decoding
+from ..verification.choice import select_verifier
 from ..verification.ranks import Ranks, is_synced, kept_in_step
 from ..verification.reach import Reach
 from ..verification.restored import random_numbers
@@ -46,6 +47,8 @@ from .validation import (
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
+
+logger = logging.getLogger("hf_refspec")
 
 Output: TypeAlias = GenerateDecoderOnlyOutput | torch.Tensor
 
@@ -212,7 +215,13 @@ class _Call:
 
     def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
-        warn_of_plain_decoding(self.model, found)
+        logger.warning(
+            "%s returns other logits for several tokens in one pass than for one after another, so "
+            "that no draft can be verified: decoding plainly, with the same result and no speed-up "
+            "(%s).",
+            type(self.model).__name__,
+            found,
+        )
         kwargs = self.model_kwargs
         if self.adds_cache:
             self.generation_config.use_cache = False

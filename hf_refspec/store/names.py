@@ -152,8 +152,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
-    """The fast tokenizer of a folder or in the Hub's cache, without asking the Hub; `None` if there
-    is none that can be loaded."""
+    """The fast tokenizer in a folder or in the Hub's cache, without asking the Hub; `None` if none
+    can be loaded."""
     from transformers import AutoTokenizer
 
     try:

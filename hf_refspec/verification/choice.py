@@ -5,7 +5,6 @@ changed, see `facts.py`."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
@@ -20,8 +19,6 @@ from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
-
-logger = logging.getLogger("hf_refspec")
 
 # The verifiers of each kind of call, the best first.
 _REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
@@ -150,17 +147,6 @@ def _key(
     typed = model_kwargs.get("token_type_ids") is not None
     device = call_device(model, model_kwargs)
     return ("exact", kind, min(rows, 2), padded, typed, device, boundary, compiled)
-
-
-def warn_of_plain_decoding(model: PreTrainedModel, found: str) -> None:
-    """Says that no draft can be verified, and what the probes have found."""
-    logger.warning(
-        "%s returns other logits for several tokens in one pass than for one after another, so "
-        "that no draft can be verified: decoding plainly, with the same result and no speed-up "
-        "(%s).",
-        type(model).__name__,
-        found,
-    )
 
 
 def drops_cache(model: PreTrainedModel) -> bool:

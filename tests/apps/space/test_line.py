@@ -1,4 +1,4 @@
-"""Races wait in line, and those who wait are told for how long."""
+"""Races wait in line, and each visitor sees how long the wait can be."""
 
 from __future__ import annotations
 
