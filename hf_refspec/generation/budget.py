@@ -1,7 +1,8 @@
 """How many draft nodes pay for themselves: expected tokens against the cost of a forward pass.
 
-A pass over several rows is as wide as its widest row, so that all rows get the same number of
-nodes. Its cost depends on that and on the number of rows, and its yield is the sum over the rows.
+A pass over packed rows costs what their tokens cost, so that the best nodes of all rows together
+are verified: a row that drafts well gets more. Where rows make a rectangle, a pass is as wide as
+its widest row, and all rows get the same number of nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 
 from ..drafting.drafter import Drafter
 from ..drafting.tree import DraftTree
-from .pass_costs import PASS_TOKENS, PassCosts, pass_costs
+from .pass_costs import PACKED_TOKENS, PASS_TOKENS, PassCosts, pass_costs
 from .row import Row
 
 logger = logging.getLogger(__name__)
@@ -55,15 +56,19 @@ class AutoBudget(Budget):
     """As many draft nodes a row as give the most expected tokens per second, none if none pay.
 
     `costs` returns those of the target model for a number of rows, at the `widths` that passes are
-    padded to, if they are. Each pass is logged, at level DEBUG: what was expected of each size, and
-    what came.
+    padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Each pass is
+    logged, at level DEBUG: what was expected of each size, and what came.
     """
 
     def __init__(
-        self, costs: Callable[[int], PassCosts], widths: tuple[int, ...] | None = None
+        self,
+        costs: Callable[[int], PassCosts],
+        widths: tuple[int, ...] | None = None,
+        packs: bool = False,
     ) -> None:
-        self._tokens = np.array(widths or PASS_TOKENS)
-        super().__init__(int(self._tokens[-1]) - 1)
+        self._tokens = np.array(PACKED_TOKENS if packs else widths or PASS_TOKENS)
+        super().__init__((widths or PASS_TOKENS)[-1] - 1)
+        self._packs = packs
         self._costs = cache(costs)
         self._padded = widths is not None
         self._pause = _Pause()
@@ -78,7 +83,8 @@ class AutoBudget(Budget):
         """The nodes of each draft that pay."""
         self._expected = None
         drafts = [row.draft for row in rows]
-        kept = self._paying(rows) if any(map(len, drafts)) else drafts
+        paying = self._paying_together if self._packs else self._paying
+        kept = paying(rows) if any(map(len, drafts)) else drafts
         if not self._pause.lasts:
             self._pause.record_drafts(any(map(len, kept)), drafting_seconds)
         return kept
@@ -88,11 +94,11 @@ class AutoBudget(Budget):
         for row in rows:
             if row.path is not None and len(row.draft):
                 row.drafter.calibration.record(row.draft, row.emitted)
-        costs = self._costs(len(rows))
+        costs = self._costs(1 if self._packs else len(rows))
         if logger.isEnabledFor(logging.DEBUG):
             expected = None if self._expected is None else self._expected.round(3).tolist()
             logger.debug(
-                "pass over %d tokens a row: %.4f s, %d new tokens; of %s tokens a row were "
+                "pass over %d tokens a row, or of all: %.4f s, %d new tokens; of %s were "
                 "expected: %s new tokens, %s s",
                 *(pass_tokens, seconds, sum(len(row.emitted) for row in rows)),
                 *(self._tokens.tolist(), expected, costs.seconds().round(5).tolist()),
@@ -115,6 +121,25 @@ class AutoBudget(Budget):
         widest = max(len(row.draft) for row in rows)
         nodes = self._most_expected_per_second(len(rows), expected, widest)
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
+
+    def _paying_together(self, rows: Sequence[Row]) -> list[DraftTree]:
+        drafts = [row.drafter.calibration.calibrated(row.draft).probs for row in rows]
+        going = sum(not row.stands_still for row in rows)  # a token each
+        probs = np.concatenate(drafts)
+        # Parents stand before their children, also where they are equally probable.
+        order = np.argsort(-probs, kind="stable")
+        sums = going + np.concatenate(([0.0], np.cumsum(probs[order], dtype=float)))
+        costs = self._costs(1)
+        run = np.array([going, *self._tokens[self._tokens > going]])  # tokens of the pass
+        sizes = np.minimum(run - going, len(order))  # nodes
+        self._expected = sums[sizes]
+        speed = self._expected / np.interp(going + sizes, self._tokens, costs.seconds())
+        speed[0] *= _MARGIN
+        nodes = max(min(int(sizes[speed.argmax()]), costs.most_tokens - going), 0)
+        of_row = np.repeat(np.arange(len(rows)), [len(each) for each in drafts])
+        place = np.concatenate([np.arange(len(each)) for each in drafts])
+        best = order[:nodes]
+        return [_part(row.draft, place[best[of_row[best] == i]]) for i, row in enumerate(rows)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
@@ -163,16 +188,18 @@ def make_budget(
     model: nn.Module,
     kind_of_pass: str,
     widths: tuple[int, ...] | None = None,
+    packs: bool = False,
 ) -> Budget:
     """The budget that a call asks for, where a verifier runs passes of this kind, padded to these
-    `widths`. `"auto"` does not cut a drafter that decides itself how long its drafts are."""
+    `widths`, or `packs` rows. `"auto"` does not cut a drafter that decides itself how long its
+    drafts are."""
     if isinstance(max_draft_tokens, int):
         return Budget(max_draft_tokens)
     if drafter.decides_length:
         return Budget(np.iinfo(np.int32).max)
-    if widths is None:
-        return AutoBudget(partial(pass_costs, model, kind_of_pass))
-    return AutoBudget(partial(pass_costs, model, kind_of_pass, tokens=widths), widths)
+    tokens = PACKED_TOKENS if packs else widths or PASS_TOKENS
+    costs = partial(pass_costs, model, kind_of_pass, tokens=tokens)
+    return AutoBudget(costs, widths, packs)
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

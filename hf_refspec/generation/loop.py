@@ -74,8 +74,7 @@ class Loop:
             self.verifier.prompt_states = states if fraction > 0 else None
             for row in rows:
                 row.draft = row.verified = DraftTree.empty()
-            drafts = [row.verified for row in rows]
-            logits = self.verifier.forward([row.seen for row in rows], drafts)  # (R, 1, vocab_size)
+            logits = self._forward(rows)  # (R, vocab_size)
             self.verifier.prompt_states = None
             top = self._accept(rows, logits)
             self.verifier.keep([row.path for row in rows])
@@ -110,9 +109,7 @@ class Loop:
             for row, verified in zip(rows, self.ranks.agree(paying), strict=True):
                 row.verified = verified
         with self._timed("verifying_seconds") as verifying_seconds:
-            seen = [StandingTokens(row.seen) if row.stands_still else row.seen for row in rows]
-            drafts = [row.verified for row in rows]
-            logits = self.verifier.forward(seen, drafts)  # (R, 1 + T, vocab_size)
+            logits = self._forward(rows)  # (N, vocab_size)
             top = self._accept(rows, logits)
         with self._timed("other_seconds"):
             self.verifier.keep([row.path for row in rows])
@@ -133,11 +130,19 @@ class Loop:
         draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
         return draft.truncated(depth)
 
+    def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
+        seen = [StandingTokens(row.seen) if row.stands_still else row.seen for row in rows]
+        logits, roots = self.verifier.forward_flat(seen, [row.verified for row in rows])
+        for row, root in zip(rows, roots, strict=True):
+            row.root = root
+        return logits
+
     def _accept(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
         """Lets each row take what the target model chooses, the same tokens on all ranks. Returns
         the best next tokens at each node, if any drafter needs them."""
         top = self._top_tokens(rows, logits)
-        paths = accept(rows, logits, None if top is None else top.choices)
+        paths = accept(rows, logits, None if top is None else top.choices[0])
         for row, path in zip(rows, paths, strict=True):
             row.path = path
         if not self.ranks.alone:
@@ -150,7 +155,7 @@ class Loop:
 
     def _top_tokens(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
         k = max(0 if row.drafter.waits else row.drafter.observed_top_k for row in rows)
-        return top_tokens(logits, k) if k > 0 else None
+        return top_tokens(logits[None], k) if k > 0 else None
 
     def _observe_prompts(
         self, rows: Sequence[Row], states: list[torch.Tensor], logits: torch.Tensor, fraction: float
@@ -158,7 +163,7 @@ class Loop:
         """Shows the drafters what the target expects inside the prompts; by now each row is one
         token longer."""
         k = max(row.drafter.observed_top_k for row in rows)
-        top = prompt_top_tokens(self.verifier.model, states, logits, k, fraction)
+        top = prompt_top_tokens(self.verifier.model, states, logits[:, None], k, fraction)
         if top is None:
             return
         for i, row in enumerate(rows):
@@ -173,11 +178,11 @@ class Loop:
     def _observe(self, rows: Sequence[Row], logits: torch.Tensor, top: TopTokens | None) -> None:
         """Shows the drafters what was verified, and counts it."""
         counts = []
-        for i, row in enumerate(rows):
+        for row in rows:
             if row.path is not None:
-                nodes = 1 + len(row.verified)
-                expected = () if top is None else (top.tokens[i, :nodes], top.probs[i, :nodes])
-                seen = Observation(row.emitted, row.verified, logits[i, :nodes], *expected)
+                own = slice(row.root, row.root + 1 + len(row.verified))
+                expected = () if top is None else (top.tokens[0, own], top.probs[0, own])
+                seen = Observation(row.emitted, row.verified, logits[own], *expected)
                 if not row.drafter.waits:
                     row.drafter.observe(seen)
                 counts.append((len(row.verified), len(row.path)))

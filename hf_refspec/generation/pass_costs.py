@@ -14,6 +14,8 @@ from ..verification.facts import facts_about_state
 # The numbers of tokens of a row in a forward pass whose cost is estimated: the last token and 0, 1,
 # 2, 4, ... draft nodes. More of them follow the cost closer, and take longer to know.
 PASS_TOKENS = (1, 2, 3, 5, 9, 17, 33, 65)
+# Of all rows, where they are packed.
+PACKED_TOKENS = (*PASS_TOKENS, 129, 257)
 
 # All that follows is in logarithms: 0.1 is about ten percent.
 

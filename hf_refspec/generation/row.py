@@ -75,6 +75,7 @@ class Row:
         drafter ([`Drafter`]): What drafts for it.
         draft ([`DraftTree`]): What it drafted for the next pass, or the last one.
         verified ([`DraftTree`]): The part of it that the pass verifies.
+        root (`int`): Where its logits begin among those of the pass: the ones after its last token.
         path (`list[int]`, *optional*): The nodes of `verified` that the last pass accepted; `None`
             if the row took no part in it.
         stands_still (`bool`): Whether it takes no part in the next pass.
@@ -100,6 +101,7 @@ class Row:
         recorded = config.return_dict_in_generate
         self.drafter = Drafter()
         self.draft = self.verified = DraftTree.empty()
+        self.root = 0
         self.path: list[int] | None = None
         self.stands_still = False
         self.stopped_at: int | None = None
@@ -247,22 +249,23 @@ def accept(
     chosen in one call, and without processors the greedy choice is one call for all nodes. So the
     host synchronises once when greedy, otherwise once per accepted depth.
 
-    `logits` `(R, 1 + T, vocab_size)` are the target model's, after each row so far and after each
-    node of its tree; `choices` `(R, 1 + T)` are their argmax where it is known. Returns the
-    accepted nodes of each row, from the root on; `None` for rows that stand still.
+    `logits` `(N, vocab_size)` are the target model's: from each row's `root` on, those after the
+    row so far and after each node of its tree; `choices` `(N,)` are their argmax where it is known.
+    Returns the accepted nodes of each row, from the root on; `None` for rows that stand still.
     """
-    greedy = None
-    if rows[0].chooses_by_logits_alone():  # all nodes in one copy
-        greedy = (top_tokens(logits, 0).choices if choices is None else choices).tolist()
+    greedy: list[int] = []
+    if any(row.chooses_by_logits_alone() for row in rows):  # all nodes in one copy
+        if choices is None:
+            drafted = any(len(row.verified) for row in rows)
+            choices = top_tokens(logits[None] if drafted else logits[:, None], 0).choices.ravel()
+        greedy = choices.tolist()
     children = [row.verified.children() for row in rows]
     paths: list[list[int]] = [[] for _ in rows]
     walking = [i for i, row in enumerate(rows) if not row.stands_still]
     while walking:
         nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
-        if greedy is None:
-            tokens = _choose(rows, logits, walking, nodes)
-        else:
-            tokens = [greedy[i][1 + node] for i, node in zip(walking, nodes, strict=True)]
+        places = [rows[i].root + 1 + node for i, node in zip(walking, nodes, strict=True)]
+        tokens = _choose([rows[i] for i in walking], logits, places, greedy)
         still_walking = []
         for i, node, token in zip(walking, nodes, tokens, strict=True):
             stopped = rows[i].append(token)
@@ -275,16 +278,34 @@ def accept(
 
 
 def _choose(
-    rows: Sequence[Row], logits: torch.Tensor, walking: list[int], nodes: list[int]
+    rows: Sequence[Row], logits: torch.Tensor, places: list[int], greedy: list[int]
 ) -> list[int]:
-    """The next token of each row that walks, at these nodes of their drafts."""
-    processors = rows[0].logits_processor
-    together = rows[0].generator is None and all(type(p) in _BLIND_TO_IDS for p in processors)
-    if len(walking) == 1 or not together:
-        return [rows[i].choose(logits[i, 1 + node]) for i, node in zip(walking, nodes, strict=True)]
-    no_ids = torch.empty((len(walking), 0), dtype=torch.int64, device=logits.device)
-    at_nodes = logits[walking, [1 + node for node in nodes]].to(torch.float32)  # a copy
-    return _choose_tokens(processors(no_ids, at_nodes), rows[0].do_sample)
+    """The next token of each row, by its logits at one of these places; `greedy` are the argmax of
+    all logits, where a row needs no more than that."""
+    if len(rows) == 1 or not _choose_alike(rows):
+        return [
+            greedy[place] if row.chooses_by_logits_alone() else row.choose(logits[place])
+            for row, place in zip(rows, places, strict=True)
+        ]
+    if rows[0].chooses_by_logits_alone():
+        return [greedy[place] for place in places]
+    no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
+    chosen = logits[places].to(torch.float32)  # a copy
+    return _choose_tokens(rows[0].logits_processor(no_ids, chosen), rows[0].do_sample)
+
+
+def _choose_alike(rows: Sequence[Row]) -> bool:
+    """Whether rows may choose in one call: none has logits processors or random numbers of its own,
+    and no processor looks at the text."""
+    first = rows[0]
+    return all(type(each) in _BLIND_TO_IDS for each in first.logits_processor) and all(
+        row.generator is None
+        and row.do_sample == first.do_sample
+        and row.scores is None
+        and row.logits is None
+        and list(map(id, row.logits_processor)) == list(map(id, first.logits_processor))
+        for row in rows
+    )
 
 
 def _choose_tokens(

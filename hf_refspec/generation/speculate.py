@@ -174,7 +174,12 @@ class _Call:
             loop = Loop(
                 verifier,
                 make_budget(
-                    max_draft_tokens, drafter, model, verifier.kind_of_pass, verifier.widths
+                    max_draft_tokens,
+                    drafter,
+                    model,
+                    verifier.kind_of_pass,
+                    verifier.widths,
+                    verifier.packs,
                 ),
                 Reach(type(verifier), model, len(rows), kwargs, verifier.probed),
                 drafter.stats,

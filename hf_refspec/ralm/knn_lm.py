@@ -142,7 +142,7 @@ class KnnText:
         logits, query = self._run()
         before, cache = self.row.mark(), self.verifier.mark()
         log_probs = self.mixture.log_probs(logits, found)
-        accept([self.row], log_probs[None, None])
+        accept([self.row], log_probs[None])
         self._after = None
         return _Step(self.row.output[-1], found, logits, query, before, cache)
 

@@ -30,6 +30,15 @@ from .token_sequence import TokenSequence
 CACHE_NAMES = ("past_key_values", "cache_params")
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
+# Those of a prompt without images.
+USUAL_ARGUMENTS = {
+    "attention_mask",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+}
 # Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
 _ROOM = 8
 

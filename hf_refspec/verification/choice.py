@@ -10,9 +10,10 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
 
 from ..text_config import text_config
-from .cache import call_device, find_cache, is_padded
+from .cache import USUAL_ARGUMENTS, call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
 from .facts import facts_about_state
+from .packed import PackedVerifier
 from .probe import Finding, probe
 from .ranks import Ranks
 from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
@@ -23,16 +24,7 @@ from .verifier import Verifier
 # The verifiers of each kind of call, the best first.
 _REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
 _STATIC = (StaticVerifier,)
-_DYNAMIC = TreeVerifier, ChainVerifier, RecurrentVerifier
-# Of a prompt without images.
-_USUAL_ARGUMENTS = {
-    "attention_mask",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-}
+_DYNAMIC = PackedVerifier, TreeVerifier, ChainVerifier, RecurrentVerifier
 
 
 class RefusedCallError(ValueError):
@@ -65,9 +57,10 @@ def select_verifier(
     kinds: tuple[type[Verifier], ...] = _STATIC if is_static else _DYNAMIC
     for kind in _REPRODUCIBLE if reproducible else kinds:
         # In a static cache, and with several rows, a chain is verified as a tree.
-        as_tree = kind is StaticVerifier or (rows > 1 and requested == "chain")
+        as_tree = kind in (StaticVerifier, PackedVerifier) or (rows > 1 and requested == "chain")
         allowed = requested in ("auto", kind.name) or as_tree
-        if not allowed or rows > kind.most_rows or not kind.supports(model, model_kwargs):
+        takes_rows = kind.fewest_rows <= rows <= kind.most_rows
+        if not allowed or not takes_rows or not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.
         config = generation_config if reproducible else None
@@ -124,7 +117,7 @@ def _takes_usual_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     """Whether `generate` calls the model for a token as it calls most: with its id and what is
     known of all tokens."""
     kept = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-    return model_kwargs.keys() <= _USUAL_ARGUMENTS and all(
+    return model_kwargs.keys() <= USUAL_ARGUMENTS and all(
         getattr(type(model), name) is getattr(GenerationMixin, name) for name in kept
     )
 

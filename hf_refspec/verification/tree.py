@@ -21,11 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
+from ..drafting.tree import DraftTree
 from ..text_config import attends_locally, length_dependent_rope, text_config
 from .cache import (
     CACHE_NAMES,
+    Entries,
     MovedEntries,
     Pass,
     caches_images,
@@ -33,6 +36,7 @@ from .cache import (
     keeps_every_position,
     new_cache,
 )
+from .token_sequence import TokenSequence
 from .verifier import Verifier
 
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -44,7 +48,7 @@ class TreeVerifier(Verifier):
     name = "tree"
     takes_trees = True
     most_rows = sys.maxsize
-    entries_type = MovedEntries
+    entries_type: type[Entries] = MovedEntries
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
@@ -129,7 +133,7 @@ class MaskedInputs:
             if mask is None
             else mask[:, :prefilled].to(positions.device, torch.bool)
         )
-        self.is_padded = not bool(self.prompt_mask.all())
+        self._find_padding()
         # Some models have several positions for each token: (..., R, 1)
         first = positions[..., -1:] - (prompt_length - 1)
         self._first_positions = first.expand(*first.shape[:-2], rows, 1)
@@ -149,7 +153,7 @@ class MaskedInputs:
         """Keeps these rows alone."""
         index, count = torch.tensor(rows), len(self.prompt_mask)
         self.prompt_mask = self.prompt_mask[index]
-        self.is_padded = not bool(self.prompt_mask.all())
+        self._find_padding()
         self._first_positions = self._first_positions[..., index, :]
         self._token_types = {name: types[index] for name, types in self._token_types.items()}
         self._others = {
@@ -159,19 +163,51 @@ class MaskedInputs:
             for name, value in self._others.items()
         }
 
+    def join(self, other: MaskedInputs) -> None:
+        """Adds the rows of another prefill, with the usual arguments alone."""
+        masks, length = (
+            (self.prompt_mask, other.prompt_mask),
+            max(self.prompt_mask.shape[1], other.prompt_mask.shape[1]),
+        )
+        self.prompt_mask = torch.cat(
+            [nn.functional.pad(mask, (0, length - mask.shape[1]), value=True) for mask in masks]
+        )
+        self._find_padding()
+        self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
+
+    def row_mask(self, index: int) -> torch.Tensor | None:
+        """Where a row is no padding, bool `(prefilled,)`; `None` if none of it is."""
+        return self.prompt_mask[index] if self._padded_rows[index] else None
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self._padded_rows)
+
+    def _find_padding(self) -> None:
+        self._padded_rows: list[bool] = (~self.prompt_mask.all(dim=-1)).tolist()
+
     def of_pass(
-        self, tokens: torch.Tensor, places: torch.Tensor, mask: Any, kept: int
+        self,
+        tokens: torch.Tensor,
+        places: torch.Tensor,
+        mask: Any,
+        kept: int,
+        of_row: torch.Tensor | None = None,
     ) -> dict[str, Any]:
         """The arguments of a forward pass over tokens `(R, S)` that stand at these places of their
         rows, `(R, S)` or `(1, S)`, under a mask as attention takes it; `None` hides nothing. The
-        logits of the last `kept` are wanted, 0 for all."""
+        logits of the last `kept` are wanted, 0 for all. Tokens `(1, S)` of several rows are each
+        `of_row` `(S,)`."""
         rows, size = tokens.shape
+        first = self._first_positions
+        if of_row is not None:
+            first = first[..., of_row.to(first.device), 0][..., None, :]
         types = {name: types.expand(rows, size) for name, types in self._token_types.items()}
         model_inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=size,
             attention_mask=mask,
-            position_ids=self._first_positions + places,
+            position_ids=first + places,
             **{self._cache_name: self._cache},
             **types,
             **self._others,
@@ -224,12 +260,24 @@ def laid_out(now: Pass, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     tokens = np.zeros((count, width), dtype=np.int64)
     places = np.zeros((count, width), dtype=np.int64)
     visible = np.tile(np.eye(width, dtype=np.bool_), (count, 1, 1))
-    for i, (row, draft, p) in enumerate(zip(now.rows, now.drafts, now.pending, strict=True)):
-        nodes, root = slice(p, p + len(draft)), len(row) - 1
-        tokens[i], places[i] = row.tail(1)[0], root
-        tokens[i, :p], places[i, :p] = row.tail(p), np.arange(now.cached[i], root + 1)
-        tokens[i, nodes], places[i, nodes] = draft.tokens, root + draft.depths()
-        visible[i, :p, :p] = np.tri(p, dtype=np.bool_)
-        visible[i, p:, :p] = True
-        visible[i, nodes, nodes] = draft.ancestors()
+    for i, row in enumerate(now.rows):
+        own = row_laid_out(row, now.drafts[i], now.cached[i], now.pending[i])
+        size = len(own[0])
+        tokens[i], places[i] = row.tail(1)[0], len(row) - 1
+        tokens[i, :size], places[i, :size], visible[i, :size, :size] = own
+        visible[i, size:, : now.pending[i]] = True
+    return tokens, places, visible
+
+
+def row_laid_out(
+    row: TokenSequence, draft: DraftTree, cached: int, pending: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of one row without padding: `(S,)`, `(S,)` and `(S, S)`."""
+    size, root = pending + len(draft), len(row) - 1
+    tokens = np.concatenate((row.tail(pending), draft.tokens), dtype=np.int64)
+    places = np.concatenate((np.arange(cached, root + 1), root + draft.depths()), dtype=np.int64)
+    visible = np.zeros((size, size), dtype=np.bool_)
+    visible[:pending, :pending] = np.tri(pending, dtype=np.bool_)
+    visible[pending:, :pending] = True
+    visible[pending:, pending:] = draft.ancestors()
     return tokens, places, visible

@@ -10,6 +10,7 @@ others, see `cache.py`:
 | verifier | layout | cache |
 | --- | --- | --- |
 | [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | moved |
+| [`PackedVerifier`] | the same, several rows one behind another | one for each row |
 | [`StaticVerifier`] | the same, padded to a few widths that can be compiled | slots |
 | [`ReproducibleTreeVerifier`] | the same at one width, summed in the order of positions | slots |
 | [`ReproducibleVerifier`] | one path at one width | slots |
@@ -52,11 +53,14 @@ class Verifier:
 
     name: str
     takes_trees = False
-    most_rows = 1
+    fewest_rows = most_rows = 1
     # Whether several tokens may follow what is cached.
     takes_several_tokens = True
     # Whether rows can leave, see `select`.
     drops_rows = True
+    # Whether a pass costs what the tokens of all rows cost; otherwise each costs as much as the
+    # widest.
+    packs = False
     # Whether its logits are the same bit by bit with drafts and without.
     same_bits = False
     # The numbers of tokens of a row that a pass is padded to; `None` where it is not padded.
@@ -82,7 +86,8 @@ class Verifier:
         # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
         # the next pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
-        self.pass_tokens = 0  # of a row in the last pass, including padding
+        # Of a row in the last pass, including padding; of all rows, if it `packs`.
+        self.pass_tokens = 0
         # Whether the last pass ran the last token of each row, its draft, and nothing else that
         # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
@@ -134,6 +139,14 @@ class Verifier:
             raise
         self._last = now
         return logits
+
+    def forward_flat(
+        self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The same with the logits of all rows one behind another, `(N, vocab_size)`, and of each
+        row the index of its first: those after its last token."""
+        logits = self.forward(rows, drafts)
+        return logits.flatten(0, 1), [i * logits.shape[1] for i in range(len(rows))]
 
     def keep(self, paths: Sequence[list[int] | None]) -> None:
         """Keeps in the cache each row's pending tokens and the nodes of its path, and nothing of a

@@ -1,0 +1,314 @@
+"""Drafts of several rows in one sequence: a pass runs their tokens one behind another, and each row
+attends to a cache of its own.
+
+    row 0   p p p p x x | r d d d           the pass   r d d d r r d
+    row 1   p p x x x x x x | r             of row     0 0 0 0 1 2 2
+    row 2   p p p | r d                     p  prompt, x  output, r  root, d  draft nodes
+
+Nothing is padded: a pass costs what its tokens cost, whichever rows they belong to, and rows of
+different lengths join and leave without touching each other's entries.
+
+How the tokens belong together travels as the mask of the pass, which models hand on unseen, and
+torch asks a mask of this type to attend, see also `path_attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..drafting.tree import DraftTree
+from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass
+from .token_sequence import TokenSequence
+from .tree import TreeVerifier, row_laid_out
+from .verifier import Verifier
+
+# Slots that a row gets at once beyond those that it needs.
+_ROOM = 128
+
+
+class RowEntries:
+    """The keys and values of one row in every layer, `(1, heads, slots, head_dim)`: the first
+    `length` slots are kept, and a pass writes behind them."""
+
+    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.length = layers[0][0].shape[2]
+        self._layers = list(layers)
+
+    def written(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes those of a pass behind the row; returns all of them as views."""
+        end = self.length + keys.shape[2]
+        slots = self._layers[layer][0].shape[2]
+        if end > slots:
+            room = end + _ROOM + end // 8  # grows by a fraction, so that copies stay rare
+            self._layers[layer] = tuple(_grown(each, room) for each in self._layers[layer])  # type: ignore[assignment]
+        kept_keys, kept_values = self._layers[layer]
+        kept_keys[:, :, self.length : end] = keys
+        kept_values[:, :, self.length : end] = values
+        return kept_keys[:, :, :end], kept_values[:, :, :end]
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Keeps these of the entries behind the row, in this order, and drops the others."""
+        start, count = self.length, len(nodes)
+        if nodes and nodes[-1] != count - 1:  # they do not stand in place: indices ascend
+            for layer in self._layers:
+                source = torch.tensor(nodes, device=layer[0].device) + start
+                for each in layer:
+                    each[:, :, start : start + count] = each.index_select(2, source)
+        self.length += count
+
+    def copied(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of the first entries, for another row that begins with the same tokens."""
+        return [(k[:, :, :length].clone(), v[:, :, :length].clone()) for k, v in self._layers]
+
+    def layer(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The entries of a layer, padded to this length with whatever stands there, or zeros."""
+        keys, values = (
+            _grown(each, length) if each.shape[2] < length else each[:, :, :length]
+            for each in self._layers[index]
+        )
+        return keys, values
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for layer in self._layers for each in layer)
+
+
+def _grown(entries: torch.Tensor, slots: int) -> torch.Tensor:
+    """A copy with so many slots; the new ones are zeros, which no mask has to hide from NaN."""
+    rows, heads, length, head_dim = entries.shape
+    grown = entries.new_zeros((rows, heads, slots, head_dim))
+    grown[:, :, :length] = entries
+    return grown
+
+
+class PackedPass:
+    """What the layers of one pass share: which of its tokens belong to which row, what they see,
+    and, from a layer's cache to its attention, the keys and values of each row."""
+
+    def __init__(
+        self, rows: Sequence[RowEntries], sizes: Sequence[int], masks: Sequence[torch.Tensor | None]
+    ) -> None:
+        self._rows, self._sizes = rows, list(sizes)
+        self._masks = list(masks)  # bool (S_i, length_i + S_i); `None` hides nothing
+        self._entries: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Takes the keys and values `(1, heads, S, head_dim)` of all tokens of the pass."""
+        parts = zip(keys.split(self._sizes, dim=2), values.split(self._sizes, dim=2), strict=True)
+        self._entries = [
+            row.written(layer, *part) for row, part in zip(self._rows, parts, strict=True)
+        ]
+
+    def attend(self, query: torch.Tensor, scale: float | None) -> torch.Tensor:
+        """Attention of each row's queries, of all `(1, heads, S, head_dim)`, to its own entries."""
+        if self._entries is None:
+            raise RuntimeError("a layer attends without having written to the cache")
+        entries, self._entries = self._entries, None
+        # Of a single token, the heads that share keys may stand in the place of tokens.
+        per_token = query.shape[2] // sum(self._sizes)
+        queries = query.split([per_token * size for size in self._sizes], dim=2)
+        parts = zip(queries, entries, self._masks, strict=True)
+        return torch.cat(
+            [_attended(q, *own, mask, scale) for q, own, mask in parts if q.shape[2]], dim=2
+        )
+
+
+def _attended(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention of a query `(1, heads, S, head_dim)` to keys and values of fewer heads, which are
+    not repeated: the queries that share them stand one behind another."""
+    _, heads, size, head_dim = query.shape
+    groups = heads // keys.shape[1]
+    if mask is not None and groups > 1:
+        mask = mask.repeat(groups, 1)
+    grouped = query.reshape(1, keys.shape[1], groups * size, head_dim)
+    attended = nn.functional.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=scale
+    )
+    return attended.reshape(1, heads, size, values.shape[-1])
+
+
+class PackedMask(torch.Tensor):
+    """The mask of a pass, by which attention finds what the tokens of the pass belong to."""
+
+    packed: PackedPass
+
+    @classmethod
+    def of(cls, packed: PackedPass, device: torch.device) -> PackedMask:
+        # Of four dimensions, since models hand on such masks as they are.
+        mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device).as_subclass(cls)
+        mask.packed = packed
+        return mask
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        mask = next((each for each in args if isinstance(each, cls)), kwargs.get("attn_mask"))
+        if func is nn.functional.scaled_dot_product_attention and isinstance(mask, cls):
+            return mask.packed.attend(args[0], kwargs.get("scale"))
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, cls) and isinstance(mask, cls):
+            result.packed = mask.packed  # moved to another device, or cut
+        return result
+
+
+class _PackedLayer(DynamicLayer):
+    """A layer of the cache that hands all keys and values to the pass."""
+
+    def __init__(self, entries: PackedRows, index: int) -> None:
+        super().__init__()
+        self._all, self._index = entries, index
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._all.running.update(self._index, key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return max((row.length for row in self._all.rows), default=0)
+
+
+class PackedRows(Entries):
+    """The entries of rows that each have a cache of their own."""
+
+    running: PackedPass  # the pass that the layers write for
+
+    def begin(self, prompt_length: int) -> None:
+        self.given = int(self.cache.get_seq_length()) - prompt_length
+        layers, count = self.cache.layers, len(self.cache.layers[0].keys)
+        self._plain_layers = layers
+        self.rows = [
+            RowEntries([(each.keys[i : i + 1], each.values[i : i + 1]) for each in layers])
+            for i in range(count)
+        ]
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Puts layers in place that write to the rows."""
+        self.cache.layers = [_PackedLayer(self, i) for i in range(len(self._plain_layers))]
+        for layer in self._plain_layers:
+            layer.keys = layer.values = None
+
+    def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
+        for row, nodes in zip(self.rows, done.kept(paths), strict=True):
+            row.keep(nodes)
+        return done.cached_after(paths)
+
+    def select(self, rows: list[int], cached: list[int]) -> None:
+        self.rows = [self.rows[i] for i in rows]
+
+    def join(self, other: Entries) -> None:
+        """Adds the only row of another cache."""
+        layers = other.cache.layers
+        self.rows.append(RowEntries([(each.keys, each.values) for each in layers]))
+
+    def close(self, cached: list[int]) -> None:
+        """Puts the rows back into one rectangle, as plain decoding has it."""
+        length = max(cached, default=0) + self.given
+        for index, layer in enumerate(self._plain_layers):
+            parts = [row.layer(index, length) for row in self.rows]
+            layer.keys, layer.values = (torch.cat(each) for each in zip(*parts, strict=True))
+        self.cache.layers = self._plain_layers
+
+    def mark(self) -> EntriesMark:
+        raise NotImplementedError("rows that are packed are not rolled back")
+
+
+class PackedVerifier(TreeVerifier):
+    """Draft trees of any number of rows, each with a cache of its own, which may join later."""
+
+    name = "packed"
+    entries_type = PackedRows
+    fewest_rows = 2
+    packs = True
+
+    entries: PackedRows
+
+    @classmethod
+    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
+        """Needs attention by torch's `scaled_dot_product_attention`, see also [`TreeVerifier`]."""
+        return (
+            getattr(model.config, "_attn_implementation", None) == "sdpa"
+            and model_kwargs.keys() <= USUAL_ARGUMENTS
+            and not model._compiled_call_impl
+            and super().supports(model, model_kwargs)
+        )
+
+    def join(self, other: Verifier) -> None:
+        """Adds a row that another verifier has prefilled, and takes its cache."""
+        assert isinstance(other, TreeVerifier)
+        self.cached = [*self.cached, *other.cached]
+        self._offsets = [*self._offsets, *other._offsets]
+        self.entries.join(other.entries)
+        self._inputs.join(other._inputs)
+
+    def forward_flat(
+        self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]
+    ) -> tuple[torch.Tensor, list[int]]:
+        if not self.cached:
+            return super().forward_flat(rows, drafts)
+        return super().forward(rows, drafts)[0], self._roots
+
+    def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
+        if not self.cached:
+            return super().forward(rows, drafts)
+        logits, roots = self.forward_flat(rows, drafts)
+        wanted = np.array(roots)[:, None] + np.arange(1 + max(map(len, drafts)))
+        return logits[torch.from_numpy(np.minimum(wanted, len(logits) - 1)).to(logits.device)]
+
+    def _run(self, now: Pass) -> torch.Tensor:
+        """The logits `(1, S, vocab_size)` of all tokens of the pass."""
+        inputs = self._inputs
+        device = inputs.prompt_mask.device
+        laid_out = [
+            row_laid_out(*row)
+            for row in zip(now.rows, now.drafts, now.cached, now.pending, strict=True)
+        ]
+        tokens, places, visible = zip(*laid_out, strict=True)
+        sizes = [len(each) for each in tokens]
+        ends = np.cumsum(sizes)
+        self._roots = [
+            int(end) - len(draft) - 1 for end, draft in zip(ends, now.drafts, strict=True)
+        ]
+        self.pass_tokens = int(ends[-1])
+        masks = [self._mask(i, each) for i, each in enumerate(visible)]
+        self.entries.running = PackedPass(self.entries.rows, sizes, masks)
+        of_row = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
+        ids, at = (torch.from_numpy(np.concatenate(each))[None] for each in (tokens, places))
+        ids, at = ids.to(device, non_blocking=True), at.to(device, non_blocking=True)
+        mask = PackedMask.of(self.entries.running, device)
+        model_inputs = inputs.of_pass(ids, at, mask, kept=0, of_row=of_row)
+        return self.model(**model_inputs, return_dict=True).logits
+
+    def _mask(self, index: int, visible: np.ndarray) -> torch.Tensor | None:
+        """What the tokens of a row see of its entries and, by `visible` `(S, S)`, of each other."""
+        prompt_mask = self._inputs.row_mask(index)
+        if prompt_mask is None and len(visible) == 1:
+            return None
+        device = self._inputs.prompt_mask.device
+        past = torch.ones(self.entries.rows[index].length, dtype=torch.bool, device=device)
+        if prompt_mask is not None:
+            past[: len(prompt_mask)] = prompt_mask[: len(past)]
+        new = torch.from_numpy(visible).to(device, non_blocking=True)
+        return torch.cat([past.expand(len(visible), -1), new], dim=-1)
