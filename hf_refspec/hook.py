@@ -185,12 +185,13 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
 
     custom_generate = kwargs.get("custom_generate")
     loop = speculate if custom_generate is None else _loop_of(custom_generate)
-    if kwargs.get("candidate_generator") is not None and loop is not speculate:
+    drafts = "candidate_generator" in inspect.signature(loop).parameters
+    if kwargs.get("candidate_generator") is not None and not drafts:
         raise ValueError(
             f"`custom_generate={custom_generate!r}` cannot be combined with `candidate_generator`: "
             "both replace the decoding loop. Leave one of them out."
         )
-    caller = "candidate_generator" if loop is speculate else loop.__name__
+    caller = "candidate_generator" if drafts else loop.__name__
     check_model(model, caller)
     check_call(model, kwargs, caller)
     bound = {*_DROPPED, *OPTIONS} & inspect.signature(loop).parameters.keys()

@@ -22,7 +22,7 @@ from ..drafting.tree import DraftTree
 from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
-from ..verification.token_sequence import StandingTokens
+from ..verification.token_sequence import FixedTokens, StandingTokens
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
@@ -41,6 +41,8 @@ class Loop:
     ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
     reads_prompts: bool = True  # whether drafters may learn what the target expects in prompts
     clock: Callable[[], float] = perf_counter
+    # Inputs of the output layer in the prompts, see `Verifier.prompt_states`.
+    _states: list[torch.Tensor] = field(default_factory=list)
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -66,16 +68,15 @@ class Loop:
             self.step(rows)
 
     def prefill(self, rows: Sequence[Row]) -> None:
-        """The first forward pass, over the prompts. It yields a token for each row."""
+        """The first forward pass, over the prompts or what `read_ahead` has left of them. It yields
+        a token for each row."""
         with self._timed("prefill_seconds"):
-            fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
-            fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
-            states: list[torch.Tensor] = []
-            self.verifier.prompt_states = states if fraction > 0 else None
+            fraction = self._record_prompts(rows)
+            states = self._states
             for row in rows:
                 row.draft = row.verified = DraftTree.empty()
             logits = self._forward(rows)  # (R, vocab_size)
-            self.verifier.prompt_states = None
+            self.verifier.prompt_states, self._states = None, []
             top = self._accept(rows, logits)
             self.verifier.keep([row.path for row in rows])
             # After the first token, which does not wait for kernels that are loaded now.
@@ -88,6 +89,21 @@ class Loop:
             if self.ranks.agree(bool(states) and not waits):
                 self._observe_prompts(rows, states, logits, fraction)
             self._observe(rows, logits, top)
+
+    def read_ahead(self, rows: Sequence[Row], length: int) -> None:
+        """Runs the prompts up to this length, so that `prefill` runs the rest."""
+        with self._timed("prefill_seconds"):
+            self._record_prompts(rows)
+            pieces = [FixedTokens(row.ids[:, :length]) for row in rows]
+            self.verifier.forward(pieces, [DraftTree.empty()] * len(rows))
+            self.verifier.keep([[]] * len(rows))
+
+    def _record_prompts(self, rows: Sequence[Row]) -> float:
+        """Lets the verifier record what drafters may learn from; returns what that may cost."""
+        fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
+        fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
+        self.verifier.prompt_states = self._states if fraction > 0 else None
+        return fraction
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """Before a step, so that none of its clocks measures it: lets drafters begin that wait for

@@ -9,9 +9,9 @@ streamers cannot tell the difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -335,3 +335,17 @@ def padded(rows: Sequence[Row], length: int, pads: bool, pad_id: int) -> torch.T
         end = min(own_length(row, pads), length)
         ids[i, :end] = row.ids[0, :end]
     return ids
+
+
+def prompt_tokens(
+    input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], vocab_size: int
+) -> list[np.ndarray]:
+    """The prompt of each row without its padding, int64 of shape `(n,)`; and without ids that are
+    no text: some models mark images by ids outside of the vocabulary."""
+    ids = input_ids.numpy(force=True).astype(np.int64)
+    kept = (ids >= 0) & (ids < vocab_size)
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and mask.ndim == 2:
+        # The mask also describes what a given cache holds and the ids lack.
+        kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
+    return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

@@ -34,7 +34,7 @@ from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
 from .default_drafter import default_drafter
 from .loop import Loop
-from .row import Row, longest_row, own_length, padded
+from .row import Row, longest_row, own_length, padded, prompt_tokens
 from .validation import (
     FURTHER_OUTPUTS,
     REPRODUCIBLE,
@@ -155,7 +155,8 @@ class _Call:
         if verification == REPRODUCIBLE and len(rows) > 1 and config.do_sample:
             self._give_generators(rows)
         vocab_size = text_config(model).vocab_size
-        prompts, sampling = self._prompts(vocab_size), Sampling.of(config)
+        prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
+        sampling = Sampling.of(config)
         with drafter.sessions(prompts, vocab_size, sampling) as drafters:
             drafts = max_draft_tokens != 0 or self.adds_cache
             verifier, found = select_verifier(
@@ -297,14 +298,3 @@ class _Call:
         device = self.input_ids.device
         for row, seed in zip(rows, torch.randint(2**62, (len(rows),)).tolist(), strict=True):
             row.generator = torch.Generator(device).manual_seed(seed)
-
-    def _prompts(self, vocab_size: int) -> list[np.ndarray]:
-        """The prompt of each row without its padding, int64 of shape `(n,)`; and without ids that
-        are no text: some models mark images by ids outside of the vocabulary."""
-        ids = self.input_ids.numpy(force=True).astype(np.int64)
-        kept = (ids >= 0) & (ids < vocab_size)
-        mask = self.model_kwargs.get("attention_mask")
-        if mask is not None and mask.ndim == 2:
-            # The mask also describes what a given cache holds and the ids lack.
-            kept &= mask[:, -ids.shape[1] :].numpy(force=True).astype(np.bool_)
-        return [row[is_kept] for row, is_kept in zip(ids, kept, strict=True)]

@@ -27,7 +27,6 @@ from ..drafting.tree import DraftTree
 from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
-from .verifier import Verifier
 
 # Slots that a row gets at once beyond those that it needs.
 _ROOM = 128
@@ -65,9 +64,9 @@ class RowEntries:
                     each[:, :, start : start + count] = each.index_select(2, source)
         self.length += count
 
-    def copied(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies of the first entries, for another row that begins with the same tokens."""
-        return [(k[:, :, :length].clone(), v[:, :, :length].clone()) for k, v in self._layers]
+    def first(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The first entries of each layer, for another row that begins with the same tokens."""
+        return [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
 
     def layer(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The entries of a layer, padded to this length with whatever stands there, or zeros."""
@@ -76,10 +75,6 @@ class RowEntries:
             for each in self._layers[index]
         )
         return keys, values
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for layer in self._layers for each in layer)
 
 
 def _grown(entries: torch.Tensor, slots: int) -> torch.Tensor:
@@ -255,9 +250,20 @@ class PackedVerifier(TreeVerifier):
             and super().supports(model, model_kwargs)
         )
 
-    def join(self, other: Verifier) -> None:
-        """Adds a row that another verifier has prefilled, and takes its cache."""
-        assert isinstance(other, TreeVerifier)
+    @classmethod
+    def of(cls, first: TreeVerifier) -> PackedVerifier:
+        """Goes on with the row that another verifier has prefilled, and takes its cache."""
+        verifier = cls(first.model, first.generation_config, first.model_kwargs)
+        verifier.cached, verifier._offsets, verifier._inputs = (
+            first.cached,
+            first._offsets,
+            first._inputs,
+        )
+        verifier.entries.begin(verifier.cache.get_seq_length())
+        return verifier
+
+    def join(self, other: TreeVerifier) -> None:
+        """Adds such a row."""
         self.cached = [*self.cached, *other.cached]
         self._offsets = [*self._offsets, *other._offsets]
         self.entries.join(other.entries)

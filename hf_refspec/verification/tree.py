@@ -36,6 +36,7 @@ from .cache import (
     keeps_every_position,
     new_cache,
 )
+from .prompt_states import last_token, records_prompt
 from .token_sequence import TokenSequence
 from .verifier import Verifier
 
@@ -99,6 +100,8 @@ class TreeVerifier(Verifier):
         ids = torch.from_numpy(tokens).to(device, non_blocking=True)
         places_on_device = torch.from_numpy(places).to(device, non_blocking=True)
         model_inputs = self._inputs.of_pass(ids, places_on_device, mask, kept)
+        if self.prompt_states is not None and records_prompt(self.model, self.model_kwargs):
+            model_inputs["logits_to_keep"] = last_token(self.prompt_states)
         return self.model(**model_inputs, return_dict=True).logits[:, -kept:]
 
     def _attention_mask(self, visible: torch.Tensor) -> torch.Tensor:
@@ -151,7 +154,7 @@ class MaskedInputs:
 
     def select(self, rows: list[int]) -> None:
         """Keeps these rows alone."""
-        index, count = torch.tensor(rows), len(self.prompt_mask)
+        index, count = torch.tensor(rows, dtype=torch.int64), len(self.prompt_mask)
         self.prompt_mask = self.prompt_mask[index]
         self._find_padding()
         self._first_positions = self._first_positions[..., index, :]
