@@ -88,10 +88,11 @@ def serving(
     max_waiting: int = 8,
     max_body_bytes: int = 100_000,
     isolates: bool = False,
+    max_rows: int = 1,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block is left."""
     sources = default_sources() if sources is None else sources
-    engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates)
+    engine = Engine(model, tokenizer, sources, max_seconds, max_waiting, isolates, max_rows)
     engine.start()
     served = ServedModel(NAME, tokenizer, model.config, max_new_tokens)
     hosts = ["127.0.0.1"]

@@ -9,7 +9,7 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +38,7 @@ from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .budget import make_budget
 from .default_drafter import default_drafter
+from .interruptible import Interrupted, Interruptible
 from .loop import Loop
 from .row import Row, prompt_tokens
 from .validation import (
@@ -101,6 +102,8 @@ class RunningText:
             their keys and values were copied.
         stats ([`SpeculationStats`]): Of this text. Passes that it shares with others are counted,
             not timed.
+        interrupted (`Callable`, *optional*): Asked again and again while the prompt is read; the
+            text ends as soon as it returns `True`. Afterwards stopping criteria are asked.
     """
 
     def __init__(self, call: _Call, seed: int | None, verifier: Verifier, packs: bool) -> None:
@@ -108,6 +111,7 @@ class RunningText:
         self.finished = False
         self.shared_tokens = 0
         self.stats = SpeculationStats()
+        self.interrupted: Callable[[], bool] | None = None
         self._call = call
         self._verifier = verifier
         self._packs = packs  # whether it joins the others
@@ -118,7 +122,8 @@ class RunningText:
         self._row = Row(call.input_ids, *asked, call.streamer)
         if call.generation_config.do_sample:
             self._row.generator = torch.Generator(call.input_ids.device)
-            self._row.generator.manual_seed(torch.seed() if seed is None else seed)
+            seed = int(torch.randint(2**62, ())) if seed is None else seed
+            self._row.generator.manual_seed(seed)
 
     @property
     def sequences(self) -> torch.Tensor:
@@ -225,7 +230,8 @@ class RunningBatch:
 
         Args:
             seed (`int`, *optional*): Of its random numbers: it becomes the text that
-                `torch.manual_seed(seed)` and a call of its own would give.
+                `torch.manual_seed(seed)` and a call of its own would give. By default one that
+                torch draws.
             arguments: As of `generate`, for one prompt. Each text needs a drafter of its own;
                 `candidate_generator` is `"auto"` unless given.
 
@@ -275,17 +281,16 @@ class RunningBatch:
         """Runs a piece of a prompt, if there is room for its text, and one step of all other texts.
 
         Returns:
-            `list[RunningText]`: The texts that have ended. If a forward pass, a processor or a
-            criterion raises, all texts that are decoded end.
+            `list[RunningText]`: The texts that have ended.
+
+        Raises:
+            Whatever a forward pass, a drafter, a processor or a criterion raises. The text whose
+            prompt was read then ends, or, in a pass that texts share, all of these.
         """
+        ended = self._read_prompt()
         try:
-            read = self._read_prompt()
             self._decode()
-            if read is not None and not read._row.finished:
-                self._join(read)
-            ended = [text for text in (*self._packed, *self._alone) if text._row.finished]
-            if read is not None and read._row.finished:
-                ended.append(read)
+            ended += [text for text in (*self._packed, *self._alone) if text._row.finished]
             self._leave(ended)
         except BaseException:
             self._abandon()
@@ -294,23 +299,44 @@ class RunningBatch:
             text._end()
         return ended
 
-    def _read_prompt(self) -> RunningText | None:
-        """Runs a piece of a prompt; returns the text once it has its first token."""
+    def _read_prompt(self) -> list[RunningText]:
+        """Runs a piece of a prompt; the text joins the others once it has its first token. Returns
+        it if it has ended."""
         if self._prefilling is None:
             if not self._waiting or self.running >= self._max_rows:
-                return None
+                return []
             self._prefilling = self._waiting.popleft()
-            self._begin(self._prefilling)
-        text, loop = self._prefilling, self._prefilling._loop
-        assert loop is not None
+        text = self._prefilling
+        try:
+            with nullcontext() if text.interrupted is None else Interruptible(text.interrupted):
+                is_read = self._read_piece(text)
+        except Interrupted:
+            self._prefilling = None
+            return [text]
+        except BaseException:
+            self._prefilling = None
+            text._end()
+            raise
+        if not is_read:
+            return []
+        self._prefilling = None
+        if text._row.finished:
+            return [text]
+        self._join(text)
+        return []
+
+    def _read_piece(self, text: RunningText) -> bool:
+        """Runs a piece of a prompt; returns whether it was the last one."""
+        if text._loop is None:
+            self._begin(text)
+        assert text._loop is not None
         end = text._read + self._prefill_tokens
         if text._packs and end < text.input_ids.shape[1]:
-            loop.read_ahead([text._row], end)
+            text._loop.read_ahead([text._row], end)
             text._read = end
-            return None
-        loop.prefill([text._row])
-        self._prefilling = None
-        return text
+            return False
+        text._loop.prefill([text._row])
+        return True
 
     def _begin(self, text: RunningText) -> None:
         """Copies what the prompt has in common with other texts, and prepares the rest."""

@@ -25,7 +25,8 @@ _LIMITS = (
     ("--max-new-tokens", 2048, "of an answer; as many where a request does not say it (2048)"),
     ("--max-seconds", 600, "for which one request is decoded (600)"),
     ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
-    ("--max-waiting", 64, "requests in the queue; one is decoded at a time (64)"),
+    ("--max-rows", 8, "requests that are decoded together (8)"),
+    ("--max-waiting", 64, "further requests, which wait (64)"),
 )
 
 
@@ -81,7 +82,7 @@ def _load(args: Namespace) -> tuple[ServedModel, Engine]:
     drafting_kernels.ready()  # or they are compiled while the model is loaded
     model = load_model(args.model, args.device_map, args.dtype)
     limits = args.max_seconds, args.max_waiting
-    engine = Engine(model, tokenizer, drafters, *limits, args.isolate)
+    engine = Engine(model, tokenizer, drafters, *limits, args.isolate, args.max_rows)
     engine.start()
     name = name_for_people(args.model)
     return ServedModel(name, tokenizer, model.config, args.max_new_tokens), engine

@@ -1,4 +1,5 @@
-"""The thread that decodes: one request after another, in the order in which they came."""
+"""The thread that decodes: as many requests together as there are rows; the others wait in the
+order in which they came."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from threading import Condition, Thread
-from time import perf_counter
+from time import monotonic
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
@@ -17,6 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
+from ...generation.default_drafter import DrafterPool
+from ...generation.running_batch import RunningBatch, RunningText
 from ..shared.prompts import text_inputs
 from .errors import shutting_down, too_many
 from .generation import Generation, GenerationRequest, Listener
@@ -25,11 +29,15 @@ from .prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
+# Tokens of ended requests whose keys and values are kept, for prompts that begin likewise.
+_PREFIX_TOKENS = 4096
+
 
 class Engine:
-    """Decodes requests in a thread of its own, each for `max_seconds` at most, while `max_waiting`
-    others may wait. What the `sources` learn in one request serves the next ones, unless `isolates`
-    is set, so that no client can tell by the speed what others asked."""
+    """Decodes requests in a thread of its own: `max_rows` together, each for `max_seconds` at most,
+    while `max_waiting` others may wait. What the `sources` learn in one request serves the next
+    ones, and a prompt is not read again where it begins like another, unless `isolates` is set, so
+    that no client can tell by the speed what others asked."""
 
     def __init__(
         self,
@@ -39,17 +47,24 @@ class Engine:
         max_seconds: float,
         max_waiting: int,
         isolates: bool = False,
+        max_rows: int = 8,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._drafter = Blend([Prediction(), *sources])
+        self._pool = DrafterPool(self._drafter)
         self._isolates = isolates
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
+        self._max_rows = max_rows
         end = model.generation_config.eos_token_id
         self._end_tokens = {*end} if isinstance(end, list) else {end}
+        self._batch = RunningBatch(
+            model, max_rows=max_rows, prefix_tokens=0 if isolates else _PREFIX_TOKENS
+        )
+        self._texts: dict[RunningText, Generation] = {}
         self._waiting: deque[Generation] = deque()
-        self._running: Generation | None = None
+        self._running: list[Generation] = []
         self._closed = False
         self._changed = Condition()  # of the three above
         self._last_seconds = 1.0
@@ -63,13 +78,16 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """How many requests are decoded: one or none."""
-        return int(self._running is not None)
+        """How many requests are decoded."""
+        return len(self._running)
 
     def start(self) -> None:
         """Probes the model, so that no request waits for it, and starts the thread."""
         inputs = text_inputs(self._tokenizer, "a b").to(self._model.device)
-        self._model.generate(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
+        text = self._batch.add(**inputs, max_new_tokens=4, candidate_generator=ReferenceCopy())
+        while not text.finished:
+            self._batch.step()
+        torch.seed()  # or each start of the server would sample the same texts
         # Collecting garbage among all that is loaded would stop every thread for 200 ms.
         gc.collect()
         gc.freeze()
@@ -82,7 +100,7 @@ class Engine:
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if self.waiting >= self._max_waiting + 1 - self.running:
+            if self.waiting + self.running >= self._max_waiting + self._max_rows:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
             self._waiting.append(generation)
@@ -108,7 +126,7 @@ class Engine:
 
     def cancel_all(self) -> None:
         with self._changed:
-            left = [*self._waiting, *([self._running] if self._running else [])]
+            left = [*self._waiting, *self._running]
         for generation in left:
             self.cancel(generation)
 
@@ -120,48 +138,71 @@ class Engine:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        while (generation := self._next()) is not None:
-            began = perf_counter()
+        while self._admit():
             try:
-                self._generate(generation)
-            except Exception:  # of the model, or a device: the next request may go well
+                ended = self._batch.step()
+            except Exception:  # of the model, or a device: the next requests may go well
+                logger.exception("A forward pass failed.")
+                for text in [each for each in self._texts if each.finished]:
+                    self._finish(text, failed=True)
+            else:
+                for text in ended:
+                    self._finish(text)
+
+    def _admit(self) -> bool:
+        """Waits until there is something to do, and begins requests while there are rows for them.
+        Returns whether there is anything left to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            room = max(self._max_rows - self.running, 0)
+            new = [self._waiting.popleft() for _ in range(min(room, self.waiting))]
+            self._running += new
+        for generation in new:
+            try:
+                self._begin(generation)
+            except Exception:
                 logger.exception("A request failed.")
                 generation.outcome = "error"
-            self._last_seconds = perf_counter() - began
-            with self._changed:
-                self._running = None
-            self._end(generation)
-            logger.info("%s; %d waiting", self._described(generation), self.waiting)
+                self._remove(generation)
+        return bool(self._running or self._waiting or not self._closed)
 
-    def _next(self) -> Generation | None:
-        """Waits for the next request; `None` once there are no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            self._running = self._waiting.popleft() if self._waiting else None
-            return self._running
-
-    def _generate(self, generation: Generation) -> None:
+    def _begin(self, generation: Generation) -> None:
         request = generation.request
-        drafter = copy.deepcopy(self._drafter) if self._isolates else self._drafter
+        isolated = nullcontext(copy.deepcopy(self._drafter))
+        drafter = generation.session.enter_context(
+            isolated if self._isolates else self._pool.drafter()
+        )
+        assert isinstance(drafter, Blend)
         drafter.drafters[0].ids = request.prediction
-        drafter.stats = generation.stats  # in case the call fails before the drafters begin
-        # A request without a seed must not go on with the random numbers of one that has one.
-        if request.seed is None:
-            torch.seed()
+        text = self._batch.add(
+            **request.inputs.to(self._model.device),
+            **request.options,
+            seed=request.seed,
+            num_return_sequences=1,
+            stopping_criteria=StoppingCriteriaList([generation]),
+            candidate_generator=drafter,
+        )
+        text.interrupted = generation.is_interrupted
+        self._texts[text] = generation
+        generation.begin(self._max_seconds)
+
+    def _finish(self, text: RunningText, failed: bool = False) -> None:
+        generation = self._texts.pop(text)
+        generation.stats = text.stats
+        if failed:
+            generation.outcome = "error"
         else:
-            torch.manual_seed(request.seed)
-        try:
-            with generation.begun(self._max_seconds):
-                self._model.generate(
-                    **request.inputs.to(self._model.device),
-                    **request.options,
-                    num_return_sequences=1,
-                    stopping_criteria=StoppingCriteriaList([generation]),
-                    candidate_generator=drafter,
-                )
-        finally:
-            generation.stats = drafter.stats
-        generation.end(self._end_tokens)
+            generation.end(self._end_tokens)
+        self._remove(generation)
+
+    def _remove(self, generation: Generation) -> None:
+        """Takes a request out that has been decoded."""
+        generation.session.close()
+        self._last_seconds = monotonic() - generation.submitted_at
+        with self._changed:
+            self._running.remove(generation)
+        self._end(generation)
+        logger.info("%s; %d waiting", self._described(generation), self.waiting)
 
     def _end(self, generation: Generation) -> None:
         self.metrics.record(generation)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from transformers import BatchEncoding, PreTrainedTokenizerBase, StoppingCriteria
 
 from ...drafting.stats import SpeculationStats
@@ -34,31 +33,13 @@ class GenerationRequest:
     prediction: np.ndarray | None = None
 
 
-class PrefillInterrupt(BaseException):
-    """Ends a prefill; no `except Exception` on the way may catch it."""
-
-
-class _Interruptible(TorchFunctionMode):
-    """Calls `check`, which may raise, before every operation of torch. It concerns this thread
-    alone, and registers nothing at the model."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        super().__init__()
-        self._check = check
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self._check()
-        return func(*args, **(kwargs or {}))
-
-
 class Generation(StoppingCriteria):
     """A request that waits, is decoded or has ended. As a stopping criterion it sees every token,
     and ends the text at a stop string, when time is up, and when `cancelled` is set, because its
     client has left; the last two also end the prefill.
 
-    `outcome` says why it ended, `tokens` counts the new tokens so far.
+    `outcome` says why it ended, `tokens` counts the new tokens so far. It was submitted, begun and
+    had its first token at these times of `time.monotonic`.
     """
 
     def __init__(
@@ -70,37 +51,38 @@ class Generation(StoppingCriteria):
         self.tokens = 0
         self.stats = SpeculationStats()
         self.listener = listener
+        self.session = ExitStack()  # what it has while it is decoded: a drafter
         self._last_token = -1
+        self.submitted_at = monotonic()
+        self.began_at: float | None = None
+        self.first_token_at: float | None = None
         self._ends_at = float("inf")
-        self._prefill = ExitStack()
         self._text = TextStream(tokenizer)
         self._stop = StopStrings(request.stop_strings)
 
-    @contextmanager
-    def begun(self, max_seconds: float) -> Iterator[None]:
-        """Limits what is decoded within it."""
-        self._ends_at = monotonic() + max_seconds
-        with suppress(PrefillInterrupt), self._prefill:
-            self._prefill.enter_context(_Interruptible(self._check))
-            yield
+    def begin(self, max_seconds: float) -> None:
+        """It is decoded from now on, for so long at most."""
+        self.began_at = monotonic()
+        self._ends_at = self.began_at + max_seconds
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
-        self._prefill.close()  # the passes that follow are short
+        if not self.tokens:
+            self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
         self._send(self._stop.put(self._text.put(self._last_token)))
-        self.outcome = "stop" if self._stop.found else self._interruption()
-        return torch.full(input_ids.shape[:1], self.outcome is not None, device=input_ids.device)
+        ended = self._stop.found or self.is_interrupted()
+        if self._stop.found:
+            self.outcome = "stop"
+        return torch.full(input_ids.shape[:1], ended, device=input_ids.device)
 
-    def _check(self) -> None:
-        self.outcome = self._interruption()
-        if self.outcome is not None:
-            raise PrefillInterrupt
-
-    def _interruption(self) -> Outcome | None:
+    def is_interrupted(self) -> bool:
+        """Whether its client has left, or time is up."""
         if self.cancelled:
-            return "cancelled"
-        return "time" if monotonic() > self._ends_at else None
+            self.outcome = "cancelled"
+        elif monotonic() > self._ends_at:
+            self.outcome = "time"
+        return self.outcome is not None
 
     def end(self, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
