@@ -28,6 +28,7 @@ from ..check_count import check_count
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
+from ..text_config import text_config
 from ..verification.cache import is_padded
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
@@ -64,7 +65,7 @@ class _Call:
     logits_processor: LogitsProcessorList
     stopping_criteria: StoppingCriteriaList
     generation_config: GenerationConfig
-    candidate_generator: CandidateGenerator | str | None
+    drafter: Drafter | None  # `None` is "auto"
     streamer: BaseStreamer | None
     model_kwargs: dict[str, Any]
 
@@ -87,9 +88,13 @@ def prepare_call(
             f"`input_ids` has {len(input_ids)} rows, but a text of a running batch has one: add "
             "each by itself"
         )
+    is_auto = candidate_generator is None or candidate_generator == "auto"
+    drafter = None if is_auto else as_drafter(candidate_generator)
+    if drafter is not None:
+        drafter.check_vocabulary(text_config(model).vocab_size)
     kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
-    asked = logits_processor, stopping_criteria, generation_config, candidate_generator, streamer
-    return _Call(input_ids, *asked, kwargs)
+    asked = logits_processor, stopping_criteria, generation_config
+    return _Call(input_ids, *asked, drafter, streamer, kwargs)
 
 
 class RunningText:
@@ -115,6 +120,8 @@ class RunningText:
         self._call = call
         self._verifier = verifier
         self._packs = packs  # whether it joins the others
+        # Whether its prompt is read in pieces: the first one might be nothing but padding.
+        self._in_pieces = packs and not is_padded(call.model_kwargs)
         self._read = 0  # tokens of the prompt that the cache holds
         self._session = ExitStack()  # from its first piece to its end
         self._loop: Loop | None = None  # its own, until it joins the others
@@ -132,11 +139,8 @@ class RunningText:
 
     def _begin(self, model: PreTrainedModel) -> None:
         call, vocab_size = self._call, self._verifier.vocab_size
-        given = call.candidate_generator
-        is_auto = given is None or given == "auto"
-        drafter = self._session.enter_context(
-            default_drafter(model) if is_auto else nullcontext(as_drafter(given))
-        )
+        own = default_drafter(model) if call.drafter is None else nullcontext(call.drafter)
+        drafter = self._session.enter_context(own)
         [prompt] = prompt_tokens(call.input_ids, call.model_kwargs, vocab_size)
         sampling = Sampling.of(call.generation_config)
         self._session.enter_context(drafter.session(prompt, vocab_size, sampling))
@@ -331,7 +335,7 @@ class RunningBatch:
             self._begin(text)
         assert text._loop is not None
         end = text._read + self._prefill_tokens
-        if text._packs and end < text.input_ids.shape[1]:
+        if text._in_pieces and end < text.input_ids.shape[1]:
             text._loop.read_ahead([text._row], end)
             text._read = end
             return False
@@ -342,13 +346,11 @@ class RunningBatch:
         """Copies what the prompt has in common with other texts, and prepares the rest."""
         text._begin(self._model)
         verifier, kwargs = text._verifier, text._call.model_kwargs
-        if text._packs:
-            row, cache = text._row, kwargs["past_key_values"]
-            if not is_padded(kwargs):
-                entries, text._read = self._prefixes.longest(row, self._entries())
-                text.shared_tokens = text._read
-                for layer, states in zip(cache.layers, entries, strict=False):
-                    layer.update(*states)
+        if text._in_pieces:
+            entries, text._read = self._prefixes.longest(text._row, self._entries())
+            text.shared_tokens = text._read
+            for layer, states in zip(kwargs["past_key_values"].layers, entries, strict=False):
+                layer.update(*states)
             # The first piece is a prompt of its own. The length of its mask says that its ids hold
             # what is cached as well.
             mask = kwargs.get("attention_mask")

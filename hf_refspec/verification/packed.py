@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from ..drafting.tree import DraftTree
 from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass
@@ -34,11 +34,16 @@ _ROOM = 128
 
 class RowEntries:
     """The keys and values of one row in every layer, `(1, heads, slots, head_dim)`: the first
-    `length` slots are kept, and a pass writes behind them."""
+    `length` slots are kept, and a pass writes behind them. The first tokens of the row are padding
+    and `skipped`."""
 
-    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.length = layers[0][0].shape[2]
-        self._layers = list(layers)
+    def __init__(self, cache: Cache, row: int, skipped: int) -> None:
+        self.skipped = skipped
+        self._layers = [
+            (layer.keys[row : row + 1, :, skipped:], layer.values[row : row + 1, :, skipped:])
+            for layer in cache.layers
+        ]
+        self.length = self._layers[0][0].shape[2]
 
     def written(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
@@ -62,19 +67,17 @@ class RowEntries:
                 source = torch.tensor(nodes, device=layer[0].device) + start
                 for each in layer:
                     each[:, :, start : start + count] = each.index_select(2, source)
-        self.length += count
 
     def first(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The first entries of each layer, for another row that begins with the same tokens."""
         return [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
 
-    def layer(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The entries of a layer, padded to this length with whatever stands there, or zeros."""
-        keys, values = (
-            _grown(each, length) if each.shape[2] < length else each[:, :, :length]
-            for each in self._layers[index]
-        )
-        return keys, values
+    def layer(self, index: int, length: int) -> list[torch.Tensor]:
+        """Keys and values of a layer with their padding again, at this length."""
+        padding = (0, 0, self.skipped, length - self.skipped - self.length)
+        return [
+            nn.functional.pad(each[:, :, : self.length], padding) for each in self._layers[index]
+        ]
 
 
 def _grown(entries: torch.Tensor, slots: int) -> torch.Tensor:
@@ -95,6 +98,7 @@ class PackedPass:
         self._rows, self._sizes = rows, list(sizes)
         self._masks = list(masks)  # bool (S_i, length_i + S_i); `None` hides nothing
         self._entries: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._groups = 1  # the masks are repeated for so many heads that share keys
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values `(1, heads, S, head_dim)` of all tokens of the pass."""
@@ -110,6 +114,10 @@ class PackedPass:
         entries, self._entries = self._entries, None
         # Of a single token, the heads that share keys may stand in the place of tokens.
         per_token = query.shape[2] // sum(self._sizes)
+        groups = query.shape[1] // entries[0][0].shape[1]
+        if groups != self._groups:
+            self._masks = [mask if mask is None else mask.repeat(groups, 1) for mask in self._masks]
+            self._groups = groups
         queries = query.split([per_token * size for size in self._sizes], dim=2)
         parts = zip(queries, entries, self._masks, strict=True)
         return torch.cat(
@@ -127,10 +135,7 @@ def _attended(
     """Attention of a query `(1, heads, S, head_dim)` to keys and values of fewer heads, which are
     not repeated: the queries that share them stand one behind another."""
     _, heads, size, head_dim = query.shape
-    groups = heads // keys.shape[1]
-    if mask is not None and groups > 1:
-        mask = mask.repeat(groups, 1)
-    grouped = query.reshape(1, keys.shape[1], groups * size, head_dim)
+    grouped = query.reshape(1, keys.shape[1], -1, head_dim)
     attended = nn.functional.scaled_dot_product_attention(
         grouped, keys, values, attn_mask=mask, scale=scale
     )
@@ -188,22 +193,22 @@ class PackedRows(Entries):
     """The entries of rows that each have a cache of their own."""
 
     running: PackedPass  # the pass that the layers write for
+    padding: list[int]  # of each row of the prefill
 
     def begin(self, prompt_length: int) -> None:
         self.given = int(self.cache.get_seq_length()) - prompt_length
-        layers, count = self.cache.layers, len(self.cache.layers[0].keys)
-        self._plain_layers = layers
-        self.rows = [
-            RowEntries([(each.keys[i : i + 1], each.values[i : i + 1]) for each in layers])
-            for i in range(count)
-        ]
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Puts layers in place that write to the rows."""
+        self.rows = [RowEntries(self.cache, row, skip) for row, skip in enumerate(self.padding)]
+        self._plain_layers = self.cache.layers
         self.cache.layers = [_PackedLayer(self, i) for i in range(len(self._plain_layers))]
         for layer in self._plain_layers:
             layer.keys = layer.values = None
+
+    def before(self, now: Pass) -> None:
+        self._set_lengths(now.cached)
+
+    def _set_lengths(self, cached: list[int]) -> None:
+        for row, count in zip(self.rows, cached, strict=True):
+            row.length = count + self.given - row.skipped
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for row, nodes in zip(self.rows, done.kept(paths), strict=True):
@@ -213,13 +218,13 @@ class PackedRows(Entries):
     def select(self, rows: list[int], cached: list[int]) -> None:
         self.rows = [self.rows[i] for i in rows]
 
-    def join(self, other: Entries) -> None:
+    def join(self, other: Entries, padding: int) -> None:
         """Adds the only row of another cache."""
-        layers = other.cache.layers
-        self.rows.append(RowEntries([(each.keys, each.values) for each in layers]))
+        self.rows.append(RowEntries(other.cache, 0, padding))
 
     def close(self, cached: list[int]) -> None:
         """Puts the rows back into one rectangle, as plain decoding has it."""
+        self._set_lengths(cached)
         length = max(cached, default=0) + self.given
         for index, layer in enumerate(self._plain_layers):
             parts = [row.layer(index, length) for row in self.rows]
@@ -259,15 +264,20 @@ class PackedVerifier(TreeVerifier):
             first._offsets,
             first._inputs,
         )
-        verifier.entries.begin(verifier.cache.get_seq_length())
+        verifier.entries.padding = first._inputs.padding
+        verifier.entries.begin(first.cached[0])
         return verifier
 
     def join(self, other: TreeVerifier) -> None:
         """Adds such a row."""
         self.cached = [*self.cached, *other.cached]
         self._offsets = [*self._offsets, *other._offsets]
-        self.entries.join(other.entries)
+        self.entries.join(other.entries, *other._inputs.padding)
         self._inputs.join(other._inputs)
+
+    def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
+        super()._after_prefill(outputs)
+        self.entries.padding = self._inputs.padding
 
     def forward_flat(
         self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]
@@ -309,12 +319,14 @@ class PackedVerifier(TreeVerifier):
 
     def _mask(self, index: int, visible: np.ndarray) -> torch.Tensor | None:
         """What the tokens of a row see of its entries and, by `visible` `(S, S)`, of each other."""
-        prompt_mask = self._inputs.row_mask(index)
-        if prompt_mask is None and len(visible) == 1:
+        hidden = self._inputs.hides(index)
+        if not hidden and len(visible) == 1:
             return None
-        device = self._inputs.prompt_mask.device
-        past = torch.ones(self.entries.rows[index].length, dtype=torch.bool, device=device)
-        if prompt_mask is not None:
-            past[: len(prompt_mask)] = prompt_mask[: len(past)]
+        row, prompt_mask = self.entries.rows[index], self._inputs.prompt_mask
+        device = prompt_mask.device
+        past = torch.ones(row.length, dtype=torch.bool, device=device)
+        if hidden:
+            seen = prompt_mask[index, row.skipped :][: row.length]
+            past[: len(seen)] = seen
         new = torch.from_numpy(visible).to(device, non_blocking=True)
         return torch.cat([past.expand(len(visible), -1), new], dim=-1)

@@ -178,16 +178,18 @@ class MaskedInputs:
         self._find_padding()
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
-    def row_mask(self, index: int) -> torch.Tensor | None:
-        """Where a row is no padding, bool `(prefilled,)`; `None` if none of it is."""
-        return self.prompt_mask[index] if self._padded_rows[index] else None
+    def hides(self, index: int) -> bool:
+        """Whether some tokens of a row are hidden that do not stand before all others."""
+        return self._hidden[index] > self.padding[index]
 
     @property
     def is_padded(self) -> bool:
-        return any(self._padded_rows)
+        return any(self._hidden)
 
     def _find_padding(self) -> None:
-        self._padded_rows: list[bool] = (~self.prompt_mask.all(dim=-1)).tolist()
+        # Of each row the tokens that are hidden, and those of them that stand before all others.
+        self._hidden: list[int] = (~self.prompt_mask).sum(dim=-1).tolist()
+        self.padding: list[int] = (self.prompt_mask.cumsum(dim=-1) == 0).sum(dim=-1).tolist()
 
     def of_pass(
         self,

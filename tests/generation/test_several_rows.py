@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import numpy as np
@@ -20,14 +21,18 @@ from transformers import (
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.verification.tree import TreeVerifier
+from hf_refspec.verification.packed import PackedVerifier
+from hf_refspec.verification.verifier import Verifier
 
 UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
 
 
-@pytest.fixture(scope="module")
-def call(llama) -> Call:
-    return Call(llama, rows=4)
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def call(llama, request) -> Call:
+    """Rows that are packed, or in one rectangle, where attention is eager."""
+    model = copy.deepcopy(llama)
+    model.set_attn_implementation(request.param)
+    return Call(model, rows=4)
 
 
 class StopAtLength(StoppingCriteria):
@@ -270,15 +275,18 @@ def test_several_sequences_of_one_prompt_are_a_batch(llama, call):
 def passes(monkeypatch):
     """The rows of each pass after the prefill, and the widths of the cache and its longest row."""
     seen = []
-    forward = TreeVerifier.forward
+    forward = Verifier.forward
 
     def recorded(self, rows, drafts):
         if len(self.cached):
-            seen.append((len(drafts), self.cache.get_seq_length(), max(self.cached)))
-            assert self.cache.layers[0].keys.shape[0] == len(drafts)
+            packed = isinstance(self, PackedVerifier)
+            width = max(self.cached) if packed else self.cache.get_seq_length()
+            seen.append((len(drafts), width, max(self.cached)))
+            kept = len(self.entries.rows) if packed else len(self.cache.layers[0].keys)
+            assert kept == len(drafts)
         return forward(self, rows, drafts)
 
-    monkeypatch.setattr(TreeVerifier, "forward", recorded)
+    monkeypatch.setattr(Verifier, "forward", recorded)
     return seen
 
 

@@ -1,0 +1,288 @@
+"""Texts that join and leave are the texts of calls of their own."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from architectures import VOCAB_SIZE, small
+from calls import Alternating, ListStreamer
+from drafters import Prophet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import hf_refspec as rs
+from hf_refspec.generation.running_batch import RunningBatch
+
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def ids(length: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
+
+
+def finish(batch: RunningBatch) -> None:
+    while len(batch):
+        batch.step()
+
+
+class StopAfter(StoppingCriteria):
+    """Keeps state: stops at the call that it was made for."""
+
+    def __init__(self, calls: int):
+        self.left = calls
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.left -= 1
+        return torch.full((len(input_ids),), self.left <= 0)
+
+
+def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
+    """A prompt, and what makes the options of one call: some keep state."""
+    own = ids(rng.randint(1, 25), rng.randrange(1000))
+    prompt = torch.cat([shared, own], dim=-1) if rng.random() < 0.5 else own
+    options = {"max_new_tokens": rng.randint(1, 30), "pad_token_id": 0}
+    options["eos_token_id"] = rng.choice([None, 2, [5, 6, 7, 8]])
+    options["do_sample"] = rng.random() < 0.5
+    if options["do_sample"]:
+        options |= {"temperature": rng.choice([0.3, 1.0]), "top_k": rng.choice([0, 5])}
+    if rng.random() < 0.3:
+        options["repetition_penalty"] = 1.3
+    alternates, stops = rng.random() < 0.3, rng.choice([None, rng.randint(1, 20)])
+
+    def kwargs():
+        made = dict(options, input_ids=prompt)
+        if alternates:
+            made["logits_processor"] = LogitsProcessorList([Alternating()])
+        if stops is not None:
+            made["stopping_criteria"] = StoppingCriteriaList([StopAfter(stops)])
+        return made
+
+    return SimpleNamespace(kwargs=kwargs, seed=rng.randrange(2**40), streamer=ListStreamer())
+
+
+def run_schedule(model, seed: int) -> int:
+    """Lets texts join at random times and some be removed; returns how many there were."""
+    rng = random.Random(seed)
+    batch = RunningBatch(
+        model,
+        max_rows=rng.randint(1, 5),
+        prefill_tokens=rng.randint(2, 30),
+        prefix_tokens=rng.choice([0, 50, 300]),
+        max_draft_tokens=rng.choice(["auto", 0, 4, 16]),
+    )
+    shared = ids(rng.randint(1, 40), rng.randrange(1000))
+    calls = [random_call(rng, shared) for _ in range(rng.randint(1, 7))]
+    for call in calls:
+        torch.manual_seed(call.seed)
+        call.plain = model.generate(**call.kwargs())
+    waiting, texts, removed = list(calls), [], set()
+    while waiting or len(batch):
+        while waiting and rng.random() < 0.3:
+            call = waiting.pop(0)
+            drafter = Prophet(call.plain, rng.choice([0.0, 0.6, 1.0]))
+            own = {"candidate_generator": drafter, "streamer": call.streamer}
+            texts.append(batch.add(seed=call.seed, **own, **call.kwargs()))
+        ended = batch.step()
+        assert all(text.finished for text in ended)
+        if rng.random() < 0.05 and texts and not (text := rng.choice(texts)).finished:
+            batch.remove(text)
+            removed.add(text)
+    for call, text in zip(calls, texts, strict=True):
+        expected = call.plain[:, : text.sequences.shape[1]] if text in removed else call.plain
+        assert text.sequences.tolist() == expected.tolist()
+        prompt, *new = call.streamer.puts or [[[]]]
+        streamed = [*prompt[0], *(token for put in new for token in put)]
+        assert streamed in ([], text.sequences[0].tolist())
+        assert text.finished and (streamed or text in removed)
+        assert call.streamer.ended == bool(streamed)
+    assert batch.running == batch.waiting == 0
+    return len(calls)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen3_moe"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
+    model_type, models_by_type, seed
+):
+    run_schedule(models_by_type(model_type), seed)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "mamba2", "mamba", "gemma3_text"])
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, seed):
+    run_schedule(models_by_type(model_type), seed)
+
+
+def test_rows_that_draft_well_take_fewer_steps(llama):
+    batch = RunningBatch(llama, max_rows=3, max_draft_tokens=4)
+    plain = llama.generate(ids(12), max_new_tokens=30, **GREEDY)
+    options = {"max_new_tokens": 30, **GREEDY, "input_ids": ids(12)}
+    good = batch.add(**options, candidate_generator=Prophet(plain, 1.0, branches=0))
+    bad = batch.add(**options, candidate_generator=Prophet(plain, 0.0))
+    steps = 0
+    while not good.finished:
+        batch.step()
+        steps += 1
+    assert steps < 12 and not bad.finished and batch.running == 1
+    finish(batch)
+    assert good.sequences.tolist() == bad.sequences.tolist() == plain.tolist()
+    assert good.stats.mat > 2.5 and bad.stats.accepted == 0
+
+
+def test_no_text_waits_longer_than_a_piece_of_another_prompt(llama):
+    batch = RunningBatch(llama, max_rows=2, prefill_tokens=8)
+    first = batch.add(input_ids=ids(4), max_new_tokens=40, **GREEDY, candidate_generator=None)
+    batch.step()
+    long = batch.add(input_ids=ids(80, 1), max_new_tokens=2, **GREEDY)
+    for _ in range(9):
+        before = first.sequences.shape[1]
+        batch.step()
+        assert first.sequences.shape[1] > before and long.sequences.shape[1] == 80
+    batch.step()
+    assert long.sequences.shape[1] > 80
+
+
+def test_texts_wait_in_order_where_there_is_no_room(llama):
+    batch = RunningBatch(llama, max_rows=2)
+    texts = [batch.add(input_ids=ids(4, n), max_new_tokens=6, **GREEDY) for n in range(5)]
+    ended = []
+    while len(batch):
+        ended += batch.step()
+        assert batch.running <= 2
+    assert ended == texts
+
+
+@pytest.mark.parametrize("tokens", [0, 200])
+def test_a_prefix_is_read_once(llama, tokens):
+    batch = RunningBatch(llama, max_rows=4, prefix_tokens=tokens)
+    prefix = ids(40)
+    prompts = [torch.cat([prefix, ids(5, n)], dim=-1) for n in range(1, 4)]
+    texts = [batch.add(input_ids=each, max_new_tokens=8, **GREEDY) for each in prompts]
+    finish(batch)
+    again = batch.add(input_ids=prompts[0], max_new_tokens=8, **GREEDY)
+    finish(batch)
+    assert [text.shared_tokens >= 40 for text in texts] == [False, tokens > 0, tokens > 0]
+    assert again.shared_tokens == (44 if tokens else 0)
+    assert again.sequences.tolist() == texts[0].sequences.tolist()
+
+
+def test_a_padded_prompt_is_the_text_without_its_padding(llama):
+    batch = RunningBatch(llama, prefill_tokens=6)
+    text, mask = ids(20), torch.ones(1, 20, dtype=torch.int64)
+    text[:, :7] = mask[:, :7] = 0
+    others = batch.add(input_ids=ids(9, 1), max_new_tokens=20, **GREEDY)
+    padded = batch.add(input_ids=text, attention_mask=mask, max_new_tokens=20, **GREEDY)
+    finish(batch)
+    plain = llama.generate(text, attention_mask=mask, max_new_tokens=20, **GREEDY)
+    assert padded.sequences.tolist() == plain.tolist() and others.finished
+
+
+def test_a_prompt_that_is_interrupted_ends_and_the_others_go_on(llama):
+    batch = RunningBatch(llama, max_rows=2)
+    first = batch.add(input_ids=ids(4), max_new_tokens=20, **GREEDY)
+    batch.step()
+    second = batch.add(input_ids=ids(30, 1), max_new_tokens=20, **GREEDY)
+    second.interrupted = lambda: True
+    assert batch.step() == [second]
+    assert second.sequences.shape[1] == 30
+    finish(batch)
+    assert first.sequences.shape[1] == 24
+
+
+class Failing(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] > 8:
+            raise RuntimeError("no more")
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_a_pass_that_fails_ends_its_texts_and_the_next_ones_go_well(llama):
+    batch = RunningBatch(llama, max_rows=1)
+    criteria = StoppingCriteriaList([Failing()])
+    failing = batch.add(input_ids=ids(4), **GREEDY, max_new_tokens=20, stopping_criteria=criteria)
+    waiting = batch.add(input_ids=ids(6, 1), **GREEDY, max_new_tokens=9)
+    with pytest.raises(RuntimeError, match="no more"):
+        finish(batch)
+    assert failing.finished and not waiting.finished
+    finish(batch)
+    assert (
+        waiting.sequences.tolist() == llama.generate(ids(6, 1), max_new_tokens=9, **GREEDY).tolist()
+    )
+
+
+def test_a_text_without_a_seed_follows_torchs(llama):
+    def sampled() -> list[int]:
+        torch.manual_seed(3)
+        batch = RunningBatch(llama)
+        text = batch.add(input_ids=ids(4), do_sample=True, max_new_tokens=20, pad_token_id=0)
+        finish(batch)
+        return text.sequences[0].tolist()
+
+    assert sampled() == sampled()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("max_rows", 0, "max_rows must be at least 1, but is 0"),
+        ("max_rows", "8", "max_rows must be an int, but is '8'"),
+        ("prefill_tokens", 0, "prefill_tokens must be at least 1"),
+        ("prefix_tokens", -1, "prefix_tokens must be at least 0"),
+        ("max_draft_tokens", "many", "`max_draft_tokens` must be an int"),
+    ],
+)
+def test_options_are_checked(llama, option, value, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        RunningBatch(llama, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"input_ids": ids(4).repeat(2, 1)}, "has 2 rows, but a text of a running batch has one"),
+        ({"input_ids": ids(4), "num_beams": 2}, "`num_beams=2`: beam search"),
+        ({"input_ids": ids(4), "past_key_values": object()}, "`past_key_values` cannot be given"),
+        ({"input_ids": ids(4), "candidate_generator": 3}, "candidate_generator"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused_before_it_waits(llama, arguments, error):
+    batch = RunningBatch(llama)
+    with pytest.raises((TypeError, ValueError), match=error):
+        batch.add(**arguments)
+    assert len(batch) == 0
+
+
+def test_eager_attention_is_not_packed_and_right():
+    model = small("llama")
+    model.set_attn_implementation("eager")
+    run_schedule(model, 5)
+
+
+def test_drafters_begin_and_end_with_their_texts(llama):
+    class Counting(rs.ReferenceCopy):
+        running = 0
+
+        def begin(self, prompt_ids, vocab_size):
+            type(self).running += 1
+            super().begin(prompt_ids, vocab_size)
+
+        def end(self):
+            type(self).running -= 1
+            super().end()
+
+    batch = RunningBatch(llama, max_rows=2)
+    for n in range(4):
+        batch.add(input_ids=ids(5, n), max_new_tokens=9, **GREEDY, candidate_generator=Counting())
+    batch.step()
+    batch.step()
+    print("XX", [t.sequences.shape for t in [batch._prefilling, *batch._packed] if t], batch.running, batch.waiting)
+    assert Counting.running == 2
+    finish(batch)
+    assert Counting.running == 0
