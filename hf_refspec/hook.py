@@ -134,6 +134,8 @@ def _speculative(generate: Any) -> Any:
         _check_configs(self, args, kwargs)
         custom_generate = kwargs.get("custom_generate")
         names_none = "candidate_generator" not in kwargs and custom_generate is None
+        if names_none and kwargs.get("cache_implementation") == "paged":
+            return generate(self, *args, **kwargs)  # by `generate_batch`, which drafts itself
         attachment = attachment_of(self) if names_none else None
         ours = (
             kwargs.get("candidate_generator") is not None
@@ -166,7 +168,7 @@ def _init_batches(init: Any) -> Any:
         names_none = "candidate_generator" not in options
         attachment = attachment_of(self) if names_none else None
         if attachment is not None or options.get("candidate_generator") is not None:
-            from .generation.continuous_batching import init_drafted as init_ours
+            from .generation.init_batches import init_drafted as init_ours
             from .generation.validation import RefusedCallError
 
             call = signature.bind(self, *args, **kwargs).arguments

@@ -13,43 +13,34 @@ which other requests may then share, is never a rejected token.
 
 from __future__ import annotations
 
-import copy
 import inspect
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..drafting.candidates import as_drafter
-from ..drafting.datastore_check import check_datastores
 from ..drafting.drafter import Drafter, Sampling, checked_draft
 from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import DraftTree
-from ..text_config import attention_windows, context_length, length_dependent_rope, text_config
-from ..verification.cache import new_cache
-from ..verification.chain import ChainVerifier
-from ..verification.choice import RefusedCallError, known_finding
-from ..verification.facts import facts_about
-from ..verification.ranks import Ranks
+from ..text_config import context_length, text_config
+from ..verification.choice import RefusedCallError
 from .budget import make_shared_budget
-from .default_drafter import DrafterPool, default_drafter
-from .validation import check_model, check_options
+from .default_drafter import DrafterPool
 
 if TYPE_CHECKING:
     from ..attachment import Attachment
 
-logger = logging.getLogger("hf_refspec")
+# Returns a drafter that no other call has, for as long as a manager runs.
+Source: TypeAlias = Callable[[], AbstractContextManager[Drafter]]
 
 _PACKAGE = "transformers.generation.continuous_batching."
 # The methods that this file calls or replaces, with their parameters.
@@ -121,128 +112,12 @@ def _names(kind: Any) -> set[str]:
     return {*dir(kind), *getattr(kind, "__annotations__", ()), *used}
 
 
-def init_drafted(
-    init: Callable[..., Any],
-    model: PreTrainedModel,
-    call: dict[str, Any],
-    options: dict[str, Any],
-    attachment: Attachment | None,
-) -> Any:
-    """`init_continuous_batching` with a drafter.
-
-    Args:
-        init: Transformers' own.
-        model: The target model.
-        call: Its arguments by name.
-        options: `max_draft_tokens`, `verification` and, unless one is attached,
-            `candidate_generator`.
-        attachment: What is attached to the model, where the call names no drafter.
-
-    Returns:
-        The manager, whose requests are drafted for.
-
-    Raises:
-        RefusedCallError: If they cannot be.
-    """
-    given = options.get("candidate_generator", "auto")
-    most = "auto" if options.get("max_draft_tokens") is None else options["max_draft_tokens"]
-    verification = options.get("verification", "auto")
-    check_options(most, verification)
-    check_transformers()
-    check_model(model, "candidate_generator")
-    kept = getattr(model, "_cached_continuous_batching_manager", None)
-    config = (kept or model).generation_config if kept else call.get("generation_config")
-    config = model.generation_config if config is None else config
-    batching = kept.continuous_batching_config if kept else call.get("continuous_batching_config")
-    if batching is None:
-        batching = getattr(config, "continuous_batching_config", None) or ContinuousBatchingConfig()
-    for why in _refusals(model, config, batching, verification):
-        raise RefusedCallError(f"`candidate_generator` cannot be combined with {why}.")
-    if kept is None:
-        model.eval()  # as the manager does
-        batching = copy.copy(batching)
-        batching.use_async_batching = batching.use_cuda_graph = False
-        call = {**call, "continuous_batching_config": batching}
-    _check_exact(model)
-
-    source: Callable[[], AbstractContextManager[Drafter]]
-    if attachment is not None:
-        source = partial(attachment.drafter, model)
-    elif given == "auto":
-        source = partial(default_drafter, model)
-    else:
-        drafter = as_drafter(given)
-        drafter.check_vocabulary(text_config(model).vocab_size)
-        check_datastores(given, model, None, facts_about(model))
-        source = partial(nullcontext, drafter)
-    manager = init(model, **call)
-    BatchDrafts(manager, source, most, attachment).install()
-    return manager
-
-
-def _refusals(
-    model: PreTrainedModel,
-    config: GenerationConfig,
-    batching: ContinuousBatchingConfig,
-    verification: str,
-) -> Iterator[str]:
-    if verification not in ("auto", "chain"):
-        yield (
-            f"`verification={verification!r}` where batches are continuous: their drafts are "
-            'chains. Pass `verification="auto"`'
-        )
-    if batching.use_async_batching:
-        yield (
-            "`use_async_batching=True`: a pass begins before the tokens of the one before are "
-            "known. Leave it unset (or call `model.destroy_cached_continuous_batching_manager()`)"
-        )
-    if any(batching.cuda_graph_booleans):
-        yield (
-            f"`use_cuda_graph={batching.use_cuda_graph!r}`: drafts change the shapes of passes. "
-            "Leave it unset (or call `model.destroy_cached_continuous_batching_manager()`)"
-        )
-    compiled = batching.varlen_compile_config or batching.decode_compile_config
-    if compiled or batching.default_compile_level > 0 or hasattr(model.config, "compile_config"):
-        yield "compiled passes: drafts change their shapes. Pass no compile configuration"
-    if not Ranks.of(model).alone:
-        yield "a model that is split over several processes where batches are continuous"
-    for processor in model._get_logits_processor(config):
-        supported = processor.supports_continuous_batching
-        if supported is None or not (supported or batching.drop_unsupported_processors):
-            yield (
-                f"the logits processor {type(processor).__name__} where batches are continuous: "
-                "transformers does not say that it works there. Leave it out"
-            )
-
-
-def _check_exact(model: PreTrainedModel) -> None:
-    """Refuses models whose passes over several tokens are another computation."""
-    config, name = text_config(model), type(model).__name__
-    if {*(attention_windows(config) or {"": 0}).values()} != {None}:
-        raise RefusedCallError(
-            f"{name} attends to a part of the text in some layers, of which continuous batches "
-            "keep no more than plain decoding needs. Leave `candidate_generator` out for it."
-        )
-    if length_dependent_rope(config):
-        raise RefusedCallError(
-            f"The rotary frequencies of {name} depend on the length of the text, and requests of "
-            "all lengths share a pass. Leave `candidate_generator` out for it."
-        )
-    given = {"past_key_values": new_cache(model), "use_cache": True}
-    finding = known_finding(ChainVerifier, model, 1, given)
-    if not finding.exact:
-        raise RefusedCallError(
-            f"{name} returns other logits for several tokens in one pass than for one after "
-            f"another ({finding}). Leave `candidate_generator` out for it."
-        )
-
-
 class _Recording:
     """A model of which the logits are kept."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self.logits: torch.Tensor | None = None
+        self.logits = torch.empty(0)
 
     def __call__(self, **inputs: Any) -> Any:
         output = self._model(**inputs)
@@ -305,7 +180,7 @@ class BatchDrafts:
     def __init__(
         self,
         manager: Any,
-        source: Callable[[], AbstractContextManager[Drafter]],
+        source: Source,
         max_draft_tokens: int | str,
         attachment: Attachment | None,
     ) -> None:
@@ -362,7 +237,9 @@ class BatchDrafts:
 
     def _create_batch_processor(self) -> Any:
         processor = type(self._manager)._create_batch_processor(self._manager)
-        self._processor, self._page_size = processor, processor.cb_config.page_size
+        config = vars(processor.cb_config)
+        self._page_size = config["page_size" if "page_size" in config else "block_size"]  # 5.17
+        self._processor = processor
         self._scheduler, self._io = processor.scheduler, processor.inputs_and_outputs
         self._replace(self._scheduler, "schedule_batch", self._schedule_batch)
         self._replace(self._io, "get_model_kwargs", self._get_model_kwargs)
@@ -400,10 +277,12 @@ class BatchDrafts:
     def _draft(self, parts: list[_Part], room: int) -> int:
         """Appends chains, of `room` tokens at most together; returns of how many."""
         began = perf_counter()
+        estimates = []
         for part in parts:
-            part.draft = self._drafted(part, room)
-        drafts = [part.request.drafter.calibration.calibrated(part.draft) for part in parts]
-        shares = self._budget.share(drafts, room, perf_counter() - began)
+            assert part.request is not None  # it decodes
+            part.draft = self._drafted(part.state, part.request, room)
+            estimates.append(part.request.drafter.calibration.calibrated(part.draft))
+        shares = self._budget.share(estimates, room, perf_counter() - began)
         for part, nodes in zip(parts, shares, strict=True):
             part.chain = part.draft.truncated(nodes)
             part.future.query_length += nodes
@@ -411,8 +290,7 @@ class BatchDrafts:
         self._stats.drafting_seconds += perf_counter() - began
         return sum(shares)
 
-    def _drafted(self, part: _Part, room: int) -> DraftTree:
-        state, request = part.state, part.request
+    def _drafted(self, state: Any, request: _Request, room: int) -> DraftTree:
         request.drafter.begin_late(request.output)
         position = state.position_offset
         room = min(
@@ -468,7 +346,9 @@ class BatchDrafts:
             self._budget.record(self._pass_tokens, seconds)
         self._stats.verifying_seconds += seconds
         ends = np.cumsum([1 + len(part.chain) for part in parts]).tolist()
-        rows = [slice(end - 1 - len(part.chain), end) for part, end in zip(parts, ends, strict=True)]
+        rows = [
+            slice(end - 1 - len(part.chain), end) for part, end in zip(parts, ends, strict=True)
+        ]
         emitted = [_accepted(part.chain, chosen[at]) for part, at in zip(parts, rows, strict=True)]
         last = [at.start + len(tokens) - 1 for at, tokens in zip(rows, emitted, strict=True)]
         self._observe(parts, emitted, rows, logits)

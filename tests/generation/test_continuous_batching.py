@@ -3,7 +3,6 @@ prompt alone, whatever is scheduled with what."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from functools import cache
@@ -15,8 +14,9 @@ from architectures import VOCAB_SIZE
 from drafters import Noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import requests, scheduler
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
@@ -25,6 +25,9 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 NEW_TOKENS = 24
 COMMON = [(7 * i) % 90 + 3 for i in range(20)]  # two and a half pages
 PROMPTS = [[5, 9, 12, 7, 5, 9], [*COMMON, 4], [*COMMON, 8, 9], COMMON[:17], [33], [*COMMON[:9], 3]]
+
+
+_FIELDS = ContinuousBatchingConfig.__dataclass_fields__
 
 
 class Knowing(Drafter):
@@ -59,8 +62,10 @@ class Knowing(Drafter):
 
 def small(**options) -> ContinuousBatchingConfig:
     """A cache of few, short pages."""
-    sizes = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 64}
-    return ContinuousBatchingConfig(**{**sizes, "auto_switch_to_flash": False, **options})
+    options = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 64, **options}
+    if "page_size" not in _FIELDS:  # transformers 5.17
+        options["block_size"] = options.pop("page_size")
+    return ContinuousBatchingConfig(**options)
 
 
 def greedy(**options) -> GenerationConfig:
@@ -84,6 +89,16 @@ def tokens(outputs) -> list[list[int]]:
     return [output.generated_tokens for output in outputs.values()]
 
 
+def results(manager, request_ids) -> list[list[int]]:
+    """The tokens of requests, once all have ended."""
+    outputs = {}
+    while len(outputs) < len(request_ids):
+        output = manager.get_result(timeout=1)
+        if output is not None:
+            outputs[output.request_id] = output.generated_tokens
+    return [outputs[each] for each in request_ids]
+
+
 @pytest.fixture(scope="module")
 def texts(llama):
     """Prompt and output of each prompt alone."""
@@ -91,13 +106,21 @@ def texts(llama):
     return [llama.generate(torch.tensor([each]), **options)[0].tolist() for each in PROMPTS]
 
 
+@pytest.fixture(scope="module")
+def alone(texts):
+    """The output of each."""
+    return [text[len(p) :][:NEW_TOKENS] for p, text in zip(PROMPTS, texts, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("attention", "max_draft_tokens"), [("sdpa", "auto"), ("sdpa", 1), ("sdpa", 6), ("eager", 6)]
 )
-def test_tokens_are_those_of_a_batch_without_drafts(fresh_llama, texts, attention, max_draft_tokens):
+def test_tokens_are_those_of_a_batch_without_drafts(
+    fresh_llama, texts, alone, attention, max_draft_tokens
+):
     fresh_llama.set_attn_implementation(attention)
     plain = tokens(batch(fresh_llama))
-    assert plain == [text[len(p) :][:NEW_TOKENS] for p, text in zip(PROMPTS, texts, strict=True)]
+    assert plain == alone
     for drafter in (Knowing(texts), Noise(), rs.ReferenceCopy()):
         options = {"candidate_generator": drafter, "max_draft_tokens": max_draft_tokens}
         assert tokens(batch(fresh_llama, **options)) == plain
@@ -147,7 +170,7 @@ def test_ends_of_text_and_limits_in_the_middle_of_a_draft(llama, texts, place):
 
 @pytest.mark.parametrize("scheduler_type", ["fifo", "prefill_first"])
 def test_drafts_take_no_token_of_a_pass_from_others(
-    llama, texts, monkeypatch, scheduler_type
+    llama, texts, alone, monkeypatch, scheduler_type
 ):
     """Prompts are read by the same passes as without drafts, which have room for ten tokens."""
     kind = scheduler.SCHEDULER_MAPPING[scheduler_type]
@@ -163,40 +186,39 @@ def test_drafts_take_no_token_of_a_pass_from_others(
     for drafter in (None, Knowing(texts, 0.0)):  # none is right: all takes as many passes
         scheduled.append([])
         drafted = batch(llama, batching=batching, candidate_generator=drafter, max_draft_tokens=6)
-        assert tokens(drafted) == [t[len(p) :][:NEW_TOKENS] for p, t in zip(PROMPTS, texts)]
+        assert tokens(drafted) == [
+            t[len(p) :][:NEW_TOKENS] for p, t in zip(PROMPTS, texts, strict=True)
+        ]
     assert drafter.stats.drafted > 0
     assert scheduled[0] == scheduled[1]
 
 
-def test_shared_pages_hold_no_rejected_token(llama, texts):
+def test_shared_pages_hold_no_rejected_token(llama, texts, monkeypatch):
     """Later requests read the pages that earlier ones have written, output included."""
+    found, search = [], PagedAttentionCache.search_prefix_match
+    monkeypatch.setattr(
+        PagedAttentionCache,
+        "search_prefix_match",
+        lambda *args: found.append(search(*args)) or found[-1],
+    )
     prompts = [text[: len(p) + 20] for p, text in zip(PROMPTS, texts, strict=True)]
     expected = [text[len(p) :][:NEW_TOKENS] for p, text in zip(prompts, texts, strict=True)]
-    matched = []
     with llama.continuous_batching_context_manager(
         generation_config=greedy(),
         continuous_batching_config=small(),
         candidate_generator=Knowing(texts, 0.6),
         max_draft_tokens=6,
     ) as manager:
-        for given, _ in ((PROMPTS, None), (prompts, expected)):
-            ids = manager.add_requests(given)
-            outputs = {}
-            while len(outputs) < len(ids):
-                output = manager.get_result(timeout=1)
-                if output is not None:
-                    outputs[output.request_id] = output.generated_tokens
-            if given is prompts:
-                assert [outputs[each] for each in ids] == expected
-            else:
-                cache = manager.batch_processor.cache
-                search = cache.search_prefix_match
-                cache.search_prefix_match = lambda *args: matched.append(search(*args)) or matched[-1]
-    assert sum(matched) > sum(len(each) // 8 * 8 for each in PROMPTS)
+        results(manager, manager.add_requests(PROMPTS))
+        found.clear()
+        assert results(manager, manager.add_requests(prompts)) == expected
+    assert sum(found) > sum(len(each) // 8 * 8 for each in PROMPTS)
 
 
 @pytest.mark.parametrize("cpu_offload_space", [0.0, 0.01])
-def test_requests_that_leave_the_cache_and_come_back(llama, texts, monkeypatch, cpu_offload_space):
+def test_requests_that_leave_the_cache_and_come_back(
+    llama, texts, alone, monkeypatch, cpu_offload_space
+):
     empty = torch.empty  # pinned memory needs a GPU
     monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **k: empty(*sizes, **k))
     resets, create = [], requests.RequestState.create_equivalent_initial_request
@@ -205,12 +227,12 @@ def test_requests_that_leave_the_cache_and_come_back(llama, texts, monkeypatch, 
         "create_equivalent_initial_request",
         lambda self: resets.append(self.request_id) or create(self),
     )
-    batching = small(
-        num_blocks=17, cpu_offload_space=cpu_offload_space, allow_block_sharing=False
-    )
+    batching = small(num_blocks=17, cpu_offload_space=cpu_offload_space, allow_block_sharing=False)
     drafter = Knowing(texts, 0.8)
     drafted = batch(llama, batching=batching, candidate_generator=drafter, max_draft_tokens=6)
-    assert tokens(drafted) == [t[len(p) :][:NEW_TOKENS] for p, t in zip(PROMPTS, texts)]
+    assert tokens(drafted) == [
+        t[len(p) :][:NEW_TOKENS] for p, t in zip(PROMPTS, texts, strict=True)
+    ]
     assert drafter.stats.accepted > 0
     assert bool(resets) == (cpu_offload_space == 0)
 
@@ -248,11 +270,7 @@ def test_processors_with_arguments_of_each_request(llama, texts):
         for i, prompt in enumerate(PROMPTS):
             cold = {"temperature": 1e-3} if i % 2 else {"temperature": 50.0}
             manager.add_request(prompt, request_id=str(i), max_new_tokens=NEW_TOKENS, **cold)
-        outputs = {}
-        while len(outputs) < len(PROMPTS):
-            output = manager.get_result(timeout=1)
-            if output is not None:
-                outputs[int(output.request_id)] = output.generated_tokens
+        outputs = results(manager, [str(i) for i in range(len(PROMPTS))])
     for i, (prompt, text) in enumerate(zip(PROMPTS, texts, strict=True)):
         assert (outputs[i] == text[len(prompt) :][:NEW_TOKENS]) == bool(i % 2)
 
@@ -360,8 +378,8 @@ def test_requests_that_come_at_any_time(
         max_draft_tokens=nodes,
     ) as manager:
 
-        def read(until):
-            while not until():
+        def read(count):
+            while sum(map(len, outputs.values())) < count:
                 output = manager.get_result(timeout=1)
                 if output is not None:
                     assert output.error is None
@@ -369,9 +387,8 @@ def test_requests_that_come_at_any_time(
 
         for i, (prompt, count) in enumerate(wanted):
             manager.add_request(list(prompt), str(i), max_new_tokens=count, streaming=True)
-            before = sum(map(len, outputs.values()))
-            most = sum(count for _, count in wanted[: i + 1]) - before
-            read(lambda: sum(map(len, outputs.values())) >= before + min(asked[i][3], most))
-        read(lambda: sum(map(len, outputs.values())) == sum(count for _, count in wanted))
+            more = sum(map(len, outputs.values())) + asked[i][3]
+            read(min(more, sum(count for _, count in wanted[: i + 1])))
+        read(sum(count for _, count in wanted))
     for i, (prompt, count) in enumerate(wanted):
         assert outputs[str(i)] == _alone(llama, prompt)[:count]
