@@ -190,7 +190,8 @@ class BatchDrafts:
         self._vocab_size = config.vocab_size
         self._context = context_length(config) or np.iinfo(np.int64).max
         self._sampling = Sampling.of(manager.generation_config)
-        self._stats = SpeculationStats()
+        self._stats = SpeculationStats()  # of all passes since the start
+        self._passed = SpeculationStats()  # of one
         self._requests: dict[str, _Request] = {}
         self._parts: list[_Part] = []  # of the pass
         self._pass_tokens: int | None = None  # where it prefills nothing
@@ -221,6 +222,7 @@ class BatchDrafts:
             drafter = self._held.enter_context(self._source())
             self._held.enter_context(drafter._owned())
             self._pool = DrafterPool(drafter.fork())
+            self._calibration = drafter.calibration
             self._budget = make_shared_budget(self._max_draft_tokens, drafter, self._manager.model)
             self._stats = drafter.stats = SpeculationStats()
         type(self._manager).start(self._manager)
@@ -232,8 +234,6 @@ class BatchDrafts:
             for request_id in [*self._requests]:
                 self._end(request_id)
             self._held.close()
-            if self._attachment is not None:
-                self._attachment.count(self._stats)
 
     def _create_batch_processor(self) -> Any:
         processor = type(self._manager)._create_batch_processor(self._manager)
@@ -255,6 +255,7 @@ class BatchDrafts:
         scheduler = self._scheduler
         scheduled = type(scheduler).schedule_batch(scheduler, token_budget, cache_budget)
         futures, single_tokens, tokens, reads = scheduled
+        self._passed = SpeculationStats()
         for request_id in self._requests.keys() - scheduler.active_requests.keys():
             if request_id not in scheduler.waiting_requests:
                 self._end(request_id)
@@ -287,7 +288,7 @@ class BatchDrafts:
             part.chain = part.draft.truncated(nodes)
             part.future.query_length += nodes
             part.state.tokens_to_process = part.state.tokens_to_process + part.chain.tokens.tolist()
-        self._stats.drafting_seconds += perf_counter() - began
+        self._passed.drafting_seconds = perf_counter() - began
         return sum(shares)
 
     def _drafted(self, state: Any, request: _Request, room: int) -> DraftTree:
@@ -342,9 +343,11 @@ class BatchDrafts:
         io.num_request_in_batch = sum(1 + len(part.chain) for part in parts)
         futures, chosen, logprobs = type(io).prepare_batch_update(io)
         seconds = perf_counter() - self._began
-        if self._pass_tokens is not None:
+        if self._pass_tokens is None:
+            self._passed.prefill_seconds = seconds
+        else:
+            self._passed.verifying_seconds = seconds
             self._budget.record(self._pass_tokens, seconds)
-        self._stats.verifying_seconds += seconds
         ends = np.cumsum([1 + len(part.chain) for part in parts]).tolist()
         rows = [
             slice(end - 1 - len(part.chain), end) for part, end in zip(parts, ends, strict=True)
@@ -392,14 +395,21 @@ class BatchDrafts:
                 request.drafter.calibration.record(part.draft, new)
             expected = () if top is None else (top.tokens[0, at], top.probs[0, at])
             request.drafter.observe(Observation(new, part.chain, logits[at], *expected))
-        self._stats.record_rows(
+        self._passed.record_rows(
             (len(part.chain), len(tokens) - 1) for part, tokens in zip(parts, emitted, strict=True)
         )
-        self._stats.learning_seconds += perf_counter() - began
+        self._passed.learning_seconds = perf_counter() - began
+        self._count(self._passed)
+
+    def _count(self, stats: SpeculationStats) -> None:
+        self._stats += stats
+        if self._attachment is not None:
+            self._attachment.count(stats)
 
     def _begin(self, state: Any) -> _Request:
         call = ExitStack()
         drafter = call.enter_context(self._pool.drafter())
+        drafter.calibration = self._calibration  # what became of all drafts corrects all estimates
         text = np.array(state.initial_tokens + state.generated_tokens, dtype=np.int64)
         call.enter_context(drafter.session(text, self._vocab_size, self._sampling))
         request = _Request(drafter, call, _length(state))
@@ -408,7 +418,7 @@ class BatchDrafts:
 
     def _end(self, request_id: str) -> None:
         request = self._requests.pop(request_id)
-        self._stats += SpeculationStats(sources=request.drafter.stats.sources)
+        self._count(SpeculationStats(sources=request.drafter.stats.sources))
         request.call.close()
 
 
