@@ -218,11 +218,11 @@ class BatchDrafts:
 
     def _start(self) -> None:
         if not self._manager.is_running():
-            self._held = ExitStack()
-            drafter = self._held.enter_context(self._source())
-            self._held.enter_context(drafter._owned())
-            self._pool = DrafterPool(drafter.fork())
-            self._calibration = drafter.calibration
+            with ExitStack() as held:
+                drafter = held.enter_context(self._source())
+                held.enter_context(drafter._owned())
+                self._held = held.pop_all()
+            self._pool, self._calibration = DrafterPool(drafter.fork()), drafter.calibration
             self._budget = make_shared_budget(self._max_draft_tokens, drafter, self._manager.model)
             self._stats = drafter.stats = SpeculationStats()
         type(self._manager).start(self._manager)

@@ -103,6 +103,23 @@ def test_two_managers_cannot_have_one_drafter(llama):
     batch(llama, candidate_generator=drafter)
 
 
+def test_a_drafter_that_raises_fails_the_requests_and_is_free_again(llama, plain):
+    class Failing(Noise):
+        def draft(self, budget):
+            raise OSError("no draft today")
+
+    drafter = Failing()
+    outputs = llama.generate_batch(
+        PROMPTS,
+        generation_config=GREEDY,
+        continuous_batching_config=small(),
+        candidate_generator=drafter,
+        max_draft_tokens=4,
+    )
+    assert [each.error for each in outputs.values()] == ["no draft today"] * 2
+    assert batch(llama, candidate_generator=drafter, max_draft_tokens=0) == plain
+
+
 @pytest.mark.parametrize(
     ("batching", "named"),
     [
