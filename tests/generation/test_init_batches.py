@@ -54,15 +54,14 @@ def test_a_manager_of_ones_own(llama, plain):
         candidate_generator=drafter,
         max_draft_tokens=4,
     )
-    for _ in range(2):  # it can be started again
-        manager.start()
-        ids = manager.add_requests(PROMPTS)
-        outputs = [manager.get_result(timeout=20) for _ in ids]
-        manager.stop(block=True)
-        outputs = {each.request_id: each.generated_tokens for each in outputs}
-        assert [outputs[each] for each in ids] == plain
-        assert drafter.stats.tokens == 24
-        assert drafter.stats.drafted > 0
+    manager.start()
+    ids = manager.add_requests(PROMPTS)
+    outputs = [manager.get_result(timeout=20) for _ in ids]
+    manager.stop(block=True)
+    outputs = {each.request_id: each.generated_tokens for each in outputs}
+    assert [outputs[each] for each in ids] == plain
+    assert drafter.stats.tokens == 24
+    assert drafter.stats.drafted > 0
 
 
 def test_an_attached_drafter(llama, plain, caplog):
@@ -90,6 +89,11 @@ def test_a_kept_manager_drafts_for_the_calls_that_ask_for_it(fresh_llama, plain)
         assert batch(fresh_llama, persistent_manager=True, **options) == plain
         assert drafter is None or drafter.stats.drafted > 0
     fresh_llama.destroy_cached_continuous_batching_manager()
+
+
+def test_a_model_that_was_loaded_for_paged_attention(fresh_llama, plain):
+    fresh_llama.set_attn_implementation("paged|eager")
+    assert batch(fresh_llama, candidate_generator=Noise(), max_draft_tokens=4) == plain
 
 
 def test_two_managers_cannot_have_one_drafter(llama):
