@@ -21,6 +21,8 @@ from .row import Row
 
 logger = logging.getLogger(__name__)
 
+# The numbers of tokens of a continuous batch whose cost is estimated.
+_BATCH_TOKENS = (*PASS_TOKENS, 129, 257, 513, 1025)
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.02
@@ -152,6 +154,74 @@ class AutoBudget(Budget):
         return min(int(sizes[speed.argmax()]), costs.most_tokens - 1)
 
 
+class SharedBudget:
+    """How many nodes of each chain a pass over several requests verifies, each as wide as it is:
+    the best ones of all, as many as there is room for.
+
+    Attributes:
+        most (`int`): That a request ever drafts.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.most = nodes
+
+    @property
+    def nodes(self) -> int:
+        """The most nodes that a request should draft now."""
+        return self.most
+
+    def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
+        """How many nodes of each chain are verified, `room` at most together."""
+        owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
+        probs = np.concatenate([[], *(chain.probs for chain in chains)])
+        # Estimates do not rise along a chain: the best nodes are the beginnings of chains.
+        best = np.argsort(-probs, kind="stable")
+        count = min(self._paying(len(chains), probs[best]), room)
+        shares: list[int] = np.bincount(owners[best[:count]], minlength=len(chains)).tolist()
+        return shares
+
+    def _paying(self, requests: int, probs: np.ndarray) -> int:
+        """How many of the nodes, the best first, pay."""
+        return len(probs)
+
+    def record(self, pass_tokens: int, seconds: float) -> None:
+        """Learns from a pass over so many tokens of all requests that took so long: nothing."""
+
+
+class AutoSharedBudget(SharedBudget):
+    """As many nodes as give the most expected tokens of all requests per second."""
+
+    def __init__(self, costs: PassCosts) -> None:
+        super().__init__(PASS_TOKENS[-1] - 1)
+        self._costs = costs
+        self._pause = _Pause()
+
+    @property
+    def nodes(self) -> int:
+        """The same; where drafts have not paid for long, mostly none."""
+        return 0 if self._pause.lasts else super().nodes
+
+    def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
+        """How many nodes of each chain pay."""
+        shares = super().share(chains, room, drafting_seconds)
+        if not self._pause.lasts:
+            self._pause.record_drafts(any(shares), drafting_seconds)
+        return shares
+
+    def _paying(self, requests: int, probs: np.ndarray) -> int:
+        most = max(self._costs.most_tokens - requests, 0)
+        tokens = requests + np.arange(min(len(probs), most) + 1)
+        expected = requests + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[: len(tokens)]
+        speed = expected / np.interp(tokens, self._costs.tokens, self._costs.seconds())
+        speed[0] *= _MARGIN
+        return int(speed.argmax())
+
+    def record(self, pass_tokens: int, seconds: float) -> None:
+        """Learns what the pass cost."""
+        self._costs.record(pass_tokens, seconds)
+        self._pause.record_pass(self._costs.plain_seconds)
+
+
 class _Pause:
     """Whether to draft at all: where drafts have not paid for long, only now and then."""
 
@@ -200,6 +270,17 @@ def make_budget(
     tokens = PACKED_TOKENS if packs else widths or PASS_TOKENS
     costs = partial(pass_costs, model, kind_of_pass, tokens=tokens)
     return AutoBudget(costs, widths, packs)
+
+
+def make_shared_budget(
+    max_draft_tokens: int | str, drafter: Drafter, model: nn.Module
+) -> SharedBudget:
+    """The budget of continuous batches, as [`make_budget`] makes that of a call."""
+    if isinstance(max_draft_tokens, int):
+        return SharedBudget(max_draft_tokens)
+    if drafter.decides_length:
+        return SharedBudget(np.iinfo(np.int32).max)
+    return AutoSharedBudget(pass_costs(model, "continuous batches", tokens=_BATCH_TOKENS))
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

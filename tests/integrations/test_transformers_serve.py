@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -22,10 +24,18 @@ from transformers.cli.serve import Serve
 @pytest.fixture(scope="module")
 def url():
     """Where a server of the default model answers."""
+    with serving() as url:
+        yield url
+
+
+@contextmanager
+def serving(**options) -> Iterator[str]:
+    """A server of the default model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Serve(default_model(), device="cpu", host="127.0.0.1", port=port, non_blocking=True)
+    options |= {"device": "cpu", "host": "127.0.0.1", "port": port, "non_blocking": True}
+    server = Serve(default_model(), **options)
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 60
@@ -66,3 +76,16 @@ def test_chat_completions(url, messages, stream):
             time.sleep(0.01)
     assert attachment.stats.accepted > 0
     assert attachment.stats.forward_passes < attachment.stats.tokens
+
+
+def test_continuous_batching(url, messages):
+    plain = [completion(url, chat, stream=False) for chat in messages]
+    small = {"cb_num_blocks": 4, "cb_max_batch_tokens": 256}
+    with (
+        rs.attach(max_draft_tokens=8) as attachment,
+        serving(continuous_batching=True, **small) as batched,
+    ):
+        for stream in (False, True):
+            assert [completion(batched, chat, stream) for chat in messages] == plain
+        assert attachment.stats.accepted > 0
+        assert attachment.stats.forward_passes < attachment.stats.tokens
