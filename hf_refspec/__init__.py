@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .drafting.stats import SpeculationStats as SpeculationStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
+    from .generation.running_batch import RunningBatch as RunningBatch
     from .generation.speculate import speculate as speculate
     from .generation.warmup import warmup as warmup
     from .ralm.checked_search import RetrievalError as RetrievalError
@@ -57,6 +58,7 @@ _MODULES = {
     "drafting.stats": ["SpeculationStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
+    "generation.running_batch": ["RunningBatch"],
     "generation.speculate": ["speculate"],
     "generation.warmup": ["warmup"],
     "retrieval.retrieved": ["Retrieved"],

@@ -21,8 +21,6 @@ from .row import Row
 
 logger = logging.getLogger(__name__)
 
-# The numbers of tokens of a continuous batch whose cost is estimated.
-_BATCH_TOKENS = (*PASS_TOKENS, 129, 257, 513, 1025)
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.02
@@ -126,22 +124,14 @@ class AutoBudget(Budget):
 
     def _paying_together(self, rows: Sequence[Row]) -> list[DraftTree]:
         drafts = [row.drafter.calibration.calibrated(row.draft).probs for row in rows]
-        going = sum(not row.stands_still for row in rows)  # a token each
+        owners = np.repeat(np.arange(len(rows)), [len(each) for each in drafts])
+        nodes = np.concatenate([np.arange(len(each)) for each in drafts])
         probs = np.concatenate(drafts)
         # Parents stand before their children, also where they are equally probable.
         order = np.argsort(-probs, kind="stable")
-        sums = going + np.concatenate(([0.0], np.cumsum(probs[order], dtype=float)))
-        costs = self._costs(1)
-        run = np.array([going, *self._tokens[self._tokens > going]])  # tokens of the pass
-        sizes = np.minimum(run - going, len(order))  # nodes
-        self._expected = sums[sizes]
-        speed = self._expected / np.interp(going + sizes, self._tokens, costs.seconds())
-        speed[0] *= _MARGIN
-        nodes = max(min(int(sizes[speed.argmax()]), costs.most_tokens - going), 0)
-        of_row = np.repeat(np.arange(len(rows)), [len(each) for each in drafts])
-        place = np.concatenate([np.arange(len(each)) for each in drafts])
-        best = order[:nodes]
-        return [_part(row.draft, place[best[of_row[best] == i]]) for i, row in enumerate(rows)]
+        going = sum(not row.stands_still for row in rows)
+        best = order[: _paying_nodes(self._costs(1), going, probs[order])]
+        return [_part(row.draft, nodes[best[owners[best] == i]]) for i, row in enumerate(rows)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
@@ -209,17 +199,23 @@ class AutoSharedBudget(SharedBudget):
         return shares
 
     def _paying(self, requests: int, probs: np.ndarray) -> int:
-        most = max(self._costs.most_tokens - requests, 0)
-        tokens = requests + np.arange(min(len(probs), most) + 1)
-        expected = requests + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[: len(tokens)]
-        speed = expected / np.interp(tokens, self._costs.tokens, self._costs.seconds())
-        speed[0] *= _MARGIN
-        return int(speed.argmax())
+        return _paying_nodes(self._costs, requests, probs)
 
     def record(self, pass_tokens: int, seconds: float) -> None:
         """Learns what the pass cost."""
         self._costs.record(pass_tokens, seconds)
         self._pause.record_pass(self._costs.plain_seconds)
+
+
+def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
+    """How many of the nodes of all rows, the most probable first, give the most expected tokens per
+    second; a pass costs what its tokens cost."""
+    most = max(costs.most_tokens - rows, 0)
+    tokens = rows + np.arange(min(len(probs), most) + 1)
+    expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[: len(tokens)]
+    speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
+    speed[0] *= _MARGIN
+    return int(speed.argmax())
 
 
 class _Pause:
@@ -267,8 +263,9 @@ def make_budget(
         return Budget(max_draft_tokens)
     if drafter.decides_length:
         return Budget(np.iinfo(np.int32).max)
-    tokens = PACKED_TOKENS if packs else widths or PASS_TOKENS
-    costs = partial(pass_costs, model, kind_of_pass, tokens=tokens)
+    costs = partial(pass_costs, model, kind_of_pass)
+    if packs or widths is not None:
+        costs = partial(costs, tokens=PACKED_TOKENS if packs else widths)
     return AutoBudget(costs, widths, packs)
 
 
@@ -280,7 +277,7 @@ def make_shared_budget(
         return SharedBudget(max_draft_tokens)
     if drafter.decides_length:
         return SharedBudget(np.iinfo(np.int32).max)
-    return AutoSharedBudget(pass_costs(model, "continuous batches", tokens=_BATCH_TOKENS))
+    return AutoSharedBudget(pass_costs(model, "continuous batches", tokens=PACKED_TOKENS))
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

@@ -15,7 +15,7 @@ from ..verification.facts import facts_about_state
 # 2, 4, ... draft nodes. More of them follow the cost closer, and take longer to know.
 PASS_TOKENS = (1, 2, 3, 5, 9, 17, 33, 65)
 # Of all rows, where they are packed.
-PACKED_TOKENS = (*PASS_TOKENS, 129, 257)
+PACKED_TOKENS = (*PASS_TOKENS, 129, 257, 513, 1025)
 
 # All that follows is in logarithms: 0.1 is about ten percent.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import psutil
 import torch
 from transformers import (
     GenerationConfig,
@@ -28,7 +29,7 @@ from ..check_count import check_count
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
-from ..text_config import text_config
+from ..text_config import context_length, text_config
 from ..verification.cache import is_padded
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
 _LEAST_SHARED = 16
+# Of a text, where the memory that a row takes is estimated.
+_ROW_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,9 @@ class RunningBatch:
 
     Args:
         model ([`PreTrainedModel`]): The target model.
-        max_rows (`int`, *optional*, defaults to 8): How many texts are decoded at once. The others
-            wait, in the order in which they came.
+        max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, in the
+            order in which they came. By default as many as half of the free memory can hold, of
+            4,096 tokens each: 16 at most on a CPU, 64 elsewhere.
         prefill_tokens (`int`, *optional*): The most tokens of a prompt that run between two steps
             of the other texts. By default 128 on a CPU, 1024 elsewhere.
         prefix_tokens (`int`, *optional*, defaults to 4096): The most tokens of texts that have
@@ -190,20 +194,21 @@ class RunningBatch:
         self,
         model: PreTrainedModel,
         *,
-        max_rows: int = 8,
+        max_rows: int | None = None,
         prefill_tokens: int | None = None,
         prefix_tokens: int = 4096,
         max_draft_tokens: int | Literal["auto"] = "auto",
     ) -> None:
         if prefill_tokens is None:
             prefill_tokens = 128 if model.device.type == "cpu" else 1024
+        max_rows = default_rows(model) if max_rows is None else max_rows
         check_count("max_rows", max_rows)
         check_count("prefill_tokens", prefill_tokens)
         check_count("prefix_tokens", prefix_tokens, least=0)
         check_options(max_draft_tokens, "auto")
         self.stats = SpeculationStats()
         self._model = model
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._prefill_tokens = prefill_tokens
         self._max_draft_tokens = max_draft_tokens
         self._prefixes = Prefixes(prefix_tokens)
@@ -307,7 +312,7 @@ class RunningBatch:
         """Runs a piece of a prompt; the text joins the others once it has its first token. Returns
         it if it has ended."""
         if self._prefilling is None:
-            if not self._waiting or self.running >= self._max_rows:
+            if not self._waiting or self.running >= self.max_rows:
                 return []
             self._prefilling = self._waiting.popleft()
         text = self._prefilling
@@ -453,6 +458,21 @@ class Prefixes:
         if longest < _LEAST_SHARED:
             return [], 0
         return found[lengths.index(longest)][1].first(longest), longest
+
+
+def default_rows(model: PreTrainedModel) -> int:
+    """How many texts a running batch decodes at once, see [`RunningBatch`]."""
+    config, device = text_config(model), model.device
+    queries = getattr(config, "num_attention_heads", 1)
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // queries
+    token = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # bytes
+    if device.type == "cuda":
+        free, most = torch.cuda.mem_get_info(device)[0], 64
+    else:
+        free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
+    tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
+    return max(1, min(most, free // 2 // (tokens * token)))
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:

@@ -77,6 +77,21 @@ def check(model, seen: list[Observed]) -> None:
         assert int(each.logits[node].argmax()) == last
 
 
+class Dear(PassCosts):
+    """Known from the first pass on: a node costs a fifth of a pass."""
+
+    @property
+    def most_tokens(self):
+        return self.tokens[-1]
+
+    def seconds(self):
+        return 1 + 0.2 * np.array(self.tokens)
+
+
+def dear(model, verification, rows=1, tokens=PASS_TOKENS) -> Dear:
+    return Dear(tuple([0.1] * (len(tokens) - 1)), tokens)
+
+
 @pytest.mark.parametrize(("blended", "budget"), [(False, 7), (True, "auto")])
 @pytest.mark.parametrize(
     ("model_type", "rows", "verification"),
@@ -90,8 +105,9 @@ def check(model, seen: list[Observed]) -> None:
     ],
 )
 def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
-    models_by_type, model_type, rows, verification, blended, budget
+    models_by_type, model_type, rows, verification, blended, budget, monkeypatch
 ):
+    monkeypatch.setattr(budgets, "pass_costs", dear)
     call = Call(models_by_type(model_type), rows)
     listening = [
         Listening(call.inputs, call.plain, ACCURACIES[:rows], branches=2, seed=seed)
@@ -117,18 +133,9 @@ def test_every_source_observes_the_verified_tree_and_the_logits_of_its_nodes(
     assert branching == (verification == "tree")
 
 
-class Dear(PassCosts):
-    """Known from the first pass on: a node costs a fifth of a pass."""
-
-    most_tokens = PASS_TOKENS[-1]
-
-    def seconds(self):
-        return 1 + 0.2 * np.array(PASS_TOKENS)
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_trimmed_nodes_are_not_observed(llama, rows, monkeypatch):
-    monkeypatch.setattr(budgets, "pass_costs", lambda model, verification, rows: Dear())
+    monkeypatch.setattr(budgets, "pass_costs", dear)
     call = Call(llama, rows)
     drafter = Listening(call.inputs, call.plain, 0.9, branches=4)
     drafted = call.generate(candidate_generator=drafter, max_draft_tokens="auto")

@@ -25,7 +25,6 @@ _LIMITS = (
     ("--max-new-tokens", 2048, "of an answer; as many where a request does not say it (2048)"),
     ("--max-seconds", 600, "for which one request is decoded (600)"),
     ("--max-body-bytes", 4 << 20, "of a request (4 MiB)"),
-    ("--max-rows", 8, "requests that are decoded together (8)"),
     ("--max-waiting", 64, "further requests, which wait (64)"),
 )
 
@@ -44,6 +43,13 @@ def add_serve(parser: ArgumentParser) -> None:
         "what others asked",
     )
     limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-rows",
+        type=positive,
+        metavar="N",
+        help="requests that are decoded together (by default as many as half of the free memory "
+        "holds, of 4,096 tokens each: 16 at most on a CPU, 64 elsewhere)",
+    )
     for option, default, help in _LIMITS:
         limits.add_argument(option, type=positive, default=default, metavar="N", help=help)
 

@@ -47,7 +47,7 @@ class Engine:
         max_seconds: float,
         max_waiting: int,
         isolates: bool = False,
-        max_rows: int = 8,
+        max_rows: int | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -56,12 +56,12 @@ class Engine:
         self._isolates = isolates
         self._max_seconds = max_seconds
         self._max_waiting = max_waiting
-        self._max_rows = max_rows
         end = model.generation_config.eos_token_id
         self._end_tokens = {*end} if isinstance(end, list) else {end}
         self._batch = RunningBatch(
             model, max_rows=max_rows, prefix_tokens=0 if isolates else _PREFIX_TOKENS
         )
+        self._max_rows = self._batch.max_rows
         self._texts: dict[RunningText, Generation] = {}
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
