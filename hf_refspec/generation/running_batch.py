@@ -33,6 +33,7 @@ from ..text_config import context_length, text_config
 from ..verification.cache import is_padded
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
+from ..verification.facts import facts_about_state
 from ..verification.packed import PackedVerifier, RowEntries
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
@@ -126,6 +127,7 @@ class RunningText:
         # Whether its prompt is read in pieces: the first one might be nothing but padding.
         self._in_pieces = packs and not is_padded(call.model_kwargs)
         self._read = 0  # tokens of the prompt that the cache holds
+        self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end
         self._loop: Loop | None = None  # its own, until it joins the others
         asked = call.logits_processor, call.stopping_criteria, call.generation_config
@@ -139,6 +141,10 @@ class RunningText:
     def sequences(self) -> torch.Tensor:
         """Prompt and output so far, int64 of shape `(1, length)`, as `generate` returns them."""
         return self._row.ids
+
+    @property
+    def _ids(self) -> np.ndarray:
+        return self._row.tail(len(self._row))
 
     def _begin(self, model: PreTrainedModel) -> None:
         call, vocab_size = self._call, self._verifier.vocab_size
@@ -304,8 +310,7 @@ class RunningBatch:
         except BaseException:
             self._abandon()
             raise
-        for text in ended:
-            text._end()
+        _end(ended)
         return ended
 
     def _read_prompt(self) -> list[RunningText]:
@@ -352,7 +357,9 @@ class RunningBatch:
         text._begin(self._model)
         verifier, kwargs = text._verifier, text._call.model_kwargs
         if text._in_pieces:
-            entries, text._read = self._prefixes.longest(text._row, self._entries())
+            text._state = _state(self._model)
+            found = self._prefixes.longest(text._ids, text._state, self._cached())
+            entries, text._read = found
             text.shared_tokens = text._read
             for layer, states in zip(kwargs["past_key_values"].layers, entries, strict=False):
                 layer.update(*states)
@@ -407,57 +414,82 @@ class RunningBatch:
         kept = [i for i, text in enumerate(self._packed) if text not in texts]
         if len(kept) == len(self._packed):
             return
-        for (row, entries), text in zip(self._entries(), self._packed, strict=True):
+        for cached, text in zip(self._cached(), self._packed, strict=True):
             if text in texts:
-                self._prefixes.keep(row, entries)
+                self._prefixes.keep(cached)
         self._packed = [self._packed[i] for i in kept]
         assert self._verifier is not None
         self._verifier.select(kept)
 
-    def _entries(self) -> list[tuple[np.ndarray, RowEntries]]:
-        """The packed texts, as far as they are cached, and their keys and values."""
+    def _cached(self) -> list[CachedText]:
+        """The packed texts, as far as they are cached; of padded ones, which share nothing, none of
+        their ids."""
         if self._verifier is None:
             return []
         rows = zip(self._packed, self._verifier.cached, self._verifier.entries.rows, strict=True)
-        return [(text._row.tail(len(text._row))[:n], entries) for text, n, entries in rows]
+        return [
+            CachedText(text._ids[: n if text._in_pieces else 0], entries, text._state)
+            for text, n, entries in rows
+        ]
 
     def _abandon(self) -> None:
         """Ends all texts but those that wait."""
         texts = [*self._packed, *self._alone, *([self._prefilling] if self._prefilling else [])]
         self._packed, self._alone, self._prefilling = [], [], None
         self._loop = self._verifier = None
-        for text in texts:
-            text._end()
+        _end(texts)
+
+
+def _end(texts: Sequence[RunningText]) -> None:
+    """Ends all of them, whatever a drafter or a streamer raises."""
+    with ExitStack() as ending:
+        for text in reversed(texts):
+            ending.callback(text._end)
+
+
+@dataclass(frozen=True)
+class CachedText:
+    """The ids `(n,)` of a text as far as they are cached, their keys and values, and the state of
+    the model that computed them."""
+
+    ids: np.ndarray
+    entries: RowEntries
+    state: tuple[Any, ...]
 
 
 class Prefixes:
-    """The keys and values of texts that have ended, the latest of up to so many tokens in all."""
+    """Texts that have ended and stay cached, the latest of up to so many tokens in all."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
-        self._kept: deque[tuple[np.ndarray, RowEntries]] = deque()
+        self._kept: deque[CachedText] = deque()
 
-    def keep(self, ids: np.ndarray, entries: RowEntries) -> None:
-        """Keeps a text whose ids `(n,)` are cached."""
-        self._kept.append((ids, entries))
-        while sum(len(each) for each, _ in self._kept) > self._most:
+    def keep(self, text: CachedText) -> None:
+        self._kept.append(text)
+        while sum(len(each.ids) for each in self._kept) > self._most:
             self._kept.popleft()
 
     def longest(
-        self, row: Row, running: list[tuple[np.ndarray, RowEntries]]
+        self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
     ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
         """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
         prompt has in common with a kept or a `running` text, and its length n; the last token of
         the prompt is no part of it."""
         if self._most == 0:
             return [], 0
-        ids = row.tail(len(row))[:-1]
-        found = [*self._kept, *running]
-        lengths = [_common_length(ids, each) for each, _ in found]
+        found = [each for each in (*self._kept, *running) if each.state == state]
+        lengths = [_common_length(ids[:-1], each.ids) for each in found]
         longest = max(lengths, default=0)
         if longest < _LEAST_SHARED:
             return [], 0
-        return found[lengths.index(longest)][1].first(longest), longest
+        return found[lengths.index(longest)].entries.first(longest), longest
+
+
+def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What keys and values depend on beside the ids: it changes with the weights and whatever else
+    can change logits."""
+    versions = [0 if each.is_inference() else each._version for each in model.parameters()]
+    return facts_about_state(model).setdefault("identity", object()), sum(versions)
 
 
 def default_rows(model: PreTrainedModel) -> int:

@@ -63,8 +63,9 @@ class RowEntries:
         """Keeps these of the entries behind the row, in this order, and drops the others."""
         start, count = self.length, len(nodes)
         if nodes and nodes[-1] != count - 1:  # they do not stand in place: indices ascend
+            source = torch.tensor(nodes) + start
             for layer in self._layers:
-                source = torch.tensor(nodes, device=layer[0].device) + start
+                source = source.to(layer[0].device, non_blocking=True)
                 for each in layer:
                     each[:, :, start : start + count] = each.index_select(2, source)
 
@@ -98,7 +99,9 @@ class PackedPass:
         self._rows, self._sizes = rows, list(sizes)
         self._masks = list(masks)  # bool (S_i, length_i + S_i); `None` hides nothing
         self._entries: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-        self._groups = 1  # the masks are repeated for so many heads that share keys
+        # So many heads share keys, for which masks are repeated, on this device: layers may be on
+        # several.
+        self._masked_for: tuple[int, torch.device] | None = None
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values `(1, heads, S, head_dim)` of all tokens of the pass."""
@@ -114,15 +117,19 @@ class PackedPass:
         entries, self._entries = self._entries, None
         # Of a single token, the heads that share keys may stand in the place of tokens.
         per_token = query.shape[2] // sum(self._sizes)
-        groups = query.shape[1] // entries[0][0].shape[1]
-        if groups != self._groups:
-            self._masks = [mask if mask is None else mask.repeat(groups, 1) for mask in self._masks]
-            self._groups = groups
+        masked_for = query.shape[1] // entries[0][0].shape[1], query.device
+        if masked_for != self._masked_for:
+            self._repeated = [_repeated(mask, *masked_for) for mask in self._masks]
+            self._masked_for = masked_for
         queries = query.split([per_token * size for size in self._sizes], dim=2)
-        parts = zip(queries, entries, self._masks, strict=True)
+        parts = zip(queries, entries, self._repeated, strict=True)
         return torch.cat(
             [_attended(q, *own, mask, scale) for q, own, mask in parts if q.shape[2]], dim=2
         )
+
+
+def _repeated(mask: torch.Tensor | None, groups: int, device: torch.device) -> torch.Tensor | None:
+    return None if mask is None else mask.repeat(groups, 1).to(device, non_blocking=True)
 
 
 def _attended(

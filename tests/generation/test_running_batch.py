@@ -173,6 +173,36 @@ def test_a_prefix_is_read_once(llama, tokens):
     assert again.sequences.tolist() == texts[0].sequences.tolist()
 
 
+def test_no_prefix_is_shared_after_the_model_has_changed(fresh_llama):
+    batch = RunningBatch(fresh_llama)
+    prompt = {"input_ids": ids(30), "max_new_tokens": 12, **GREEDY}
+
+    def decoded():
+        text = batch.add(**prompt)
+        finish(batch)
+        assert text.sequences.tolist() == fresh_llama.generate(**prompt).tolist()
+        return text.shared_tokens
+
+    assert [decoded(), decoded()] == [0, 29]
+    with torch.no_grad():
+        fresh_llama.model.layers[0].self_attn.v_proj.weight += 0.2
+    assert [decoded(), decoded()] == [0, 29]
+    fresh_llama.model.layers[0].register_forward_hook(lambda module, args, output: output * 2)
+    assert [decoded(), decoded()] == [0, 29]
+
+
+def test_a_padded_prompt_shares_nothing(llama):
+    batch = RunningBatch(llama)
+    text, mask = ids(40), torch.ones(1, 40, dtype=torch.int64)
+    text[:, :10] = mask[:, :10] = 0
+    padded = batch.add(input_ids=text, attention_mask=mask, max_new_tokens=4, **GREEDY)
+    same_ids = batch.add(input_ids=text, attention_mask=mask * 0 + 1, max_new_tokens=12, **GREEDY)
+    finish(batch)
+    assert padded.shared_tokens == same_ids.shared_tokens == 0
+    plain = llama.generate(text, attention_mask=mask * 0 + 1, max_new_tokens=12, **GREEDY)
+    assert same_ids.sequences.tolist() == plain.tolist()
+
+
 def test_a_padded_prompt_is_the_text_without_its_padding(llama):
     batch = RunningBatch(llama, prefill_tokens=6)
     text, mask = ids(20), torch.ones(1, 20, dtype=torch.int64)
