@@ -515,7 +515,8 @@ def default_rows(model: PreTrainedModel) -> int:
     queries = _size(config, "num_attention_heads") or 1
     heads = _size(config, "num_key_value_heads") or queries
     head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
-    token = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # bytes
+    layers = _size(config, "num_hidden_layers") or 32
+    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
     if device.type == "cuda":
         free, most = torch.cuda.mem_get_info(device)[0], 64
     else:
