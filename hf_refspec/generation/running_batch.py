@@ -124,8 +124,9 @@ class RunningText:
         self._call = call
         self._verifier = verifier
         self._packs = packs  # whether it joins the others
-        # Whether its prompt is read in pieces: the first one might be nothing but padding.
-        self._in_pieces = packs and not is_padded(call.model_kwargs)
+        # Whether its prompt is read in pieces, and may share them: the first one might be nothing
+        # but padding, and other positions give other keys and values.
+        self._in_pieces = packs and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
         self._read = 0  # tokens of the prompt that the cache holds
         self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end
@@ -160,10 +161,13 @@ class RunningText:
 
     def _end(self) -> None:
         self.finished = True
-        self._session.close()
-        if self._loop is not None:
-            self._loop.verifier.release()
-            self._loop = None
+        loop, self._loop = self._loop, None
+        del self._call, self._verifier  # whoever keeps the text keeps no cache with it
+        try:
+            self._session.close()
+        finally:
+            if loop is not None:
+                loop.verifier.release()
 
 
 class RunningBatch:
@@ -308,7 +312,7 @@ class RunningBatch:
             ended += [text for text in (*self._packed, *self._alone) if text._row.finished]
             self._leave(ended)
         except BaseException:
-            self._abandon()
+            self._abandon(ended)
             raise
         _end(ended)
         return ended
@@ -336,7 +340,11 @@ class RunningBatch:
         self._prefilling = None
         if text._row.finished:
             return [text]
-        self._join(text)
+        try:
+            self._join(text)
+        except BaseException:  # the others may hold a part of it
+            self._abandon([text])
+            raise
         return []
 
     def _read_piece(self, text: RunningText) -> bool:
@@ -432,9 +440,10 @@ class RunningBatch:
             for text, n, entries in rows
         ]
 
-    def _abandon(self) -> None:
-        """Ends all texts but those that wait."""
+    def _abandon(self, ended: Sequence[RunningText]) -> None:
+        """Ends all texts but those that wait, and these."""
         texts = [*self._packed, *self._alone, *([self._prefilling] if self._prefilling else [])]
+        texts += [text for text in ended if text not in texts]
         self._packed, self._alone, self._prefilling = [], [], None
         self._loop = self._verifier = None
         _end(texts)
@@ -465,6 +474,8 @@ class Prefixes:
         self._kept: deque[CachedText] = deque()
 
     def keep(self, text: CachedText) -> None:
+        if not 0 < len(text.ids) <= self._most:  # a longer one would take the place of all others
+            return
         self._kept.append(text)
         while sum(len(each.ids) for each in self._kept) > self._most:
             self._kept.popleft()
@@ -492,19 +503,35 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
     return facts_about_state(model).setdefault("identity", object()), sum(versions)
 
 
+def _counts(model_kwargs: dict[str, Any]) -> bool:
+    """Whether the positions of a prompt are 0, 1, 2 and so on."""
+    positions = model_kwargs["position_ids"]
+    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
+
+
 def default_rows(model: PreTrainedModel) -> int:
     """How many texts a running batch decodes at once, see [`RunningBatch`]."""
     config, device = text_config(model), model.device
-    queries = getattr(config, "num_attention_heads", 1)
-    heads = getattr(config, "num_key_value_heads", None) or queries
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // queries
-    token = 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize  # bytes
+    queries = _size(config, "num_attention_heads") or 1
+    heads = _size(config, "num_key_value_heads") or queries
+    head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
+    layers = _size(config, "num_hidden_layers") or 32
+    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
     if device.type == "cuda":
         free, most = torch.cuda.mem_get_info(device)[0], 64
     else:
         free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
     tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
     return max(1, min(most, free // 2 // (tokens * token)))
+
+
+def _size(config: Any, name: str) -> int | None:
+    """A size of a model; `None` where it has none, or layers differ in it (Gemma 4)."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:
+        return None
+    return value if isinstance(value, int) else None
 
 
 def _common_length(a: np.ndarray, b: np.ndarray) -> int:

@@ -228,9 +228,13 @@ class PackedRows(Entries):
     def join(self, other: Entries, padding: int) -> None:
         """Adds the only row of another cache."""
         self.rows.append(RowEntries(other.cache, 0, padding))
+        for layer in other.cache.layers:
+            layer.keys = layer.values = None
 
     def close(self, cached: list[int]) -> None:
         """Puts the rows back into one rectangle, as plain decoding has it."""
+        if not cached:  # the prefill has raised
+            return
         self._set_lengths(cached)
         length = max(cached, default=0) + self.given
         for index, layer in enumerate(self._plain_layers):
@@ -322,7 +326,10 @@ class PackedVerifier(TreeVerifier):
         ids, at = ids.to(device, non_blocking=True), at.to(device, non_blocking=True)
         mask = PackedMask.of(self.entries.running, device)
         model_inputs = inputs.of_pass(ids, at, mask, kept=0, of_row=of_row)
-        return self.model(**model_inputs, return_dict=True).logits
+        try:
+            return self.model(**model_inputs, return_dict=True).logits
+        finally:
+            del self.entries.running  # rows may leave and are not kept for the last pass
 
     def _mask(self, index: int, visible: np.ndarray) -> torch.Tensor | None:
         """What the tokens of a row see of its entries and, by `visible` `(S, S)`, of each other."""

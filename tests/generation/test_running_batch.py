@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -316,3 +318,82 @@ def test_drafters_begin_and_end_with_their_texts(llama):
     assert Counting.running == 2
     finish(batch)
     assert Counting.running == 0
+
+
+class FailsAt(StoppingCriteria):
+    def __init__(self, length: int):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if input_ids.shape[1] == self.length:
+            raise RuntimeError("this criterion fails")
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_a_text_that_ends_in_its_prefill_has_ended_also_where_the_pass_of_others_fails(llama):
+    batch = RunningBatch(llama, max_draft_tokens=0)
+    failing = StoppingCriteriaList([FailsAt(8)])
+    batch.add(input_ids=ids(4), max_new_tokens=9, **GREEDY, stopping_criteria=failing)
+    for _ in range(2):
+        batch.step()
+    short = batch.add(input_ids=ids(4, 1), max_new_tokens=1, **GREEDY)
+    with pytest.raises(RuntimeError, match="criterion fails"):
+        batch.step()
+    assert short.finished and short.sequences.shape[1] == 5 and len(batch) == 0
+
+
+def test_a_text_that_cannot_join_ends(llama, monkeypatch):
+    def fail(*args):
+        raise MemoryError
+
+    batch = RunningBatch(llama)
+    texts = [batch.add(input_ids=ids(4, n), max_new_tokens=9, **GREEDY) for n in range(2)]
+    batch.step()
+    with monkeypatch.context() as patched:
+        patched.setattr("hf_refspec.verification.packed.PackedRows.join", fail)
+        with pytest.raises(MemoryError):
+            batch.step()
+    assert all(text.finished for text in texts) and len(batch) == 0
+
+
+def test_prompts_at_other_positions_share_nothing(models_by_type):
+    model = models_by_type("gpt2")
+    batch, prompt = RunningBatch(model), {"input_ids": ids(40), "max_new_tokens": 10, **GREEDY}
+    for positions in (None, torch.arange(40)[None] * 2 + 3, None):
+        own = {} if positions is None else {"position_ids": positions}
+        text = batch.add(**prompt, **own)
+        finish(batch)
+        assert text.sequences.tolist() == model.generate(**prompt, **own).tolist()
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_ended_texts_keep_no_cache(llama, padding):
+    batch = RunningBatch(llama, prefix_tokens=0)
+    mask = torch.ones(1, 40, dtype=torch.int64)
+    mask[:, :padding] = 0
+    prompts = [{"input_ids": ids(40, n), "attention_mask": mask} for n in range(3)]
+    texts = [batch.add(**each, max_new_tokens=3, **GREEDY) for each in prompts]
+    caches = [weakref.ref(text._call.model_kwargs["past_key_values"]) for text in texts]
+    entries = weakref.WeakSet()
+    while len(batch):
+        batch.step()
+        if batch._verifier is not None:
+            entries.update(batch._verifier.entries.rows)
+    gc.collect()
+    assert not entries and [cache() is None for cache in caches[1:]] == [True, True]
+
+
+def test_a_long_text_does_not_take_the_place_of_kept_prefixes(llama):
+    batch = RunningBatch(llama, prefix_tokens=100)
+    prompts = [ids(40), ids(150, 1), ids(40)]
+    shared = []
+    for prompt in prompts:
+        text = batch.add(input_ids=prompt, max_new_tokens=3, **GREEDY)
+        finish(batch)
+        shared.append(text.shared_tokens)
+    assert shared == [0, 0, 39]
+
+
+@pytest.mark.parametrize("model_type", ["blt", "gemma4_text"])
+def test_rows_are_counted_where_a_config_has_no_size_for_all_layers(models_by_type, model_type):
+    assert RunningBatch(models_by_type(model_type)).max_rows >= 1

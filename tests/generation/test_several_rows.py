@@ -365,3 +365,16 @@ def test_a_candidate_generator_drafts_for_each_row(call):
     generator = PromptLookupCandidateGenerator(num_output_tokens=6, max_matching_ngram_size=2)
     drafted = call.generate(candidate_generator=generator)
     assert drafted.tolist() == call.plain.tolist()
+
+
+def test_a_prefill_of_several_rows_that_raises_raises_that(llama, monkeypatch):
+    prompts = torch.full((3, 6), 20)
+    options = {"max_new_tokens": 4, "do_sample": False, "candidate_generator": "auto"}
+    llama.generate(prompts, **options)  # probes
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llama, "_prefill", fail)
+    with pytest.raises(KeyboardInterrupt):
+        llama.generate(prompts, **options)
