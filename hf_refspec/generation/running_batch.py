@@ -144,6 +144,11 @@ class RunningText:
         return self._row.ids
 
     @property
+    def complete(self) -> bool:
+        """Whether one of its stopping criteria ended it."""
+        return self._row.finished
+
+    @property
     def _ids(self) -> np.ndarray:
         return self._row.tail(len(self._row))
 
@@ -180,7 +185,8 @@ class RunningBatch:
         while not text.finished:
             batch.step()
 
-    One thread at a time may call its methods.
+    One thread at a time may call its methods. Where weights change, what was computed before is
+    shared no more; a change of a parameter's `data` in place is not noticed: make a new batch then.
 
     Args:
         model ([`PreTrainedModel`]): The target model.
@@ -499,8 +505,11 @@ class Prefixes:
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:
     """What keys and values depend on beside the ids: it changes with the weights and whatever else
     can change logits."""
-    versions = [0 if each.is_inference() else each._version for each in model.parameters()]
-    return facts_about_state(model).setdefault("identity", object()), sum(versions)
+    versions = [
+        (each.data_ptr(), 0 if each.is_inference() else each._version)
+        for each in model.parameters()
+    ]
+    return facts_about_state(model).setdefault("identity", object()), tuple(versions)
 
 
 def _counts(model_kwargs: dict[str, Any]) -> bool:

@@ -144,7 +144,7 @@ class Engine:
             except Exception:  # of the model, or a device: the next requests may go well
                 logger.exception("A forward pass failed.")
                 for text in [each for each in self._texts if each.finished]:
-                    self._finish(text, failed=True)
+                    self._finish(text, failed=not text.complete)
             else:
                 for text in ended:
                     self._finish(text)
@@ -189,10 +189,14 @@ class Engine:
     def _finish(self, text: RunningText, failed: bool = False) -> None:
         generation = self._texts.pop(text)
         generation.stats = text.stats
-        if failed:
+        try:
+            if not failed:
+                generation.end(self._end_tokens)
+            elif generation.outcome is None:
+                generation.outcome = "error"
+        except Exception:  # the thread decodes on for all others
+            logger.exception("The end of a request failed.")
             generation.outcome = "error"
-        else:
-            generation.end(self._end_tokens)
         self._remove(generation)
 
     def _remove(self, generation: Generation) -> None:
