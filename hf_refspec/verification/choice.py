@@ -60,6 +60,8 @@ def select_verifier(
         as_tree = kind in (StaticVerifier, PackedVerifier) or (rows > 1 and requested == "chain")
         allowed = requested in ("auto", kind.name) or as_tree
         takes_rows = kind.fewest_rows <= rows <= kind.most_rows
+        if kind is PackedVerifier and generation_config.return_dict_in_generate:
+            continue  # which returns the cache
         if not allowed or not takes_rows or not kind.supports(model, model_kwargs):
             continue
         # Compiled passes may round to other bits, so that the call's own are compared.

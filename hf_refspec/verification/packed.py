@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..drafting.tree import DraftTree
-from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass
+from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass, find_cache
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
 
@@ -72,13 +72,6 @@ class RowEntries:
     def first(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The first entries of each layer, for another row that begins with the same tokens."""
         return [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
-
-    def layer(self, index: int, length: int) -> list[torch.Tensor]:
-        """Keys and values of a layer with their padding again, at this length."""
-        padding = (0, 0, self.skipped, length - self.skipped - self.length)
-        return [
-            nn.functional.pad(each[:, :, : self.length], padding) for each in self._layers[index]
-        ]
 
 
 def _grown(entries: torch.Tensor, slots: int) -> torch.Tensor:
@@ -197,25 +190,19 @@ class _PackedLayer(DynamicLayer):
 
 
 class PackedRows(Entries):
-    """The entries of rows that each have a cache of their own."""
+    """The entries of rows that each have a cache of their own. They do not return into the
+    rectangle that plain decoding would leave."""
 
     running: PackedPass  # the pass that the layers write for
     padding: list[int]  # of each row of the prefill
 
     def begin(self, prompt_length: int) -> None:
-        self.given = int(self.cache.get_seq_length()) - prompt_length
         self.rows = [RowEntries(self.cache, row, skip) for row, skip in enumerate(self.padding)]
-        self._plain_layers = self.cache.layers
-        self.cache.layers = [_PackedLayer(self, i) for i in range(len(self._plain_layers))]
-        for layer in self._plain_layers:
-            layer.keys = layer.values = None
+        self.cache.layers = [_PackedLayer(self, i) for i in range(len(self.cache.layers))]
 
     def before(self, now: Pass) -> None:
-        self._set_lengths(now.cached)
-
-    def _set_lengths(self, cached: list[int]) -> None:
-        for row, count in zip(self.rows, cached, strict=True):
-            row.length = count + self.given - row.skipped
+        for row, count in zip(self.rows, now.cached, strict=True):
+            row.length = count - row.skipped
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for row, nodes in zip(self.rows, done.kept(paths), strict=True):
@@ -230,17 +217,6 @@ class PackedRows(Entries):
         self.rows.append(RowEntries(other.cache, 0, padding))
         for layer in other.cache.layers:
             layer.keys = layer.values = None
-
-    def close(self, cached: list[int]) -> None:
-        """Puts the rows back into one rectangle, as plain decoding has it."""
-        if not cached:  # the prefill has raised
-            return
-        self._set_lengths(cached)
-        length = max(cached, default=0) + self.given
-        for index, layer in enumerate(self._plain_layers):
-            parts = [row.layer(index, length) for row in self.rows]
-            layer.keys, layer.values = (torch.cat(each) for each in zip(*parts, strict=True))
-        self.cache.layers = self._plain_layers
 
     def mark(self) -> EntriesMark:
         raise NotImplementedError("rows that are packed are not rolled back")
@@ -258,9 +234,13 @@ class PackedVerifier(TreeVerifier):
 
     @classmethod
     def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-        """Needs attention by torch's `scaled_dot_product_attention`, see also [`TreeVerifier`]."""
+        """Needs attention by torch's `scaled_dot_product_attention`, transformers' own forward
+        pass, which does not know rows by their number, and a cache that nobody gave, see also
+        [`TreeVerifier`]."""
         return (
             getattr(model.config, "_attn_implementation", None) == "sdpa"
+            and type(model).forward.__module__.startswith("transformers.")
+            and not getattr(find_cache(model_kwargs), "_is_user_defined", False)
             and model_kwargs.keys() <= USUAL_ARGUMENTS
             and not model._compiled_call_impl
             and super().supports(model, model_kwargs)
