@@ -9,170 +9,30 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-import psutil
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers import PreTrainedModel
 
 from ..check_count import check_count
-from ..drafting.candidates import as_drafter
-from ..drafting.drafter import Drafter, Sampling
+from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
-from ..text_config import context_length, text_config
-from ..verification.cache import is_padded
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
-from ..verification.facts import facts_about_state
-from ..verification.packed import PackedVerifier, RowEntries
+from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
 from ..verification.reach import Reach
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .budget import make_budget
-from .default_drafter import default_drafter
+from .default_rows import default_rows
 from .interruptible import Interrupted, Interruptible
 from .loop import Loop
-from .row import Row, prompt_tokens
-from .validation import (
-    FURTHER_OUTPUTS,
-    RefusedCallError,
-    check_options,
-    check_request,
-    check_steps,
-)
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
-
-# A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
-_LEAST_SHARED = 16
-# Of a text, where the memory that a row takes is estimated.
-_ROW_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What `generate` has prepared."""
-
-    input_ids: torch.Tensor
-    logits_processor: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
-    generation_config: GenerationConfig
-    drafter: Drafter | None  # `None` is "auto"
-    streamer: BaseStreamer | None
-    model_kwargs: dict[str, Any]
-
-
-def prepare_call(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    candidate_generator: CandidateGenerator | Literal["auto"] | None = "auto",
-    streamer: BaseStreamer | None = None,
-    **model_kwargs: Any,
-) -> _Call:
-    """What `generate` hands over to a decoding loop, for a running batch to decode."""
-    check_request(input_ids, generation_config, model_kwargs, "candidate_generator")
-    check_steps(model, model_kwargs, "candidate_generator")
-    if len(input_ids) != 1:
-        raise ValueError(
-            f"`input_ids` has {len(input_ids)} rows, but a text of a running batch has one: add "
-            "each by itself"
-        )
-    is_auto = candidate_generator is None or candidate_generator == "auto"
-    drafter = None if is_auto else as_drafter(candidate_generator)
-    if drafter is not None:
-        drafter.check_vocabulary(text_config(model).vocab_size)
-    kwargs = {name: value for name, value in model_kwargs.items() if name not in FURTHER_OUTPUTS}
-    asked = logits_processor, stopping_criteria, generation_config
-    return _Call(input_ids, *asked, drafter, streamer, kwargs)
-
-
-class RunningText:
-    """A text that waits, is decoded or has ended.
-
-    Attributes:
-        input_ids (`torch.Tensor` of shape `(1, n)`): The prompt.
-        finished (`bool`): Whether it has ended.
-        shared_tokens (`int`): How many tokens of the prompt another text had in common, so that
-            their keys and values were copied.
-        stats ([`SpeculationStats`]): Of this text. Passes that it shares with others are counted,
-            not timed.
-        interrupted (`Callable`, *optional*): Asked again and again while the prompt is read; the
-            text ends as soon as it returns `True`. Afterwards stopping criteria are asked.
-    """
-
-    def __init__(self, call: _Call, seed: int | None, verifier: Verifier, packs: bool) -> None:
-        self.input_ids = call.input_ids
-        self.finished = False
-        self.shared_tokens = 0
-        self.stats = SpeculationStats()
-        self.interrupted: Callable[[], bool] | None = None
-        self._call = call
-        self._verifier = verifier
-        self._packs = packs  # whether it joins the others
-        # Whether its prompt is read in pieces, and may share them: the first one might be nothing
-        # but padding, and other positions give other keys and values.
-        self._in_pieces = packs and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
-        self._read = 0  # tokens of the prompt that the cache holds
-        self._state: tuple[Any, ...] = ()  # of the model when it began
-        self._session = ExitStack()  # from its first piece to its end
-        self._loop: Loop | None = None  # its own, until it joins the others
-        asked = call.logits_processor, call.stopping_criteria, call.generation_config
-        self._row = Row(call.input_ids, *asked, call.streamer)
-        if call.generation_config.do_sample:
-            self._row.generator = torch.Generator(call.input_ids.device)
-            seed = int(torch.randint(2**62, ())) if seed is None else seed
-            self._row.generator.manual_seed(seed)
-
-    @property
-    def sequences(self) -> torch.Tensor:
-        """Prompt and output so far, int64 of shape `(1, length)`, as `generate` returns them."""
-        return self._row.ids
-
-    @property
-    def complete(self) -> bool:
-        """Whether one of its stopping criteria ended it."""
-        return self._row.finished
-
-    @property
-    def _ids(self) -> np.ndarray:
-        return self._row.tail(len(self._row))
-
-    def _begin(self, model: PreTrainedModel) -> None:
-        call, vocab_size = self._call, self._verifier.vocab_size
-        own = default_drafter(model) if call.drafter is None else nullcontext(call.drafter)
-        drafter = self._session.enter_context(own)
-        [prompt] = prompt_tokens(call.input_ids, call.model_kwargs, vocab_size)
-        sampling = Sampling.of(call.generation_config)
-        self._session.enter_context(drafter.session(prompt, vocab_size, sampling))
-        self._row.drafter, self.stats = drafter, drafter.stats
-        if call.streamer is not None:
-            call.streamer.put(call.input_ids.cpu())
-            self._session.callback(call.streamer.end)
-
-    def _end(self) -> None:
-        self.finished = True
-        loop, self._loop = self._loop, None
-        del self._call, self._verifier  # whoever keeps the text keeps no cache with it
-        try:
-            self._session.close()
-        finally:
-            if loop is not None:
-                loop.verifier.release()
+from .prefixes import CachedText, Prefixes, state_of
+from .running_text import RunningText, prepare_call
+from .validation import RefusedCallError, check_options
 
 
 class RunningBatch:
@@ -371,7 +231,7 @@ class RunningBatch:
         text._begin(self._model)
         verifier, kwargs = text._verifier, text._call.model_kwargs
         if text._in_pieces:
-            text._state = _state(self._model)
+            text._state = state_of(self._model)
             found = self._prefixes.longest(text._ids, text._state, self._cached())
             entries, text._read = found
             text.shared_tokens = text._read
@@ -460,93 +320,6 @@ def _end(texts: Sequence[RunningText]) -> None:
     with ExitStack() as ending:
         for text in reversed(texts):
             ending.callback(text._end)
-
-
-@dataclass(frozen=True)
-class CachedText:
-    """The ids `(n,)` of a text as far as they are cached, their keys and values, and the state of
-    the model that computed them."""
-
-    ids: np.ndarray
-    entries: RowEntries
-    state: tuple[Any, ...]
-
-
-class Prefixes:
-    """Texts that have ended and stay cached, the latest of up to so many tokens in all."""
-
-    def __init__(self, tokens: int) -> None:
-        self._most = tokens
-        self._kept: deque[CachedText] = deque()
-
-    def keep(self, text: CachedText) -> None:
-        if not 0 < len(text.ids) <= self._most:  # a longer one would take the place of all others
-            return
-        self._kept.append(text)
-        while sum(len(each.ids) for each in self._kept) > self._most:
-            self._kept.popleft()
-
-    def longest(
-        self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
-    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
-        """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
-        prompt has in common with a kept or a `running` text, and its length n; the last token of
-        the prompt is no part of it."""
-        if self._most == 0:
-            return [], 0
-        found = [each for each in (*self._kept, *running) if each.state == state]
-        lengths = [_common_length(ids[:-1], each.ids) for each in found]
-        longest = max(lengths, default=0)
-        if longest < _LEAST_SHARED:
-            return [], 0
-        return found[lengths.index(longest)].entries.first(longest), longest
-
-
-def _state(model: PreTrainedModel) -> tuple[Any, ...]:
-    """What keys and values depend on beside the ids: it changes with the weights and whatever else
-    can change logits."""
-    versions = [
-        (each.data_ptr(), 0 if each.is_inference() else each._version)
-        for each in model.parameters()
-    ]
-    return facts_about_state(model).setdefault("identity", object()), tuple(versions)
-
-
-def _counts(model_kwargs: dict[str, Any]) -> bool:
-    """Whether the positions of a prompt are 0, 1, 2 and so on."""
-    positions = model_kwargs["position_ids"]
-    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
-
-
-def default_rows(model: PreTrainedModel) -> int:
-    """How many texts a running batch decodes at once, see [`RunningBatch`]."""
-    config, device = text_config(model), model.device
-    queries = _size(config, "num_attention_heads") or 1
-    heads = _size(config, "num_key_value_heads") or queries
-    head_dim = _size(config, "head_dim") or (_size(config, "hidden_size") or 4096) // queries
-    layers = _size(config, "num_hidden_layers") or 32
-    token = 2 * layers * heads * head_dim * model.dtype.itemsize  # bytes
-    if device.type == "cuda":
-        free, most = torch.cuda.mem_get_info(device)[0], 64
-    else:
-        free, most = psutil.virtual_memory().available, 16 if device.type == "cpu" else 64
-    tokens = min(context_length(config) or _ROW_TOKENS, _ROW_TOKENS)
-    return max(1, min(most, free // 2 // (tokens * token)))
-
-
-def _size(config: Any, name: str) -> int | None:
-    """A size of a model; `None` where it has none, or layers differ in it (Gemma 4)."""
-    try:
-        value = getattr(config, name, None)
-    except RuntimeError:
-        return None
-    return value if isinstance(value, int) else None
-
-
-def _common_length(a: np.ndarray, b: np.ndarray) -> int:
-    count = min(len(a), len(b))
-    differ = a[:count] != b[:count]
-    return int(differ.argmax()) if differ.any() else count
 
 
 def _can_be_packed(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:

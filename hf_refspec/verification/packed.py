@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..drafting.tree import DraftTree
-from .cache import USUAL_ARGUMENTS, Entries, EntriesMark, Pass, find_cache
+from .cache import USUAL_ARGUMENTS, Entries, Pass, find_cache
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
 
@@ -50,11 +50,11 @@ class RowEntries:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes those of a pass behind the row; returns all of them as views."""
         end = self.length + keys.shape[2]
-        slots = self._layers[layer][0].shape[2]
-        if end > slots:
-            room = end + _ROOM + end // 8  # grows by a fraction, so that copies stay rare
-            self._layers[layer] = tuple(_grown(each, room) for each in self._layers[layer])  # type: ignore[assignment]
         kept_keys, kept_values = self._layers[layer]
+        if end > kept_keys.shape[2]:
+            room = end + _ROOM + end // 8  # grows by a fraction, so that copies stay rare
+            kept_keys, kept_values = _grown(kept_keys, room), _grown(kept_values, room)
+            self._layers[layer] = kept_keys, kept_values
         kept_keys[:, :, self.length : end] = keys
         kept_values[:, :, self.length : end] = values
         return kept_keys[:, :, :end], kept_values[:, :, :end]
@@ -217,9 +217,6 @@ class PackedRows(Entries):
         self.rows.append(RowEntries(other.cache, 0, padding))
         for layer in other.cache.layers:
             layer.keys = layer.values = None
-
-    def mark(self) -> EntriesMark:
-        raise NotImplementedError("rows that are packed are not rolled back")
 
 
 class PackedVerifier(TreeVerifier):

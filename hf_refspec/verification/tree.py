@@ -168,10 +168,8 @@ class MaskedInputs:
 
     def join(self, other: MaskedInputs) -> None:
         """Adds the rows of another prefill, with the usual arguments alone."""
-        masks, length = (
-            (self.prompt_mask, other.prompt_mask),
-            max(self.prompt_mask.shape[1], other.prompt_mask.shape[1]),
-        )
+        masks = self.prompt_mask, other.prompt_mask
+        length = max(mask.shape[1] for mask in masks)
         self.prompt_mask = torch.cat(
             [nn.functional.pad(mask, (0, length - mask.shape[1]), value=True) for mask in masks]
         )
@@ -188,8 +186,10 @@ class MaskedInputs:
 
     def _find_padding(self) -> None:
         # Of each row the tokens that are hidden, and those of them that stand before all others.
-        self._hidden: list[int] = (~self.prompt_mask).sum(dim=-1).tolist()
-        self.padding: list[int] = (self.prompt_mask.cumsum(dim=-1) == 0).sum(dim=-1).tolist()
+        hidden, leading = ~self.prompt_mask, self.prompt_mask.cumsum(dim=-1) == 0
+        counts = torch.stack([hidden.sum(dim=-1), leading.sum(dim=-1)]).tolist()  # one wait
+        self._hidden: list[int] = counts[0]
+        self.padding: list[int] = counts[1]
 
     def of_pass(
         self,

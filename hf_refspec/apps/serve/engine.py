@@ -9,7 +9,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from threading import Condition, Thread
 from time import monotonic
 
@@ -20,7 +19,8 @@ from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
 from ...drafting.reference_copy import ReferenceCopy
 from ...generation.default_drafter import DrafterPool
-from ...generation.running_batch import RunningBatch, RunningText
+from ...generation.running_batch import RunningBatch
+from ...generation.running_text import RunningText
 from ..shared.prompts import text_inputs
 from .errors import shutting_down, too_many
 from .generation import Generation, GenerationRequest, Listener
@@ -28,9 +28,6 @@ from .metrics import Metrics
 from .prediction import Prediction
 
 logger = logging.getLogger(__name__)
-
-# Tokens of ended requests whose keys and values are kept, for prompts that begin likewise.
-_PREFIX_TOKENS = 4096
 
 
 class Engine:
@@ -58,9 +55,8 @@ class Engine:
         self._max_waiting = max_waiting
         end = model.generation_config.eos_token_id
         self._end_tokens = {*end} if isinstance(end, list) else {end}
-        self._batch = RunningBatch(
-            model, max_rows=max_rows, prefix_tokens=0 if isolates else _PREFIX_TOKENS
-        )
+        shares = {"prefix_tokens": 0} if isolates else {}
+        self._batch = RunningBatch(model, max_rows=max_rows, **shares)
         self._max_rows = self._batch.max_rows
         self._texts: dict[RunningText, Generation] = {}
         self._waiting: deque[Generation] = deque()
@@ -168,10 +164,10 @@ class Engine:
 
     def _begin(self, generation: Generation) -> None:
         request = generation.request
-        isolated = nullcontext(copy.deepcopy(self._drafter))
-        drafter = generation.session.enter_context(
-            isolated if self._isolates else self._pool.drafter()
-        )
+        if self._isolates:
+            drafter: Drafter = copy.deepcopy(self._drafter)
+        else:
+            drafter = generation.session.enter_context(self._pool.drafter())
         assert isinstance(drafter, Blend)
         drafter.drafters[0].ids = request.prediction
         text = self._batch.add(

@@ -1,0 +1,74 @@
+"""Prefixes that prompts have in common: their keys and values are computed once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..verification.facts import facts_about_state
+from ..verification.packed import RowEntries
+
+# A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
+_LEAST_SHARED = 16
+
+
+@dataclass(frozen=True)
+class CachedText:
+    """The ids `(n,)` of a text as far as they are cached, their keys and values, and the state of
+    the model that computed them."""
+
+    ids: np.ndarray
+    entries: RowEntries
+    state: tuple[Any, ...]
+
+
+class Prefixes:
+    """Texts that have ended and stay cached, the latest of up to so many tokens in all."""
+
+    def __init__(self, tokens: int) -> None:
+        self._most = tokens
+        self._kept: deque[CachedText] = deque()
+
+    def keep(self, text: CachedText) -> None:
+        if not 0 < len(text.ids) <= self._most:  # a longer one would take the place of all others
+            return
+        self._kept.append(text)
+        while sum(len(each.ids) for each in self._kept) > self._most:
+            self._kept.popleft()
+
+    def longest(
+        self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
+    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
+        """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
+        prompt has in common with a kept or a `running` text, and its length n; the last token of
+        the prompt is no part of it."""
+        if self._most == 0:
+            return [], 0
+        found = [each for each in (*self._kept, *running) if each.state == state]
+        lengths = [_common_length(ids[:-1], each.ids) for each in found]
+        longest = max(lengths, default=0)
+        if longest < _LEAST_SHARED:
+            return [], 0
+        return found[lengths.index(longest)].entries.first(longest), longest
+
+
+def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What keys and values depend on beside the ids: it changes with the weights and whatever else
+    can change logits."""
+    versions = [
+        (each.data_ptr(), 0 if each.is_inference() else each._version)
+        for each in model.parameters()
+    ]
+    return facts_about_state(model).setdefault("identity", object()), tuple(versions)
+
+
+def _common_length(a: np.ndarray, b: np.ndarray) -> int:
+    count = min(len(a), len(b))
+    differ = a[:count] != b[:count]
+    return int(differ.argmax()) if differ.any() else count
