@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
+from ..verification.cache import LayerEntries
 from ..verification.facts import facts_about_state
-from ..verification.packed import RowEntries
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
 _LEAST_SHARED = 16
@@ -20,11 +19,11 @@ _LEAST_SHARED = 16
 
 @dataclass(frozen=True)
 class CachedText:
-    """The ids `(n,)` of a text as far as they are cached, their keys and values, and the state of
-    the model that computed them."""
+    """The ids `(n,)` of a text as far as they are cached, their keys and values
+    `(1, heads, n, head_dim)`, and the state of the model that computed them."""
 
     ids: np.ndarray
-    entries: RowEntries
+    entries: LayerEntries
     state: tuple[Any, ...]
 
 
@@ -36,15 +35,17 @@ class Prefixes:
         self._kept: deque[CachedText] = deque()
 
     def keep(self, text: CachedText) -> None:
-        if not 0 < len(text.ids) <= self._most:  # a longer one would take the place of all others
+        """Copies a text that leaves; one that is too long would take the place of all others."""
+        if not 0 < len(text.ids) <= self._most:
             return
-        self._kept.append(text)
+        copied = [(keys.clone(), values.clone()) for keys, values in text.entries]
+        self._kept.append(replace(text, entries=copied))
         while sum(len(each.ids) for each in self._kept) > self._most:
             self._kept.popleft()
 
     def longest(
         self, ids: np.ndarray, state: tuple[Any, ...], running: Sequence[CachedText]
-    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
+    ) -> tuple[LayerEntries, int]:
         """The keys and values `(1, heads, n, head_dim)` of each layer of the longest prefix that a
         prompt has in common with a kept or a `running` text, and its length n; the last token of
         the prompt is no part of it."""
@@ -55,7 +56,8 @@ class Prefixes:
         longest = max(lengths, default=0)
         if longest < _LEAST_SHARED:
             return [], 0
-        return found[lengths.index(longest)].entries.first(longest), longest
+        shared = found[lengths.index(longest)].entries
+        return [(keys[:, :, :longest], values[:, :, :longest]) for keys, values in shared], longest
 
 
 def state_of(model: PreTrainedModel) -> tuple[Any, ...]:

@@ -9,29 +9,30 @@ packed keep a loop of their own, and take turns.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from ..check_count import check_count
-from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
+from ..verification.cache import find_cache, new_cache
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
+from ..verification.compiled import CompiledForward
 from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
-from ..verification.reach import Reach
+from ..verification.static_rows import StaticRowsVerifier
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
-from .budget import make_budget
 from .default_rows import default_rows
 from .interruptible import Interrupted, Interruptible
-from .loop import Loop
-from .prefixes import CachedText, Prefixes, state_of
+from .prefixes import Prefixes, state_of
 from .running_text import RunningText, prepare_call
+from .text_group import TextGroup, make_loop
 from .validation import RefusedCallError, check_options
 
 
@@ -53,8 +54,8 @@ class RunningBatch:
         max_rows (`int`, *optional*): How many texts are decoded at once. The others wait, in the
             order in which they came. By default as many as half of the free memory can hold, of
             4,096 tokens each: 16 at most on a CPU, 64 elsewhere.
-        prefill_tokens (`int`, *optional*): The most tokens of a prompt that run between two steps
-            of the other texts. By default 128 on a CPU, 1024 elsewhere.
+        prefill_tokens (`int`, *optional*): The most tokens of prompts that run between two steps of
+            the other texts. By default 128 on a CPU, 1024 elsewhere.
         prefix_tokens (`int`, *optional*, defaults to 4096): The most tokens of texts that have
             ended whose keys and values are kept, for prompts that begin likewise (a system prompt,
             the same document). 0 shares nothing, not with texts that are running either.
@@ -90,10 +91,7 @@ class RunningBatch:
         self._prefixes = Prefixes(prefix_tokens)
         self._waiting: deque[RunningText] = deque()
         self._prefilling: RunningText | None = None
-        self._packed: list[RunningText] = []
-        self._alone: list[RunningText] = []  # each with a loop of its own
-        self._verifier: PackedVerifier | None = None  # of the packed ones
-        self._loop: Loop | None = None  # the same
+        self._groups: list[TextGroup] = []
 
     def __len__(self) -> int:
         """How many texts are decoded or wait."""
@@ -107,7 +105,12 @@ class RunningBatch:
     @property
     def running(self) -> int:
         """How many texts are decoded; one whose prompt is being read among them."""
-        return len(self._packed) + len(self._alone) + (self._prefilling is not None)
+        return len(self._decoded) + (self._prefilling is not None)
+
+    @property
+    def _decoded(self) -> list[RunningText]:
+        """The texts that have their first token."""
+        return [text for group in self._groups for text in group.texts]
 
     @torch.no_grad()
     def add(self, *, seed: int | None = None, **arguments: Any) -> RunningText:
@@ -138,12 +141,9 @@ class RunningBatch:
                 "would let texts join at other times. Load it in one process, with `device_map`."
             )
         call: Any = self._model.generate(**arguments, custom_generate=prepare_call)
-        kwargs = call.model_kwargs
-        verifier, _ = select_verifier(self._model, "auto", 1, call.generation_config, kwargs)
-        if verifier is None:
-            verifier = PlainVerifier(self._model, call.generation_config, kwargs)
-        packs = type(verifier) is TreeVerifier and _can_be_packed(self._model, kwargs)
-        text = RunningText(call, seed, verifier, packs)
+        found = _verifiers(self._model, call.generation_config, call.model_kwargs)
+        verifier, joins, kwargs = found
+        text = RunningText(replace(call, model_kwargs=kwargs), seed, verifier, joins)
         self._waiting.append(text)
         return text
 
@@ -155,15 +155,13 @@ class RunningBatch:
             self._waiting.remove(text)
         elif text is self._prefilling:
             self._prefilling = None
-        elif text in self._alone:
-            self._alone.remove(text)
         else:
             self._leave([text])
         text._end()
 
     @torch.no_grad()
     def step(self) -> list[RunningText]:
-        """Runs a piece of a prompt, if there is room for its text, and one step of all other texts.
+        """Reads prompts, if there is room for their texts, and runs one step of all other texts.
 
         Returns:
             `list[RunningText]`: The texts that have ended.
@@ -172,59 +170,80 @@ class RunningBatch:
             Whatever a forward pass, a drafter, a processor or a criterion raises. The text whose
             prompt was read then ends, or, in a pass that texts share, all of these.
         """
-        ended = self._read_prompt()
+        ended_early = self._read_prompts()
+        ended: list[RunningText] = []
         try:
-            self._decode()
-            ended += [text for text in (*self._packed, *self._alone) if text._row.finished]
+            for group in self._groups:
+                group.step()
+            ended = [text for text in self._decoded if text._row.finished]
             self._leave(ended)
         except BaseException:
             self._abandon(ended)
             raise
         _end(ended)
+        return ended_early + ended
+
+    def _read_prompts(self) -> list[RunningText]:
+        """Reads several short prompts, or a piece of a long one. Returns the texts that have ended
+        with it; the others join once they have their first token."""
+        ended: list[RunningText] = []
+        left = self._prefill_tokens
+        while (text := self._next_text()) is not None:
+            size = text.input_ids.shape[1] - text._read
+            if text._in_pieces:
+                size = min(size, self._prefill_tokens)
+            if size > left < self._prefill_tokens:
+                break
+            left -= size
+            if self._read_piece(text, size):
+                ended.append(text)
         return ended
 
-    def _read_prompt(self) -> list[RunningText]:
-        """Runs a piece of a prompt; the text joins the others once it has its first token. Returns
-        it if it has ended."""
-        if self._prefilling is None:
-            if not self._waiting or self.running >= self.max_rows:
-                return []
+    def _next_text(self) -> RunningText | None:
+        """The text whose prompt is read next, if there is room for it."""
+        if self._prefilling is None and self._waiting and self.running < self.max_rows:
             self._prefilling = self._waiting.popleft()
-        text = self._prefilling
+            with self._ended_by_errors(self._prefilling):
+                self._begin(self._prefilling)
+        return self._prefilling
+
+    def _read_piece(self, text: RunningText, size: int) -> bool:
+        """Runs so many tokens of a prompt; returns whether the text has ended."""
+        end = text._read + size
+        is_last = end == text.input_ids.shape[1]
+        assert text._loop is not None
         try:
-            with nullcontext() if text.interrupted is None else Interruptible(text.interrupted):
-                is_read = self._read_piece(text)
+            interruptible = (
+                nullcontext() if text.interrupted is None else Interruptible(text.interrupted)
+            )
+            with self._ended_by_errors(text), interruptible:
+                if not is_last:
+                    text._loop.read_ahead([text._row], end)
+                    text._read = end
+                    return False
+                text._loop.prefill([text._row])
         except Interrupted:
-            self._prefilling = None
-            return [text]
-        except BaseException:
-            self._prefilling = None
-            text._end()
-            raise
-        if not is_read:
-            return []
+            return True
         self._prefilling = None
         if text._row.finished:
-            return [text]
+            text._end()
+            return True
         try:
             self._join(text)
         except BaseException:  # the others may hold a part of it
             self._abandon([text])
             raise
-        return []
+        return False
 
-    def _read_piece(self, text: RunningText) -> bool:
-        """Runs a piece of a prompt; returns whether it was the last one."""
-        if text._loop is None:
-            self._begin(text)
-        assert text._loop is not None
-        end = text._read + self._prefill_tokens
-        if text._in_pieces and end < text.input_ids.shape[1]:
-            text._loop.read_ahead([text._row], end)
-            text._read = end
-            return False
-        text._loop.prefill([text._row])
-        return True
+    @contextmanager
+    def _ended_by_errors(self, text: RunningText) -> Iterator[None]:
+        """Ends a text whose prompt cannot be read."""
+        try:
+            yield
+        except BaseException:
+            self._prefilling = None
+            text._end()
+            raise
 
     def _begin(self, text: RunningText) -> None:
         """Copies what the prompt has in common with other texts, and prepares the rest."""
@@ -232,7 +251,8 @@ class RunningBatch:
         verifier, kwargs = text._verifier, text._call.model_kwargs
         if text._in_pieces:
             text._state = state_of(self._model)
-            found = self._prefixes.longest(text._ids, text._state, self._cached())
+            running = [cached for group in self._groups for cached in group.cached()]
+            found = self._prefixes.longest(text._ids, text._state, running)
             entries, text._read = found
             text.shared_tokens = text._read
             for layer, states in zip(kwargs["past_key_values"].layers, entries, strict=False):
@@ -244,74 +264,28 @@ class RunningBatch:
             end = text._read + self._prefill_tokens
             positions = kwargs["position_ids"][..., :end]
             verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
-        text._loop = self._make_loop(verifier, text.stats, kwargs)
-
-    def _make_loop(
-        self, verifier: Verifier, stats: SpeculationStats, model_kwargs: dict[str, Any]
-    ) -> Loop:
-        most = 0 if isinstance(verifier, PlainVerifier) else self._max_draft_tokens
-        kind = verifier.kind_of_pass, verifier.widths, verifier.packs
-        budget = make_budget(most, Drafter(), self._model, *kind)
-        reach = Reach(type(verifier), self._model, verifier.fewest_rows, model_kwargs)
-        return Loop(verifier, budget, reach, stats, chains=not verifier.takes_trees)
-
-    def _decode(self) -> None:
-        """One step of all texts that have their first token."""
-        if self._loop is not None and self._packed:
-            rows = [text._row for text in self._packed]
-            self._loop.prepare(rows)
-            self._loop.step(rows)
-            for text in self._packed:
-                text.stats.record_rows([(len(text._row.verified), len(text._row.path or ()))])
-        for text in self._alone:
-            assert text._loop is not None
-            text._loop.prepare([text._row])
-            text._loop.step([text._row])
+        text._loop = make_loop(verifier, self._max_draft_tokens, text.stats)
 
     def _join(self, text: RunningText) -> None:
-        assert text._loop is not None
-        if not text._packs:
-            self._alone.append(text)
-            return
-        verifier, text._loop = text._loop.verifier, None
-        assert isinstance(verifier, TreeVerifier)
-        if self._verifier is None:
-            self._verifier = PackedVerifier.of(verifier)
-            self._loop = self._make_loop(self._verifier, self.stats, text._call.model_kwargs)
+        group = next((group for group in self._groups if group.takes(text)), None)
+        if group is not None:
+            group.join(text)
         else:
-            self._verifier.join(verifier)
-        self._packed.append(text)
+            new = TextGroup.of(text, self.max_rows, self._max_draft_tokens, self.stats)
+            self._groups.append(new)
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""
-        self._alone = [text for text in self._alone if text not in texts]
-        kept = [i for i, text in enumerate(self._packed) if text not in texts]
-        if len(kept) == len(self._packed):
-            return
-        for cached, text in zip(self._cached(), self._packed, strict=True):
-            if text in texts:
+        for group in self._groups:
+            for cached in group.leave(texts):
                 self._prefixes.keep(cached)
-        self._packed = [self._packed[i] for i in kept]
-        assert self._verifier is not None
-        self._verifier.select(kept)
-
-    def _cached(self) -> list[CachedText]:
-        """The packed texts, as far as they are cached; of padded ones, which share nothing, none of
-        their ids."""
-        if self._verifier is None:
-            return []
-        rows = zip(self._packed, self._verifier.cached, self._verifier.entries.rows, strict=True)
-        return [
-            CachedText(text._ids[: n if text._in_pieces else 0], entries, text._state)
-            for text, n, entries in rows
-        ]
+        self._groups = [group for group in self._groups if not group.is_over]
 
     def _abandon(self, ended: Sequence[RunningText]) -> None:
         """Ends all texts but those that wait, and these."""
-        texts = [*self._packed, *self._alone, *([self._prefilling] if self._prefilling else [])]
+        texts = [*self._decoded, *([self._prefilling] if self._prefilling else [])]
         texts += [text for text in ended if text not in texts]
-        self._packed, self._alone, self._prefilling = [], [], None
-        self._loop = self._verifier = None
+        self._groups, self._prefilling = [], None
         _end(texts)
 
 
@@ -322,8 +296,21 @@ def _end(texts: Sequence[RunningText]) -> None:
             ending.callback(text._end)
 
 
-def _can_be_packed(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    return (
-        PackedVerifier.supports(model, model_kwargs)
-        and known_finding(PackedVerifier, model, PackedVerifier.fewest_rows, model_kwargs).exact
-    )
+def _verifiers(
+    model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> tuple[Verifier, type[PackedVerifier] | type[StaticRowsVerifier] | None, dict[str, Any]]:
+    """What reads a prompt, what shares its passes with others', if they can be shared, and the
+    arguments of the model."""
+    cache, joined = find_cache(model_kwargs), model_kwargs
+    if isinstance(cache, StaticCache):
+        # The prompt is read in pieces, and only compiled passes gain by a fixed shape.
+        joined = {**model_kwargs, "past_key_values": new_cache(model)}
+    compiled = joined is not model_kwargs and CompiledForward(model, config, model_kwargs).is_active
+    kind = StaticRowsVerifier if compiled else PackedVerifier
+    kwargs = model_kwargs if compiled else joined
+    if kind.supports(model, kwargs) and known_finding(kind, model, 2, kwargs).exact:
+        verifier, _ = select_verifier(model, "auto", 1, config, joined)
+        if type(verifier) is TreeVerifier:
+            return verifier, kind, joined
+    verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
+    return verifier or PlainVerifier(model, config, model_kwargs), None, model_kwargs

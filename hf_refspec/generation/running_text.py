@@ -22,6 +22,8 @@ from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..verification.cache import is_padded
+from ..verification.packed import PackedVerifier
+from ..verification.static_rows import StaticRowsVerifier
 from ..verification.verifier import Verifier
 from .default_drafter import default_drafter
 from .loop import Loop
@@ -86,7 +88,13 @@ class RunningText:
             text ends as soon as it returns `True`. Afterwards stopping criteria are asked.
     """
 
-    def __init__(self, call: _Call, seed: int | None, verifier: Verifier, packs: bool) -> None:
+    def __init__(
+        self,
+        call: _Call,
+        seed: int | None,
+        verifier: Verifier,
+        joins: type[PackedVerifier] | type[StaticRowsVerifier] | None,
+    ) -> None:
         self.input_ids = call.input_ids
         self.finished = False
         self.shared_tokens = 0
@@ -94,10 +102,12 @@ class RunningText:
         self.interrupted: Callable[[], bool] | None = None
         self._call = call
         self._verifier = verifier
-        self._packs = packs  # whether it joins the others
+        self._joins = joins  # what shares its passes with others
         # Whether its prompt is read in pieces, and may share them: the first one might be nothing
         # but padding, and other positions give other keys and values.
-        self._in_pieces = packs and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
+        self._in_pieces = (
+            joins is not None and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
+        )
         self._read = 0  # tokens of the prompt that the cache holds
         self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end

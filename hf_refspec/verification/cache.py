@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ USUAL_ARGUMENTS = {
     "position_ids",
     "use_cache",
 }
+# Of each layer, keys and values `(rows, heads, length, head_dim)`.
+LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 # Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
 _ROOM = 8
 

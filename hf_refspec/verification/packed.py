@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..drafting.tree import DraftTree
-from .cache import USUAL_ARGUMENTS, Entries, Pass, find_cache
+from .cache import USUAL_ARGUMENTS, Entries, LayerEntries, Pass, find_cache
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
 
@@ -69,8 +69,8 @@ class RowEntries:
                 for each in layer:
                     each[:, :, start : start + count] = each.index_select(2, source)
 
-    def first(self, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The first entries of each layer, for another row that begins with the same tokens."""
+    def first(self, length: int) -> LayerEntries:
+        """The first entries of each layer."""
         return [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
 
 
@@ -262,6 +262,11 @@ class PackedVerifier(TreeVerifier):
         self._offsets = [*self._offsets, *other._offsets]
         self.entries.join(other.entries, *other._inputs.padding)
         self._inputs.join(other._inputs)
+
+    def cached_entries(self, index: int) -> LayerEntries:
+        """Keys and values of a row in each layer, `(1, heads, n, head_dim)`, without padding."""
+        row = self.entries.rows[index]
+        return row.first(self.cached[index] - row.skipped)
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         super()._after_prefill(outputs)

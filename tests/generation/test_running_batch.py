@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import shutil
 import weakref
 from types import SimpleNamespace
 
@@ -14,17 +15,29 @@ from calls import Alternating, ListStreamer
 from drafters import Prophet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_refspec as rs
 from hf_refspec.generation.running_batch import RunningBatch
+from hf_refspec.verification.static_rows import StaticRowsVerifier
 
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no compiler for C++"
+)
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 def ids(length: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
+
+
+def compiled_static() -> dict[str, object]:
+    """Options with which `generate` compiles on a CPU too."""
+    config = CompileConfig(mode="default")
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": config}
 
 
 def finish(batch: RunningBatch) -> None:
@@ -49,6 +62,8 @@ def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
     prompt = torch.cat([shared, own], dim=-1) if rng.random() < 0.5 else own
     options = {"max_new_tokens": rng.randint(1, 30), "pad_token_id": 0}
     options["eos_token_id"] = rng.choice([None, 2, [5, 6, 7, 8]])
+    if rng.random() < 0.2:
+        options["cache_implementation"] = "static"
     options["do_sample"] = rng.random() < 0.5
     if options["do_sample"]:
         options |= {"temperature": rng.choice([0.3, 1.0]), "top_k": rng.choice([0, 5])}
@@ -67,6 +82,12 @@ def random_call(rng: random.Random, shared: torch.Tensor) -> SimpleNamespace:
     return SimpleNamespace(kwargs=kwargs, seed=rng.randrange(2**40), streamer=ListStreamer())
 
 
+def seeded(model, call: SimpleNamespace) -> torch.Tensor:
+    """The text of a call of its own."""
+    torch.manual_seed(call.seed)
+    return model.generate(**call.kwargs())
+
+
 def run_schedule(model, seed: int) -> int:
     """Lets texts join at random times and some be removed; returns how many there were."""
     rng = random.Random(seed)
@@ -80,8 +101,7 @@ def run_schedule(model, seed: int) -> int:
     shared = ids(rng.randint(1, 40), rng.randrange(1000))
     calls = [random_call(rng, shared) for _ in range(rng.randint(1, 7))]
     for call in calls:
-        torch.manual_seed(call.seed)
-        call.plain = model.generate(**call.kwargs())
+        call.plain = seeded(model, call)
     waiting, texts, removed = list(calls), [], set()
     while waiting or len(batch):
         while waiting and rng.random() < 0.3:
@@ -120,6 +140,55 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
 @given(seed=st.integers(0, 2**32))
 def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, seed):
     run_schedule(models_by_type(model_type), seed)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_texts_of_static_caches_share_rows_that_are_compiled_once(model_type, models_by_type):
+    model, rng = models_by_type(model_type), random.Random(1)
+    batch = RunningBatch(model, max_rows=3, max_draft_tokens=4, prefill_tokens=6)
+    torch._dynamo.reset()
+    counters.clear()
+    calls, graphs = [random_call(rng, ids(20)) for _ in range(9)], set()
+    for call in calls:
+        call.plain = seeded(model, call)
+        drafter = Prophet(call.plain, rng.choice([0.0, 0.6, 1.0]))
+        call.text = batch.add(
+            seed=call.seed, candidate_generator=drafter, **{**call.kwargs(), **compiled_static()}
+        )
+        for _ in range(rng.randint(0, 9)):
+            batch.step()
+        graphs.add(counters["stats"]["unique_graphs"])
+    finish(batch)
+    assert [call.text.sequences.tolist() for call in calls] == [
+        call.plain.tolist() for call in calls
+    ]
+    [group] = batch._groups
+    assert isinstance(group._shared, StaticRowsVerifier)
+    assert max(graphs) <= 2  # one token of each row, and one with drafts
+
+
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_COMPILER)])
+def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama, static):
+    """Also while entries of that text still have to move: wrong branches stand before them."""
+    options = {"max_new_tokens": 40, **GREEDY}
+    kwargs = {**options, **(compiled_static() if static else {})}
+    plain = llama.generate(ids(20), **options)
+    batch = RunningBatch(llama, max_draft_tokens=7)
+    first = batch.add(
+        input_ids=ids(20), candidate_generator=Prophet(plain, 1.0, branches=3), **kwargs
+    )
+    for _ in range(4):
+        batch.step()
+        prompt = torch.cat([first.sequences, ids(3)], dim=-1)
+        second = batch.add(input_ids=prompt, **{**kwargs, "max_new_tokens": 9})
+        batch.step()
+        assert second.shared_tokens >= prompt.shape[1] - 4  # the last token is not cached yet
+        batch.remove(second)
+        alone = llama.generate(prompt, **{**options, "max_new_tokens": 9})
+        assert second.sequences.tolist() == alone[:, : second.sequences.shape[1]].tolist()
+    finish(batch)
+    assert first.sequences.tolist() == plain.tolist()
 
 
 def test_rows_that_draft_well_take_fewer_steps(llama):
@@ -346,7 +415,7 @@ def test_a_text_that_cannot_join_ends(llama, monkeypatch):
     def fail(*args):
         raise MemoryError
 
-    batch = RunningBatch(llama)
+    batch = RunningBatch(llama, prefill_tokens=4)
     texts = [batch.add(input_ids=ids(4, n), max_new_tokens=9, **GREEDY) for n in range(2)]
     batch.step()
     with monkeypatch.context() as patched:
@@ -377,8 +446,8 @@ def test_ended_texts_keep_no_cache(llama, padding):
     entries = weakref.WeakSet()
     while len(batch):
         batch.step()
-        if batch._verifier is not None:
-            entries.update(batch._verifier.entries.rows)
+        for group in batch._groups:
+            entries.update(group._shared.entries.rows)
     gc.collect()
     assert not entries and [cache() is None for cache in caches[1:]] == [True, True]
 

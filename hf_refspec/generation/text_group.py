@@ -1,0 +1,113 @@
+"""Texts of a running batch that share forward passes, or one that has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..drafting.drafter import Drafter
+from ..drafting.stats import SpeculationStats
+from ..verification.chain import PlainVerifier
+from ..verification.packed import PackedVerifier
+from ..verification.reach import Reach
+from ..verification.static_rows import StaticRowsVerifier
+from ..verification.tree import TreeVerifier
+from ..verification.verifier import Verifier
+from .budget import make_budget
+from .loop import Loop
+from .prefixes import CachedText
+from .running_text import RunningText
+
+
+class TextGroup:
+    """Texts that have their first token, and the loop that decodes them."""
+
+    def __init__(self, loop: Loop, texts: list[RunningText]) -> None:
+        self.texts = texts
+        self._loop = loop
+
+    @classmethod
+    def of(
+        cls, text: RunningText, rows: int, max_draft_tokens: int | str, stats: SpeculationStats
+    ) -> TextGroup:
+        """Begins with a text; `rows` of them may join where a cache has a number of rows."""
+        assert text._loop is not None
+        if text._joins is None:
+            return cls(text._loop, [text])
+        first, text._loop = text._loop.verifier, None
+        assert isinstance(first, TreeVerifier)
+        packs = text._joins is PackedVerifier
+        verifier = PackedVerifier.of(first) if packs else StaticRowsVerifier.of(first, rows)
+        return cls(make_loop(verifier, max_draft_tokens, stats), [text])
+
+    @property
+    def _shared(self) -> PackedVerifier | StaticRowsVerifier | None:
+        """What runs the passes that texts share."""
+        verifier = self._loop.verifier
+        return verifier if isinstance(verifier, (PackedVerifier, StaticRowsVerifier)) else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no text is left, and none may join."""
+        return not self.texts and self._shared is None
+
+    def takes(self, text: RunningText) -> bool:
+        """Whether a text may join."""
+        shared = self._shared
+        if shared is None or text._joins is not type(shared):
+            return False
+        return isinstance(shared, PackedVerifier) or shared.takes(text._verifier)
+
+    def join(self, text: RunningText) -> None:
+        """Adds a text that it takes."""
+        shared, loop, text._loop = self._shared, text._loop, None
+        assert shared is not None and loop is not None
+        assert isinstance(loop.verifier, TreeVerifier)
+        shared.join(loop.verifier)
+        self.texts.append(text)
+
+    def step(self) -> None:
+        """A step of all texts."""
+        if not self.texts:
+            return
+        rows = [text._row for text in self.texts]
+        self._loop.prepare(rows)
+        self._loop.step(rows)
+        if self._shared is not None:
+            for text, row in zip(self.texts, rows, strict=True):
+                text.stats.record_rows([(len(row.verified), len(row.path or ()))])
+
+    def leave(self, texts: Sequence[RunningText]) -> list[CachedText]:
+        """Takes texts out; returns those of them that others may share something with."""
+        leaving = [i for i, text in enumerate(self.texts) if text in texts]
+        if not leaving:
+            return []
+        left = self._cached(leaving)
+        kept = [i for i in range(len(self.texts)) if i not in leaving]
+        self.texts = [self.texts[i] for i in kept]
+        if self._shared is not None:
+            self._shared.select(kept)
+        return left
+
+    def cached(self) -> list[CachedText]:
+        """The texts that others may share something with, as far as they are cached."""
+        return self._cached(range(len(self.texts)))
+
+    def _cached(self, indices: Iterable[int]) -> list[CachedText]:
+        if self._shared is None:
+            return []
+        found = []
+        for text, i in ((self.texts[i], i) for i in indices):
+            if text._in_pieces:
+                entries = self._shared.cached_entries(i)
+                length = entries[0][0].shape[2]
+                found.append(CachedText(text._ids[:length], entries, text._state))
+        return found
+
+
+def make_loop(verifier: Verifier, max_draft_tokens: int | str, stats: SpeculationStats) -> Loop:
+    """A loop over texts whose drafters each decide for themselves."""
+    most = 0 if isinstance(verifier, PlainVerifier) else max_draft_tokens
+    model, kind = verifier.model, (verifier.kind_of_pass, verifier.widths, verifier.packs)
+    budget = make_budget(most, Drafter(), model, *kind)
+    reach = Reach(type(verifier), model, verifier.fewest_rows, verifier.model_kwargs)
+    return Loop(verifier, budget, reach, stats, chains=not verifier.takes_trees)
