@@ -123,15 +123,10 @@ class AutoBudget(Budget):
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _paying_together(self, rows: Sequence[Row]) -> list[DraftTree]:
-        drafts = [row.drafter.calibration.calibrated(row.draft).probs for row in rows]
-        owners = np.repeat(np.arange(len(rows)), [len(each) for each in drafts])
-        nodes = np.concatenate([np.arange(len(each)) for each in drafts])
-        probs = np.concatenate(drafts)
-        # Parents stand before their children, also where they are equally probable.
-        order = np.argsort(-probs, kind="stable")
+        probs = [row.drafter.calibration.calibrated(row.draft).probs for row in rows]
         going = sum(not row.stands_still for row in rows)
-        best = order[: _paying_nodes(self._costs(1), going, probs[order])]
-        return [_part(row.draft, nodes[best[owners[best] == i]]) for i, row in enumerate(rows)]
+        paying = partial(_paying_nodes, self._costs(1), going)
+        return _best_parts([row.draft for row in rows], probs, paying)
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
@@ -145,7 +140,7 @@ class AutoBudget(Budget):
 
 
 class SharedBudget:
-    """How many nodes of each chain a pass over several requests verifies, each as wide as it is:
+    """Which nodes of several requests' drafts a pass verifies, each request as many as it likes:
     the best ones of all, as many as there is room for.
 
     Attributes:
@@ -160,15 +155,16 @@ class SharedBudget:
         """The most nodes that a request should draft now."""
         return self.most
 
-    def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
-        """How many nodes of each chain are verified, `room` at most together."""
-        owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
-        probs = np.concatenate([[], *(chain.probs for chain in chains)])
-        # Estimates do not rise along a chain: the best nodes are the beginnings of chains.
-        best = np.argsort(-probs, kind="stable")
-        count = min(self._paying(len(chains), probs[best]), room)
-        shares: list[int] = np.bincount(owners[best[:count]], minlength=len(chains)).tolist()
-        return shares
+    def share(
+        self,
+        drafts: Sequence[DraftTree],
+        probs: Sequence[np.ndarray],
+        room: int,
+        drafting_seconds: float,
+    ) -> list[DraftTree]:
+        """The part of each draft that is verified, `room` nodes at most together, by the corrected
+        estimates `probs` of their nodes."""
+        return _best_parts(drafts, probs, lambda best: min(self._paying(len(drafts), best), room))
 
     def _paying(self, requests: int, probs: np.ndarray) -> int:
         """How many of the nodes, the best first, pay."""
@@ -191,12 +187,18 @@ class AutoSharedBudget(SharedBudget):
         """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
 
-    def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
-        """How many nodes of each chain pay."""
-        shares = super().share(chains, room, drafting_seconds)
+    def share(
+        self,
+        drafts: Sequence[DraftTree],
+        probs: Sequence[np.ndarray],
+        room: int,
+        drafting_seconds: float,
+    ) -> list[DraftTree]:
+        """The part of each draft that pays."""
+        parts = super().share(drafts, probs, room, drafting_seconds)
         if not self._pause.lasts:
-            self._pause.record_drafts(any(shares), drafting_seconds)
-        return shares
+            self._pause.record_drafts(any(map(len, parts)), drafting_seconds)
+        return parts
 
     def _paying(self, requests: int, probs: np.ndarray) -> int:
         return _paying_nodes(self._costs, requests, probs)
@@ -205,6 +207,22 @@ class AutoSharedBudget(SharedBudget):
         """Learns what the pass cost."""
         self._costs.record(pass_tokens, seconds)
         self._pause.record_pass(self._costs.plain_seconds)
+
+
+def _best_parts(
+    drafts: Sequence[DraftTree],
+    probs: Sequence[np.ndarray],
+    count: Callable[[np.ndarray], int],
+) -> list[DraftTree]:
+    """The best nodes of all drafts together, as many as `count` says of their probabilities, the
+    highest first."""
+    owners = np.repeat(np.arange(len(drafts)), [len(draft) for draft in drafts])
+    nodes = np.concatenate([[], *(np.arange(len(draft)) for draft in drafts)]).astype(np.int64)
+    together = np.concatenate([[], *probs])
+    # Parents stand before their children, also where they are equally probable.
+    order = np.argsort(-together, kind="stable")
+    best = order[: count(together[order])]
+    return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
 
 
 def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:

@@ -1,29 +1,29 @@
-"""Drafts for `generate_batch`: transformers' continuous batching, whose passes then verify chains.
+"""Drafts for `generate_batch`: transformers' continuous batching, whose passes then verify trees,
+or chains where attention takes no mask.
 
 The classes of transformers behind it are private and change. All that depends on them stands in
-this file, and `_METHODS` and `_NAMES` list it: a transformers that differs is refused.
+this file, and `continuous_shape.py` lists it.
 
-A pass is scheduled as ever. Only then is a chain appended to each request that decodes, within what
+A pass is scheduled as ever. Only then is a draft appended to each request that decodes, within what
 the pass has left, so that no draft takes a place, a token or a block of the cache from another
-request or a prompt. The pass yields logits at every token of a chain. Those that the target chose
-are emitted one after another, and the request's position goes back by the others: the next pass
-writes over them. A draft never reaches the last token of a page, so that what completes a page,
-which other requests may then share, is never a rejected token.
+request or a prompt. The pass yields logits at every node. The tokens that the target chose are
+emitted one after another, and the request's position goes back by the others: the next pass writes
+over them. The most probable path of a draft comes first, so that its nodes mostly stand in place;
+tokens of another path run again. A draft never reaches the last token of a page, so that what
+completes a page, which other requests may then share, is never a rejected token.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from importlib import import_module
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from ..drafting.drafter import Drafter, Sampling, checked_draft
@@ -32,7 +32,6 @@ from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import DraftTree
 from ..text_config import context_length, text_config
-from ..verification.choice import RefusedCallError
 from .budget import make_shared_budget
 from .default_drafter import DrafterPool
 
@@ -41,75 +40,6 @@ if TYPE_CHECKING:
 
 # Returns a drafter that no other call has, for as long as a manager runs.
 Source: TypeAlias = Callable[[], AbstractContextManager[Drafter]]
-
-_PACKAGE = "transformers.generation.continuous_batching."
-# The methods that this file calls or replaces, with their parameters.
-_METHODS: dict[tuple[str, str, str], tuple[str, ...]] = {
-    ("continuous_api", "ContinuousBatchingManager", "start"): (),
-    ("continuous_api", "ContinuousBatchingManager", "is_running"): (),
-    ("continuous_api", "ContinuousBatchingManager", "_create_batch_processor"): (),
-    ("continuous_api", "ContinuousBatchingManager", "_run_generation_loop"): (),
-    ("continuous_api", "OutputRouter", "deliver"): ("output",),
-    ("scheduler", "FIFOScheduler", "schedule_batch"): ("token_budget", "cache_budget"),
-    ("scheduler", "PrefillFirstScheduler", "schedule_batch"): ("token_budget", "cache_budget"),
-    ("input_outputs", "ContinuousBatchingIOs", "get_model_kwargs"): ("use_padding",),
-    ("input_outputs", "ContinuousBatchingIOs", "prepare_batch_update"): (),
-    ("model_runner", "ModelRunner", "compute_batch"): ("model", "batch_data"),
-    ("requests", "RequestState", "update_and_check_completion"): ("token_id", "logprob"),
-    ("requests", "RequestState", "to_generation_output"): (),
-}
-# Other names that these classes define or use.
-_NAMES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("continuous_api", "ContinuousBatchProcessor"): (
-        *("inputs_and_outputs", "model_runner", "scheduler", "cb_config", "output_router"),
-        *("schedule_batch", "get_model_kwargs", "compute_batch", "prepare_batch_update"),
-    ),
-    ("scheduler", "Scheduler"): ("active_requests", "waiting_requests"),
-    ("input_outputs", "ContinuousBatchingIOs"): ("num_request_in_batch", "position_offset"),
-    ("input_outputs", "PagedAttentionArgs"): ("logits_indices", "logits_processor_args"),
-    ("model_runner", "ModelRunner"): ("supports_logits_to_keep",),
-    ("requests", "RequestState"): (
-        *("request_id", "initial_tokens", "generated_tokens", "tokens_to_process", "streaming"),
-        *("position_offset", "is_cpu_offloaded", "_eos_token_ids", "_new_tokens_limit"),
-    ),
-    ("requests", "FutureRequestState"): ("state", "has_new_token", "query_length"),
-}
-
-
-def check_transformers() -> None:
-    """Refuses a transformers whose continuous batching is built otherwise."""
-    differing = [
-        f"{name}.{method}"
-        for (module, name, method), parameters in _METHODS.items()
-        if _parameters(_class(module, name), method) != parameters
-    ]
-    for (module, name), names in _NAMES.items():
-        known = _names(_class(module, name))
-        differing += [f"{name}.{each}" for each in names if each not in known]
-    if differing:
-        raise RefusedCallError(
-            "`candidate_generator` with continuous batching needs transformers 5.17 to 5.23, and "
-            f"in transformers {transformers.__version__} these differ: {', '.join(differing)}. "
-            "Leave it out, or call `generate`."
-        )
-
-
-def _class(module: str, name: str) -> Any:
-    try:
-        return getattr(import_module(_PACKAGE + module), name, None)
-    except ImportError:
-        return None
-
-
-def _parameters(kind: Any, method: str) -> tuple[str, ...] | None:
-    function = getattr(kind, method, None)
-    return None if function is None else tuple(inspect.signature(function).parameters)[1:]
-
-
-def _names(kind: Any) -> set[str]:
-    methods = [inspect.unwrap(each) for each in vars(kind or object).values() if callable(each)]
-    used = {name for each in methods if inspect.isfunction(each) for name in each.__code__.co_names}
-    return {*dir(kind), *getattr(kind, "__annotations__", ()), *used}
 
 
 class _Recording:
@@ -154,21 +84,20 @@ class _Part:
         state: the request's state there.
         request: `None` before its first token.
         draft: What was drafted, and
-        chain: the beginning of it that is verified.
+        verified: the part of it that is verified.
     """
 
     future: Any
     state: Any
     request: _Request | None
     draft: DraftTree = field(default_factory=DraftTree.empty)
-    chain: DraftTree = field(default_factory=DraftTree.empty)
+    verified: DraftTree = field(default_factory=DraftTree.empty)
 
     @property
     def decodes(self) -> bool:
-        """Whether it goes on by its last token, which was scheduled."""
-        last = self.state.generated_tokens[-1:]
+        """Whether it goes on by its last token, which was scheduled, and may have a draft."""
         began = self.request is not None and not self.state.is_cpu_offloaded
-        return began and bool(last) and self.state.tokens_to_process == last
+        return began and _goes_on(self.state)
 
 
 class BatchDrafts:
@@ -183,8 +112,10 @@ class BatchDrafts:
         source: Source,
         max_draft_tokens: int | str,
         attachment: Attachment | None,
+        chains: bool,
     ) -> None:
         config = text_config(manager.model)
+        self._chains = chains  # whether drafts must not branch
         self._manager, self._attachment = manager, attachment
         self._source, self._max_draft_tokens = source, max_draft_tokens
         self._vocab_size = config.vocab_size
@@ -241,6 +172,7 @@ class BatchDrafts:
         self._page_size = config["page_size" if "page_size" in config else "block_size"]  # 5.17
         self._processor = processor
         self._scheduler, self._io = processor.scheduler, processor.inputs_and_outputs
+        self._chains = self._chains or self._io.attention_mask is None
         self._replace(self._scheduler, "schedule_batch", self._schedule_batch)
         self._replace(self._io, "get_model_kwargs", self._get_model_kwargs)
         self._replace(processor.model_runner, "compute_batch", self._compute_batch)
@@ -253,7 +185,9 @@ class BatchDrafts:
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[Any] | None, bool, int, int]:
         scheduler = self._scheduler
-        scheduled = type(scheduler).schedule_batch(scheduler, token_budget, cache_budget)
+        # What runs again is not known to the scheduler.
+        again = sum(_behind(state) for state in scheduler.active_requests.values())
+        scheduled = type(scheduler).schedule_batch(scheduler, token_budget - again, cache_budget)
         futures, single_tokens, tokens, reads = scheduled
         self._passed = SpeculationStats()
         for request_id in self._requests.keys() - scheduler.active_requests.keys():
@@ -261,12 +195,14 @@ class BatchDrafts:
                 self._end(request_id)
         self._parts = [self._part(future) for future in futures or () if future.has_new_token]
         decoding = [part for part in self._parts if part.decodes]
+        for part in self._parts:
+            tokens += self._run_again(part)
         # Passes over single tokens may read more of the cache than others have room for.
         drafted = self._draft(decoding, token_budget - tokens) if reads <= cache_budget else 0
         only_decodes = len(decoding) == len(futures or ())
         self._pass_tokens = tokens + drafted if only_decodes else None
         self._began = perf_counter()
-        return futures, single_tokens and not drafted, tokens + drafted, reads
+        return futures, single_tokens and not drafted + again, tokens + drafted, reads
 
     def _part(self, future: Any) -> _Part:
         state, request = future.state, self._requests.get(future.state.request_id)
@@ -275,53 +211,70 @@ class BatchDrafts:
             request = None
         return _Part(future, state, request)
 
+    def _run_again(self, part: _Part) -> int:
+        """Has a pass run those tokens again that do not stand in place; returns how many."""
+        behind = _behind(part.state)
+        if behind:
+            text = part.state.initial_tokens + part.state.generated_tokens
+            part.state.tokens_to_process = text[part.state.position_offset :]
+            part.future.query_length += behind
+        return behind
+
     def _draft(self, parts: list[_Part], room: int) -> int:
-        """Appends chains, of `room` tokens at most together; returns of how many."""
+        """Appends drafts, of `room` nodes at most together; returns of how many."""
         began = perf_counter()
-        estimates = []
+        probs = []
         for part in parts:
             assert part.request is not None  # it decodes
             part.draft = self._drafted(part.state, part.request, room)
-            estimates.append(part.request.drafter.calibration.calibrated(part.draft))
-        shares = self._budget.share(estimates, room, perf_counter() - began)
-        for part, nodes in zip(parts, shares, strict=True):
-            part.chain = part.draft.truncated(nodes)
-            part.future.query_length += nodes
-            part.state.tokens_to_process = part.state.tokens_to_process + part.chain.tokens.tolist()
+            probs.append(part.request.drafter.calibration.calibrated(part.draft).probs)
+        drafts = [part.draft for part in parts]
+        shares = self._budget.share(drafts, probs, room, perf_counter() - began)
+        for part, share in zip(parts, shares, strict=True):
+            part.verified = share.best_path_first()
+            part.future.query_length += len(share)
+            part.state.tokens_to_process = (
+                part.state.tokens_to_process + part.verified.tokens.tolist()
+            )
         self._passed.drafting_seconds = perf_counter() - began
-        return sum(shares)
+        return sum(map(len, shares))
 
     def _drafted(self, state: Any, request: _Request, room: int) -> DraftTree:
         request.drafter.begin_late(request.output)
-        position = state.position_offset
-        room = min(
-            room,
-            self._budget.nodes,
-            self._page_size - position % self._page_size - 2,
-            self._context - position - 1,
+        root = _length(state) - 1
+        depth = min(
+            self._context - root - 1,
             state._new_tokens_limit - len(state.generated_tokens) - 1,  # one is the target's own
         )
-        if room <= 0 or request.drafter.waits:
+        room = min(room, self._budget.nodes, self._page_size - root % self._page_size - 2)
+        if min(room, depth) <= 0 or request.drafter.waits:
             return DraftTree.empty()
-        draft = checked_draft(request.drafter, room, self._vocab_size, chain=True)
+        draft = checked_draft(request.drafter, room, self._vocab_size, chain=self._chains)
         # What ends a text is chosen without a draft: no token follows it.
-        ends = np.flatnonzero(np.isin(draft.tokens, [*state._eos_token_ids]))
-        return draft.truncated(int(ends[0])) if len(ends) else draft
+        ends = np.isin(draft.tokens, [*state._eos_token_ids])
+        if ends.any():
+            draft = draft.part(~np.any(draft.ancestors() & ends, axis=1))
+        return draft.truncated(depth)
 
     def _get_model_kwargs(self, use_padding: bool = False) -> dict[str, Any]:
         inputs = type(self._io).get_model_kwargs(self._io, use_padding)
-        chains = {id(part.future): len(part.chain) for part in self._parts}
+        drafts = {id(part.future): part.verified for part in self._parts}
         rows: list[int] = []  # the tokens after which a token is chosen
-        end = 0
+        end = seen = 0  # the tokens so far, and what they attend to
         for future in self._io.requests_in_batch:
             end += future.query_length
+            seen += future.state.position_offset
             if future.has_new_token:
-                rows += range(end - 1 - chains[id(future)], end)
+                draft = drafts[id(future)]
+                rows += range(end - 1 - len(draft), end)
+                if not draft.is_chain:
+                    _lay_out(draft, inputs, end, seen)
         if rows:
             device = inputs["logits_indices"].device
             inputs["logits_indices"] = torch.tensor(rows, dtype=torch.int32, device=device)
             # Of the processors, which have one for each request.
-            numbers = np.repeat(np.arange(len(chains)), [1 + nodes for nodes in chains.values()])
+            sizes = [1 + len(draft) for draft in drafts.values()]
+            numbers = np.repeat(np.arange(len(drafts)), sizes)
             arguments = inputs["logits_processor_args"]
             inputs["logits_processor_args"] = arguments[:, torch.from_numpy(numbers).to(device)]
         return inputs
@@ -340,7 +293,7 @@ class BatchDrafts:
         if logits is None:  # a pass that failed
             return type(io).prepare_batch_update(io)
         self._logits = None
-        io.num_request_in_batch = sum(1 + len(part.chain) for part in parts)
+        io.num_request_in_batch = sum(1 + len(part.verified) for part in parts)
         futures, chosen, logprobs = type(io).prepare_batch_update(io)
         seconds = perf_counter() - self._began
         if self._pass_tokens is None:
@@ -348,29 +301,24 @@ class BatchDrafts:
         else:
             self._passed.verifying_seconds = seconds
             self._budget.record(self._pass_tokens, seconds)
-        ends = np.cumsum([1 + len(part.chain) for part in parts]).tolist()
-        rows = [
-            slice(end - 1 - len(part.chain), end) for part, end in zip(parts, ends, strict=True)
-        ]
-        emitted = [_accepted(part.chain, chosen[at]) for part, at in zip(parts, rows, strict=True)]
-        last = [at.start + len(tokens) - 1 for at, tokens in zip(rows, emitted, strict=True)]
-        self._observe(parts, emitted, rows, logits)
-        for part, at, tokens in zip(parts, rows, emitted, strict=True):
-            self._emit(part, tokens[:-1], None if logprobs is None else logprobs[at])
-        return (
-            futures,
-            [chosen[i] for i in last],
-            None if logprobs is None else [logprobs[i] for i in last],
-        )
-
-    def _emit(self, part: _Part, tokens: list[int], logprobs: list[float] | None) -> None:
-        """Emits all tokens of a pass but the last one."""
-        state = part.state
-        state.position_offset -= len(part.chain) - len(tokens)
-        for i, token in enumerate(tokens):
-            state.update_and_check_completion(token, None if logprobs is None else logprobs[i])
-            if state.streaming:
-                self._processor.output_router.deliver(state.to_generation_output())
+        roots = np.cumsum([0, *(1 + len(part.verified) for part in parts)]).tolist()
+        rows = [slice(*each) for each in pairwise(roots)]
+        nodes = []  # of each request the root and the path behind it, where tokens were chosen
+        for part, at in zip(parts, rows, strict=True):
+            path = part.verified.chosen_path(chosen[at])
+            nodes.append([at.start, *(at.start + 1 + node for node in path)])
+            # The next pass writes over all nodes but those that stand in place.
+            in_place = next((i for i, node in enumerate(path) if i != node), len(path))
+            part.state.position_offset -= len(part.verified) - in_place
+        self._observe(parts, [[chosen[i] for i in each] for each in nodes], rows, logits)
+        for part, (*earlier, _) in zip(parts, nodes, strict=True):
+            state = part.state
+            for i in earlier:
+                state.update_and_check_completion(chosen[i], logprobs and logprobs[i])
+                if state.streaming:
+                    self._processor.output_router.deliver(state.to_generation_output())
+        last = [each[-1] for each in nodes]
+        return futures, [chosen[i] for i in last], logprobs and [logprobs[i] for i in last]
 
     def _observe(
         self,
@@ -394,9 +342,10 @@ class BatchDrafts:
             if len(part.draft):
                 request.drafter.calibration.record(part.draft, new)
             expected = () if top is None else (top.tokens[0, at], top.probs[0, at])
-            request.drafter.observe(Observation(new, part.chain, logits[at], *expected))
+            request.drafter.observe(Observation(new, part.verified, logits[at], *expected))
         self._passed.record_rows(
-            (len(part.chain), len(tokens) - 1) for part, tokens in zip(parts, emitted, strict=True)
+            (len(part.verified), len(tokens) - 1)
+            for part, tokens in zip(parts, emitted, strict=True)
         )
         self._passed.learning_seconds = perf_counter() - began
         self._count(self._passed)
@@ -426,9 +375,23 @@ def _length(state: Any) -> int:
     return len(state.initial_tokens) + len(state.generated_tokens)
 
 
-def _accepted(chain: DraftTree, chosen: list[int]) -> list[int]:
-    """The chain's tokens that the target chose, and the one that it chose after them."""
-    count = 0
-    while count < len(chain) and chain.tokens[count] == chosen[count]:
-        count += 1
-    return chosen[: count + 1]
+def _goes_on(state: Any) -> bool:
+    """Whether a request was scheduled with its last token, which the target has chosen."""
+    return bool(state.generated_tokens) and state.tokens_to_process == state.generated_tokens[-1:]
+
+
+def _behind(state: Any) -> int:
+    """How many tokens before the last one have to run again."""
+    return _length(state) - 1 - state.position_offset if _goes_on(state) else 0
+
+
+def _lay_out(draft: DraftTree, inputs: dict[str, Any], end: int, seen: int) -> None:
+    """Gives the nodes of a draft, which end before this token of a pass and this one of those that
+    it attends to, their positions, and shows them their ancestors alone."""
+    size, positions, mask = len(draft), inputs["position_ids"], inputs["attention_mask"]
+    nodes, columns = slice(end - size, end), slice(seen - size, seen)
+    depths = torch.from_numpy(draft.depths()).to(positions)
+    positions[..., nodes] = positions[..., nodes.start - 1 : nodes.start] + depths
+    hidden = torch.from_numpy(~draft.ancestors()).to(mask.device)
+    among = torch.zeros_like(mask[..., nodes, columns])
+    mask[..., nodes, columns] = among.masked_fill(hidden, torch.finfo(mask.dtype).min)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from ..drafting.candidates import as_drafter
@@ -19,9 +20,11 @@ from ..verification.chain import ChainVerifier
 from ..verification.choice import RefusedCallError, known_finding
 from ..verification.facts import facts_about
 from ..verification.ranks import Ranks
-from .continuous_batching import BatchDrafts, Source, check_transformers
+from ..verification.tree import TreeVerifier
+from .continuous_batching import BatchDrafts, Source
+from .continuous_shape import check_transformers
 from .default_drafter import default_drafter
-from .validation import check_model, check_options
+from .validation import REPRODUCIBLE, check_model, check_options
 
 if TYPE_CHECKING:
     from ..attachment import Attachment
@@ -69,7 +72,13 @@ def init_drafted(
         batching = copy.copy(batching)
         batching.use_async_batching = batching.use_cuda_graph = False
         call = {**call, "continuous_batching_config": batching}
-    _check_exact(model)
+    chains = verification == "chain" or not _checked_trees(model)
+    if chains and verification == "tree":
+        raise RefusedCallError(
+            f"`verification='tree'` is not exact on {type(model).__name__} in continuous batches "
+            "with this attention implementation. Pass `verification='auto'` to let the model "
+            "decide."
+        )
 
     source: Source
     if attachment is not None:
@@ -82,7 +91,7 @@ def init_drafted(
         check_datastores(given, model, None, facts_about(model))
         source = partial(_given, drafter)
     manager = init(model, **call)
-    BatchDrafts(manager, source, most, attachment).install()
+    BatchDrafts(manager, source, most, attachment, chains).install()
     return manager
 
 
@@ -97,10 +106,10 @@ def _refusals(
     batching: ContinuousBatchingConfig,
     verification: str,
 ) -> Iterator[str]:
-    if verification not in ("auto", "chain"):
+    if verification == REPRODUCIBLE:
         yield (
-            f"`verification={verification!r}` where batches are continuous: their drafts are "
-            'chains. Pass `verification="auto"`'
+            f"`verification={verification!r}` where batches are continuous. Pass "
+            '`verification="auto"`'
         )
     if batching.use_async_batching:
         yield (
@@ -126,8 +135,9 @@ def _refusals(
             )
 
 
-def _check_exact(model: PreTrainedModel) -> None:
-    """Refuses models whose passes over several tokens are another computation."""
+def _checked_trees(model: PreTrainedModel) -> bool:
+    """Whether passes over trees are exact; refuses models whose passes over several tokens are
+    another computation."""
     config, name = text_config(model), type(model).__name__
     if {*(attention_windows(config) or {"": 0}).values()} != {None}:
         raise RefusedCallError(
@@ -140,11 +150,14 @@ def _check_exact(model: PreTrainedModel) -> None:
             "all lengths share a pass. Leave `candidate_generator` out for it."
         )
     if (config._attn_implementation or "").startswith("paged|"):
-        return  # it runs in continuous batches alone, where there is no probe
-    given = {"past_key_values": new_cache(model), "use_cache": True}
+        return False  # it runs in continuous batches alone, where there is no probe
+    positions = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    given = {"past_key_values": new_cache(model), "use_cache": True, "position_ids": positions}
     finding = known_finding(ChainVerifier, model, 1, given)
     if not finding.exact:
         raise RefusedCallError(
             f"{name} returns other logits for several tokens in one pass than for one after "
             f"another ({finding}). Leave `candidate_generator` out for it."
         )
+    trees = TreeVerifier.supports(model, given)
+    return trees and known_finding(TreeVerifier, model, 1, given).exact

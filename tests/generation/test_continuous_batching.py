@@ -31,7 +31,8 @@ _FIELDS = ContinuousBatchingConfig.__dataclass_fields__
 
 
 class Knowing(Drafter):
-    """Drafts chains of texts that it knows, each token right with a given chance."""
+    """Drafts texts that it knows, each token right with a given chance, beside wrong siblings that
+    it may hold more probable."""
 
     def __init__(self, texts: list[list[int]], accuracy: float = 0.8, top_k: int = 0):
         self.texts = texts
@@ -53,11 +54,32 @@ class Knowing(Drafter):
         self.seen.append(observation)
 
     def draft(self, budget):
-        length = len(self.text)
-        known = next((text for text in self.texts if text[:length] == self.text), [])
-        chain = np.array(known[length : length + budget], dtype=np.int64)
+        tokens, parents, probs, parent, prob = [], [], [], -1, 1.0
+        for token in self.known(budget).tolist():
+            for wrong in range(self.rng.integers(0, 3)):
+                tokens.append((token + 1 + wrong) % VOCAB_SIZE)
+                parents.append(parent)
+                probs.append(prob * self.rng.random())
+            if self.rng.random() >= self.accuracy:
+                break
+            prob *= self.rng.random()
+            tokens, parents, probs = [*tokens, token], [*parents, parent], [*probs, prob]
+            parent = len(tokens) - 1
+        columns = (np.array(each[:budget]) for each in (tokens, parents, probs))
+        types = np.int64, np.int32, np.float32
+        return DraftTree(
+            *(column.astype(kind) for column, kind in zip(columns, types, strict=True))
+        )
+
+    def draft_chain(self, budget):
+        chain = self.known(budget)
         wrong = self.rng.random(len(chain)) >= self.accuracy
         return DraftTree.chain(np.where(wrong, (chain + 1) % VOCAB_SIZE, chain))
+
+    def known(self, budget):
+        length = len(self.text)
+        known = next((text for text in self.texts if text[:length] == self.text), [])
+        return np.array(known[length : length + budget], dtype=np.int64)
 
 
 def small(**options) -> ContinuousBatchingConfig:
@@ -112,26 +134,36 @@ def alone(texts):
     return [text[len(p) :][:NEW_TOKENS] for p, text in zip(PROMPTS, texts, strict=True)]
 
 
+@pytest.mark.parametrize("verification", ["tree", "chain"])
 @pytest.mark.parametrize(
     ("attention", "max_draft_tokens"), [("sdpa", "auto"), ("sdpa", 1), ("sdpa", 6), ("eager", 6)]
 )
 def test_tokens_are_those_of_a_batch_without_drafts(
-    fresh_llama, texts, alone, attention, max_draft_tokens
+    fresh_llama, texts, alone, attention, max_draft_tokens, verification
 ):
     fresh_llama.set_attn_implementation(attention)
     plain = tokens(batch(fresh_llama))
     assert plain == alone
     for drafter in (Knowing(texts), Noise(), rs.ReferenceCopy()):
-        options = {"candidate_generator": drafter, "max_draft_tokens": max_draft_tokens}
-        assert tokens(batch(fresh_llama, **options)) == plain
+        options = {"max_draft_tokens": max_draft_tokens, "verification": verification}
+        assert tokens(batch(fresh_llama, candidate_generator=drafter, **options)) == plain
         assert drafter.stats.tokens == NEW_TOKENS * len(PROMPTS)
     assert fresh_llama.config._attn_implementation == attention
 
 
 def test_a_right_draft_saves_passes(llama, texts):
     drafter = Knowing(texts, 1.0)
-    batch(llama, candidate_generator=drafter, max_draft_tokens=6)
+    options = {"candidate_generator": drafter, "max_draft_tokens": 6}
+    batch(llama, verification="chain", **options)
     assert drafter.stats.drafted == drafter.stats.accepted > 0
+    assert drafter.stats.forward_passes < NEW_TOKENS / 2
+
+
+def test_a_right_branch_saves_passes_also_behind_wrong_ones(llama, texts):
+    drafter = Knowing(texts, 1.0)
+    batching = small(page_size=64, num_blocks=16, max_batch_tokens=128)
+    batch(llama, batching=batching, candidate_generator=drafter, max_draft_tokens=12)
+    assert drafter.stats.drafted > 1.5 * drafter.stats.accepted
     assert drafter.stats.forward_passes < NEW_TOKENS / 2
 
 
@@ -155,7 +187,10 @@ def test_drafters_observe_each_token_once_with_what_the_target_expected(llama, t
         assert seen.top_tokens.shape == seen.top_probs.shape == (1 + len(seen.verified), 4)
         chosen = seen.logits.argmax(dim=-1).numpy()
         assert (chosen == seen.top_tokens[:, 0]).all()
-        assert (chosen[: len(seen.tokens)] == seen.tokens).all()
+        node, children = -1, seen.verified.children()
+        for token in seen.tokens.tolist():
+            assert chosen[node + 1] == token
+            node = children.get((node, token))
 
 
 @pytest.mark.parametrize("place", [0, 1, 5, 11])

@@ -11,7 +11,7 @@ from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConf
 from transformers.generation.continuous_batching import input_outputs, scheduler
 
 import hf_refspec as rs
-from hf_refspec.generation.continuous_batching import check_transformers
+from hf_refspec.generation.continuous_shape import check_transformers
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 PROMPTS = [[5, 9, 12, 7, 5, 9, 12], [7, 8, 7, 8, 7]]
@@ -147,9 +147,10 @@ def test_refuses_batches_whose_passes_cannot_hold_drafts(llama, caplog, batching
 
 
 @pytest.mark.parametrize("verification", ["tree", "reproducible"])
-def test_refuses_what_is_not_a_chain(llama, verification):
+def test_refuses_what_cannot_be_verified(fresh_llama, verification):
+    fresh_llama.set_attn_implementation("paged|eager")  # which no probe can run
     with pytest.raises(ValueError, match=f"verification='{verification}'"):
-        batch(llama, candidate_generator=Noise(), verification=verification)
+        batch(fresh_llama, candidate_generator=Noise(), verification=verification)
 
 
 def test_refuses_processors_that_transformers_does_not_support(llama):
