@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class RunningText:
         if call.streamer is not None:
             call.streamer.put(call.input_ids.cpu())
             self._session.callback(call.streamer.end)
+        weakref.finalize(self, self._session.close)  # a text that is dropped ends too
 
     def _end(self) -> None:
         self.finished = True

@@ -452,6 +452,16 @@ def test_ended_texts_keep_no_cache(llama, padding):
     assert not entries and [cache() is None for cache in caches[1:]] == [True, True]
 
 
+def test_texts_that_are_dropped_end(llama):
+    batch, streamer = RunningBatch(llama), ListStreamer()
+    batch.add(input_ids=ids(4), max_new_tokens=9, streamer=streamer, **GREEDY)
+    batch.step()
+    assert not streamer.ended
+    del batch
+    gc.collect()
+    assert streamer.ended
+
+
 def test_a_long_text_does_not_take_the_place_of_kept_prefixes(llama):
     batch = RunningBatch(llama, prefix_tokens=100)
     prompts = [ids(40), ids(150, 1), ids(40)]
