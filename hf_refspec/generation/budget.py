@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from ..drafting.drafter import Drafter
+from ..drafting.payoff import Prices
 from ..drafting.tree import DraftTree
 from .pass_costs import PACKED_TOKENS, PASS_TOKENS, PassCosts, pass_costs
 from .row import Row
@@ -30,6 +31,8 @@ _PATIENCE = 8
 # In a pause, drafting may take this fraction of the time, and happens once in so many passes at
 # least: more notices sooner that drafts pay again.
 _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
+# With each pass, earlier ones count so much less for what a token takes.
+_RECENT = 0.9
 
 
 class Budget:
@@ -42,6 +45,11 @@ class Budget:
     def nodes(self) -> int:
         """The most nodes that a row should draft now."""
         return self.most
+
+    @property
+    def prices(self) -> Prices:
+        """What drafting may cost: anything, for the number of nodes was named."""
+        return Prices()
 
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The parts of the drafts that are worth verifying in the next pass: all of them."""
@@ -73,14 +81,26 @@ class AutoBudget(Budget):
         self._padded = widths is not None
         self._pause = _Pause()
         self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
+        # Of the last passes, with what was drafted for them.
+        self._drafting_seconds = self._seconds = self._emitted = 0.0
+        self._plain_seconds = self._node_seconds = 0.0  # of a token, without drafts; of a node
 
     @property
     def nodes(self) -> int:
         """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
 
+    @property
+    def prices(self) -> Prices:
+        """What a token takes at present, drafting and verifying together: what takes longer to
+        draft does not pay. It never counts more than without drafts."""
+        if self._emitted == 0:
+            return Prices(0.0)
+        return Prices(min(self._seconds / self._emitted, self._plain_seconds), self._node_seconds)
+
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The nodes of each draft that pay."""
+        self._drafting_seconds = drafting_seconds
         self._expected = None
         drafts = [row.draft for row in rows]
         paying = self._paying_together if self._packs else self._paying
@@ -105,6 +125,12 @@ class AutoBudget(Budget):
             )
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
+        emitted = sum(len(row.emitted) for row in rows)
+        self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
+        self._emitted = _RECENT * self._emitted + emitted
+        self._plain_seconds = costs.plain_seconds / (1 if self._packs else len(rows))
+        one_more = np.interp([pass_tokens, pass_tokens + 1], costs.tokens, costs.seconds())
+        self._node_seconds = float(one_more[1] - one_more[0])
 
     def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1

@@ -1,0 +1,264 @@
+"""Drafts from a smaller model, as far as its passes pay, after what other sources are sure of."""
+
+from __future__ import annotations
+
+import copy
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..text_config import context_length, text_config
+from .assistant_text import AssistantText
+from .calibration import Calibration
+from .drafter import Drafter
+from .observation import Observation
+from .payoff import Payoff
+from .top_tokens import TopTokens
+from .tree import ROOT, DraftTree
+
+# How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
+# beside it. They cost nothing but the target's pass over them.
+_SIBLINGS = 4
+
+
+class DraftModel(Drafter):
+    """Drafts what a smaller model, the assistant, expects: a chain of its best tokens, and beside
+    each the next best ones.
+
+    Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
+    goes on only while the time that the next token is expected to save is longer. In a blend it is
+    asked last: where the other sources are sure it does not run at all; it reads what they drafted
+    and goes on from where they no longer are.
+
+    Forks and copies share the assistant's weights.
+
+    Args:
+        assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
+            another device, and of another type.
+
+    Raises:
+        TypeError: If `assistant` is no `PreTrainedModel`.
+        ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
+            an encoder-decoder model. A call raises it if the target's vocabulary has another size.
+    """
+
+    costly = True
+    _tree: DraftTree  # all that the assistant said of the next tokens
+
+    def __init__(self, assistant: PreTrainedModel) -> None:
+        _check_assistant(assistant)
+        self.assistant = assistant
+        self.calibration = Calibration()  # its estimates are a model's own: nothing to doubt
+        self._outcomes = Calibration()  # of all that it says of the next tokens, verified or not
+        self._payoff = Payoff()
+        self._forget_call()
+
+    def __repr__(self) -> str:
+        return f"DraftModel({type(self.assistant).__name__})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
+        memo[id(self.assistant)] = self.assistant
+        copied = type(self).__new__(type(self))
+        copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
+        return copied
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        own = text_config(self.assistant).vocab_size
+        if own != vocab_size:
+            raise ValueError(
+                f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
+                f"the target model's has {vocab_size}"
+            )
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._forget_call()
+        self._ids = prompt_ids
+        self._vocab_size = vocab_size
+        if self.sampling is not None and self.sampling.top_k != 1:
+            self._temperature = self.sampling.temperature
+
+    def draft(self, budget: int) -> DraftTree:
+        self._grow(budget)
+        nodes = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
+        return self._tree.part(np.isin(np.arange(len(self._tree)), nodes))
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        path = self._grow(budget)
+        return DraftTree.chain(self._tree.tokens[path], self._tree.probs[path])
+
+    def observe(self, observation: Observation) -> None:
+        tokens = observation.tokens
+        self._outcomes.record(self._tree, tokens)
+        self._payoff.record_outcome(*self._outcome(tokens), len(tokens))
+        self._ids = np.concatenate((self._ids, tokens))
+        self._tree = DraftTree.empty()
+
+    def end(self) -> None:
+        self._payoff.end_text()
+        self._forget_call()
+
+    def _forget_call(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)  # the text so far
+        self._text = AssistantText(self.assistant)
+        self._temperature = 1.0
+        self._tree = DraftTree.empty()
+
+    def _grow(self, budget: int) -> list[int]:
+        """Drafts one path, and all that stands beside it; returns the path's nodes."""
+        growth = _Growth(self.known)
+        self._payoff.prices = self.prices
+        depth = min(budget, self._room()) if len(self._ids) else 0
+        while len(growth.path) < depth:
+            ids = np.concatenate((self._ids, np.array(growth.path, dtype=np.int64)))
+            if self._payoff.pays(growth.missed, self._text.unread(ids)):
+                growth.extend(self._pass(ids, growth.unread), self._outcomes)
+            elif not growth.follow():
+                break
+        self._tree = growth.tree
+        return growth.nodes
+
+    def _pass(self, ids: np.ndarray, count: int) -> TopTokens:
+        """The best next tokens after each of the last ids."""
+        of_prompt, unread = self._text.is_new, self._text.unread(ids)
+        began = perf_counter()
+        limits = _SIBLINGS, self._temperature, self._vocab_size
+        top = self._text.next_tokens(ids, count, *limits)
+        self._payoff.record_pass(unread, perf_counter() - began, of_prompt)
+        return top
+
+    def _room(self) -> int:
+        """How many more tokens the assistant can read."""
+        most = context_length(self.assistant)
+        return 2**31 if most is None else most - len(self._ids)
+
+    def _outcome(self, tokens: np.ndarray) -> tuple[int, int]:
+        """How many of the assistant's tokens were accepted that no other source had drafted, and at
+        how many places that was open."""
+        mine, theirs = self._tree.children(), self.known.children()
+        expanded = set(self._tree.parents.tolist())
+        node: int | None = ROOT
+        other: int | None = ROOT
+        accepted = asked = 0
+        for place, token in enumerate(tokens.tolist()):
+            if node is None or node not in expanded:
+                break
+            node = mine.get((node, token))
+            other = None if other is None else theirs.get((other, token))
+            if other is None:
+                asked += 1
+                accepted += node is not None and place < len(tokens) - 1
+        return accepted, asked
+
+
+def _check_assistant(assistant: PreTrainedModel) -> None:
+    """Refuses what cannot draft, by a pass over two tokens."""
+    if not isinstance(assistant, PreTrainedModel):
+        raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
+    name = type(assistant).__name__
+    if assistant.config.is_encoder_decoder or not assistant.can_generate():
+        raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
+    text = AssistantText(assistant)
+    try:
+        text.next_tokens(np.zeros(2, dtype=np.int64), 1, 1, 1.0, 1)
+    except Exception as error:
+        reason: Exception | None = error
+    else:
+        reason = None
+    if reason is not None or not text.keeps_keys():
+        raise ValueError(
+            f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
+            "keys and values of each token. Use one with attention alone."
+        ) from reason
+
+
+class _Growth:
+    """A draft that grows along one path, as the assistant reads it, beside what others drafted.
+
+    Attributes:
+        path (`list[int]`): Its tokens. The assistant has yet to read the last one, or several that
+            others have drafted.
+        nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
+        prob (`float`): An estimate that all of the path is accepted.
+        unread (`int`): How many places of the path, its beginning among them, the assistant has not
+            said anything of.
+    """
+
+    def __init__(self, known: DraftTree) -> None:
+        self.path: list[int] = []
+        self.nodes: list[int] = []
+        self.prob = 1.0
+        self.unread = 1
+        self._known, self._known_children = known, known.children()
+        self._place: int | None = ROOT  # the path's end in `known`, if it is there
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._probs: list[float] = []
+
+    @property
+    def tree(self) -> DraftTree:
+        """All nodes so far, with the assistant's own estimates."""
+        parents = np.array(self._parents, dtype=np.int32)
+        probs = np.array(self._probs, dtype=np.float32)
+        return DraftTree(np.array(self._tokens, dtype=np.int64), parents, probs)
+
+    @property
+    def missed(self) -> float:
+        """An estimate that the path is accepted, and then a token that nobody else has drafted."""
+        nodes, place = self._known_next(), self._place
+        if place is None or len(nodes) == 0:
+            return self.prob
+        before = 1.0 if place == ROOT else float(self._known.probs[place])
+        return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / before)
+
+    def follow(self) -> bool:
+        """Goes on with the best token that others have drafted, if there is one."""
+        nodes = self._known_next()
+        if len(nodes) == 0:
+            return False
+        best = int(nodes[self._known.probs[nodes].argmax()])
+        before = 1.0 if self._place == ROOT else float(self._known.probs[self._place])
+        self.prob *= float(self._known.probs[best]) / before
+        self._go(int(self._known.tokens[best]))
+        self.unread += 1
+        return True
+
+    def extend(self, top: TopTokens, outcomes: Calibration) -> None:
+        """Adds the assistant's next tokens at all unread places, and goes on with its best one."""
+        first = len(self.path) + 1 - self.unread
+        for i in range(self.unread):
+            parent = self.nodes[first + i - 1] if first + i > 0 else ROOT
+            start = len(self._tokens)
+            for token, prob in zip(
+                top.tokens[0, i].tolist(), top.probs[0, i].tolist(), strict=True
+            ):
+                self._add(parent, token, prob)
+            if i + 1 < self.unread:
+                token = self.path[first + i]
+                if token not in self._tokens[start:]:
+                    self._add(parent, token, float(top.probs[0, i, -1]))
+                self.nodes.append(self._tokens.index(token, start))
+        self.nodes.append(start)
+        self.prob = float(outcomes.calibrated(self.tree).probs[start])
+        self._go(self._tokens[start])
+        if self._place is not None:
+            self.prob = max(self.prob, float(self._known.probs[self._place]))
+        self.unread = 1
+
+    def _add(self, parent: int, token: int, prob: float) -> None:
+        before = self._probs[parent] if parent != ROOT else 1.0
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._probs.append(before * min(prob, 1.0))
+
+    def _go(self, token: int) -> None:
+        if self._place is not None:
+            self._place = self._known_children.get((self._place, token))
+        self.path.append(token)
+
+    def _known_next(self) -> np.ndarray:
+        """The nodes of other sources at the path's end."""
+        if self._place is None:
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(self._known.parents == self._place)
