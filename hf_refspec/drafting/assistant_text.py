@@ -62,6 +62,8 @@ class AssistantText:
     def _forward(self, new_ids: torch.Tensor, length: int, count: int) -> torch.Tensor:
         assistant = self._assistant
         device = assistant.device
+        if device.type == "meta":  # offloaded: its hooks move what it reads
+            device = new_ids.device
         last = {"logits_to_keep": count} if assistant._supports_logits_to_keep() else {}
         # Dropout must not use up the random numbers of a call that samples.
         devices = [device] if device.type == "cuda" else []

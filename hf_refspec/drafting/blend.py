@@ -144,9 +144,9 @@ class Blend(Drafter):
         for leaf in _best_leaves(tree):
             path = tree.path(leaf)
             for i, drafter in enumerate(self.drafters):
-                if drafter.costly or budget <= len(path):
+                if drafter.costly:
                     continue
-                more = drafter.continue_path(path, budget - len(path)).checked(self._vocab_size)
+                more = drafter.continue_path(path, budget).checked(self._vocab_size)
                 if len(more):
                     self._drafts.append(_Draft(i, path, more))
                     estimate = self._calibrations[i].calibrated(more)

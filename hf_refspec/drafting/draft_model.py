@@ -7,20 +7,25 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
 from .drafter import Drafter
 from .observation import Observation
-from .payoff import Payoff
+from .payoff import Payoff, Prices
+from .token_ids import check_tokenizer
 from .top_tokens import TopTokens
+from .translated_text import TranslatedText
 from .tree import ROOT, DraftTree
 
 # How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
 # beside it. They cost nothing but the target's pass over them.
 _SIBLINGS = 4
+# Of an assistant with another tokenizer: how many tokens a draft has where it may be any number,
+# and how probable each is taken to be, for it names no probabilities; outcomes correct it.
+_TRANSLATED, _UNKNOWN = 5, 0.8
 
 
 class DraftModel(Drafter):
@@ -37,19 +42,35 @@ class DraftModel(Drafter):
     Args:
         assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
             another device, and of another type.
+        tokenizer, assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's and the
+            assistant's. Where they differ, texts are translated as in transformers' universal
+            assisted decoding, and drafts are chains; otherwise they say that vocabularies of
+            different sizes are the same but for padding.
 
     Raises:
         TypeError: If `assistant` is no `PreTrainedModel`.
         ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
-            an encoder-decoder model. A call raises it if the target's vocabulary has another size.
+            an encoder-decoder model; if there is one tokenizer without the other. Without them, a
+            call raises it if the target's vocabulary has another size.
     """
 
     costly = True
     _tree: DraftTree  # all that the assistant said of the next tokens
+    _translated: TranslatedText | None  # in place of `_text`, where tokenizers differ
 
-    def __init__(self, assistant: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        assistant: PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        check_tokenizer(tokenizer)
+        check_tokenizer(assistant_tokenizer)
         _check_assistant(assistant)
         self.assistant = assistant
+        self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
+        self._translates = _differ(tokenizer, assistant_tokenizer)
         self.calibration = Calibration()  # its estimates are a model's own: nothing to doubt
         self._outcomes = Calibration()  # of all that it says of the next tokens, verified or not
         self._payoff = Payoff()
@@ -59,33 +80,38 @@ class DraftModel(Drafter):
         return f"DraftModel({type(self.assistant).__name__})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
-        memo[id(self.assistant)] = self.assistant
+        for shared in (self.assistant, self.tokenizer, self.assistant_tokenizer):
+            memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
         return copied
 
     def check_vocabulary(self, vocab_size: int) -> None:
         own = text_config(self.assistant).vocab_size
-        if own != vocab_size:
+        if own != vocab_size and self.tokenizer is None:
             raise ValueError(
                 f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
-                f"the target model's has {vocab_size}"
+                f"the target model's has {vocab_size}; pass DraftModel(assistant, tokenizer=..., "
+                "assistant_tokenizer=...)"
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._forget_call()
         self._ids = prompt_ids
         self._vocab_size = vocab_size
+        if self._translates:
+            tokenizers: Any = self.tokenizer, self.assistant_tokenizer
+            self._translated = TranslatedText(self.assistant, *tokenizers)
         if self.sampling is not None and self.sampling.top_k != 1:
             self._temperature = self.sampling.temperature
 
     def draft(self, budget: int) -> DraftTree:
-        self._grow(budget)
+        self._grow(budget, chain=False)
         nodes = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
         return self._tree.part(np.isin(np.arange(len(self._tree)), nodes))
 
     def draft_chain(self, budget: int) -> DraftTree:
-        path = self._grow(budget)
+        path = self._grow(budget, chain=True)
         return DraftTree.chain(self._tree.tokens[path], self._tree.probs[path])
 
     def observe(self, observation: Observation) -> None:
@@ -102,15 +128,19 @@ class DraftModel(Drafter):
     def _forget_call(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)  # the text so far
         self._text = AssistantText(self.assistant)
+        self._translated = None
         self._temperature = 1.0
-        self._tree = DraftTree.empty()
+        self._tree = self.known = DraftTree.empty()
+        self.prices = Prices()
 
-    def _grow(self, budget: int) -> list[int]:
+    def _grow(self, budget: int, chain: bool) -> list[int]:
         """Drafts one path, and all that stands beside it; returns the path's nodes."""
-        growth = _Growth(self.known)
         self._payoff.prices = self.prices
+        growth = _Growth(self.known)
         depth = min(budget, self._room()) if len(self._ids) else 0
-        while len(growth.path) < depth:
+        if self._translated is not None:
+            return self._translate(depth)
+        while len(growth.path) < depth and (chain or growth.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(growth.path, dtype=np.int64)))
             if self._payoff.pays(growth.missed, self._text.unread(ids)):
                 growth.extend(self._pass(ids, growth.unread), self._outcomes)
@@ -118,6 +148,19 @@ class DraftModel(Drafter):
                 break
         self._tree = growth.tree
         return growth.nodes
+
+    def _translate(self, depth: int) -> list[int]:
+        """Drafts a chain of an assistant with another tokenizer; returns all of its nodes."""
+        assert self._translated is not None
+        count = min(depth, _TRANSLATED) if self._payoff.counts else depth
+        if count == 0 or not self._payoff.pays(_Growth(self.known).missed, 1):
+            return []
+        began = perf_counter()
+        tokens = self._translated.next_tokens(self._ids, count)[:depth]
+        tokens = tokens[: np.append(np.flatnonzero(tokens >= self._vocab_size), len(tokens))[0]]
+        self._payoff.record_pass(1, (perf_counter() - began) / max(len(tokens), 1), False)
+        self._tree = DraftTree.chain(tokens, _UNKNOWN ** np.arange(1, 1 + len(tokens)))
+        return [*range(len(tokens))]
 
     def _pass(self, ids: np.ndarray, count: int) -> TopTokens:
         """The best next tokens after each of the last ids."""
@@ -150,6 +193,20 @@ class DraftModel(Drafter):
                 asked += 1
                 accepted += node is not None and place < len(tokens) - 1
         return accepted, asked
+
+
+def _differ(
+    tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None
+) -> bool:
+    """Whether two tokenizers have different tokens; there are both or none."""
+    if (tokenizer is None) != (other is None):
+        missing = "assistant_tokenizer" if other is None else "tokenizer"
+        raise ValueError(
+            f"{missing} is missing; pass both tokenizers, or none if they are the same"
+        )
+    if tokenizer is None or other is None:
+        return False
+    return tokenizer.get_vocab() != other.get_vocab()
 
 
 def _check_assistant(assistant: PreTrainedModel) -> None:
@@ -206,11 +263,14 @@ class _Growth:
     @property
     def missed(self) -> float:
         """An estimate that the path is accepted, and then a token that nobody else has drafted."""
-        nodes, place = self._known_next(), self._place
-        if place is None or len(nodes) == 0:
-            return self.prob
-        before = 1.0 if place == ROOT else float(self._known.probs[place])
-        return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / before)
+        held = float(self._known.probs[self._known_next()].sum())
+        return self.prob * (1.0 - held / self._known_prob)
+
+    def is_among(self, count: int) -> bool:
+        """Whether what follows could be one of so many most probable nodes."""
+        if not self.nodes:
+            return True
+        return int((np.array(self._probs) > self._probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
         """Goes on with the best token that others have drafted, if there is one."""
@@ -218,8 +278,7 @@ class _Growth:
         if len(nodes) == 0:
             return False
         best = int(nodes[self._known.probs[nodes].argmax()])
-        before = 1.0 if self._place == ROOT else float(self._known.probs[self._place])
-        self.prob *= float(self._known.probs[best]) / before
+        self.prob *= float(self._known.probs[best]) / self._known_prob
         self._go(int(self._known.tokens[best]))
         self.unread += 1
         return True
@@ -256,6 +315,13 @@ class _Growth:
         if self._place is not None:
             self._place = self._known_children.get((self._place, token))
         self.path.append(token)
+
+    @property
+    def _known_prob(self) -> float:
+        """How probable other sources take the path to be, if they have it."""
+        if self._place is None or self._place == ROOT:
+            return 1.0
+        return max(float(self._known.probs[self._place]), 1e-9)
 
     def _known_next(self) -> np.ndarray:
         """The nodes of other sources at the path's end."""

@@ -58,14 +58,14 @@ class Payoff:
         prices = self.prices
         gain = chance * self._accepted / self._asked * prices.token_seconds
         costs = median(self._seconds) if self._seconds else 0.0
-        affords = self._balance >= 0 or unread <= _FEW_TOKENS or not self._counts
+        affords = self._balance >= 0 or unread <= _FEW_TOKENS or not self.counts
         return affords and gain > costs + prices.node_seconds
 
     def record_pass(self, tokens: int, seconds: float, of_prompt: bool) -> None:
         """Counts a pass that read so many tokens."""
         if tokens <= _FEW_TOKENS:
             self._seconds.append(seconds)
-        if not self._counts:
+        if not self.counts:
             return
         if of_prompt:
             self._prompt_seconds += seconds
@@ -82,7 +82,7 @@ class Payoff:
         """
         self._accepted = self._faded(self._accepted, _ACCEPTED * _PSEUDO_COUNT) + accepted
         self._asked = self._faded(self._asked, _PSEUDO_COUNT) + asked
-        if self._counts:
+        if self.counts:
             self._balance += (accepted + _ALLOWANCE * emitted) * self.prices.token_seconds
 
     def end_text(self) -> None:
@@ -91,8 +91,8 @@ class Payoff:
         self._prompt_seconds = 0.0
 
     @property
-    def _counts(self) -> bool:
-        """Whether the call leaves it to this how far drafts go."""
+    def counts(self) -> bool:
+        """Whether time counts: a call that names how many nodes it drafts gets them."""
         return math.isfinite(self.prices.token_seconds)
 
     @staticmethod
