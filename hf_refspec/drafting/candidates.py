@@ -30,7 +30,8 @@ class CandidateChain(Drafter):
             raise ValueError(
                 f"`candidate_generator` is a {type(generator).__name__}, which drafts from the "
                 "target model's hidden states. Only generators that draft from token ids are "
-                "supported."
+                "supported; call `generate(assistant_model=...)` (or `use_mtp=True`) without a "
+                "drafter, or draft by a model of its own: `rs.DraftModel(assistant)`."
             )
         self.generator = generator
 

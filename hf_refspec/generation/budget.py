@@ -128,9 +128,10 @@ class AutoBudget(Budget):
         emitted = sum(len(row.emitted) for row in rows)
         self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
         self._emitted = _RECENT * self._emitted + emitted
-        self._plain_seconds = costs.plain_seconds / (1 if self._packs else len(rows))
-        one_more = np.interp([pass_tokens, pass_tokens + 1], costs.tokens, costs.seconds())
-        self._node_seconds = float(one_more[1] - one_more[0])
+        going = sum(not row.stands_still for row in rows)
+        plain_tokens = going if self._packs else 1  # of a pass without drafts
+        self._plain_seconds = _pass_seconds(costs, plain_tokens) / max(going, 1)
+        self._node_seconds = _node_seconds(costs, pass_tokens)
 
     def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1
@@ -186,6 +187,11 @@ class SharedBudget:
         """The most nodes that a request should draft now."""
         return self.most
 
+    @property
+    def prices(self) -> Prices:
+        """What drafting may cost: anything, for the number of nodes was named."""
+        return Prices()
+
     def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
         """How many nodes of each chain are verified, `room` at most together."""
         owners = np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])
@@ -211,14 +217,24 @@ class AutoSharedBudget(SharedBudget):
         super().__init__(PASS_TOKENS[-1] - 1)
         self._costs = costs
         self._pause = _Pause()
+        self._requests = 1
 
     @property
     def nodes(self) -> int:
         """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
 
+    @property
+    def prices(self) -> Prices:
+        """What a token of any request takes without drafts; 0 before the first pass."""
+        if self._costs.plain_seconds == 0:
+            return Prices(0.0)
+        token_seconds = _pass_seconds(self._costs, self._requests) / self._requests
+        return Prices(token_seconds, _node_seconds(self._costs, self._requests))
+
     def share(self, chains: Sequence[DraftTree], room: int, drafting_seconds: float) -> list[int]:
         """How many nodes of each chain pay."""
+        self._requests = max(len(chains), 1)
         shares = super().share(chains, room, drafting_seconds)
         if not self._pause.lasts:
             self._pause.record_drafts(any(shares), drafting_seconds)
@@ -242,6 +258,15 @@ def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
     speed[0] *= _MARGIN
     return int(speed.argmax())
+
+
+def _pass_seconds(costs: PassCosts, tokens: int) -> float:
+    return float(np.interp(tokens, costs.tokens, costs.seconds()))
+
+
+def _node_seconds(costs: PassCosts, tokens: int) -> float:
+    """What one more adds to a pass over so many tokens."""
+    return _pass_seconds(costs, tokens + 1) - _pass_seconds(costs, tokens)
 
 
 class _Pause:
