@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints a row for each assistant and temperature."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--data", required=True, help="the folder with spec_bench_questions.jsonl")
+    add("--data", type=Path, required=True, help="the folder with spec_bench_questions.jsonl")
     add("--model", help="a folder or a Hub id; default: SmolLM2-135M-Instruct")
     add("--assistants", nargs="+", default=ASSISTANTS, metavar="NAME", help="see draft_models.py")
     add("--temperatures", nargs="+", type=float, default=[0.7, 1.0], metavar="T")
     add("--limit", type=positive, default=13, metavar="N", help="so many questions of Spec-Bench")
     add("--max-new-tokens", type=positive, default=96, metavar="N")
     args = parser.parse_args(arguments)
+    args.replay = False
     name = args.model or default_model()
     target, tokenizer = load_model(name, "cpu", torch.float32), load_tokenizer(name)
     assistants = {each: assistant_of(target, each) for each in args.assistants}

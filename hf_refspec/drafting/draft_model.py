@@ -87,7 +87,7 @@ class DraftModel(Drafter):
         return copied
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        own = text_config(self.assistant).vocab_size
+        own = self._vocabulary
         if own != vocab_size and self.tokenizer is None:
             raise ValueError(
                 f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
@@ -142,6 +142,7 @@ class DraftModel(Drafter):
             return self._translate(depth)
         while len(growth.path) < depth and (chain or growth.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(growth.path, dtype=np.int64)))
+            ids = np.minimum(ids, self._vocabulary - 1)  # the target's may have more
             if self._payoff.pays(growth.missed, self._text.unread(ids)):
                 growth.extend(self._pass(ids, growth.unread), self._outcomes)
             elif not growth.follow():
@@ -170,6 +171,12 @@ class DraftModel(Drafter):
         top = self._text.next_tokens(ids, count, *limits)
         self._payoff.record_pass(unread, perf_counter() - began, of_prompt)
         return top
+
+    @property
+    def _vocabulary(self) -> int:
+        """The size of the assistant's."""
+        size: int = text_config(self.assistant).vocab_size
+        return size
 
     def _room(self) -> int:
         """How many more tokens the assistant can read."""
