@@ -19,9 +19,10 @@ from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree
 
-# Of a source that runs a model, how many leaves others go on with, and how probable they must be.
+# Of a source that runs a model: how many leaves others go on with, how probable they must be, and
+# how many nodes each may add.
 # More cost time at each draft.
-_LEAVES, _LEAST_PROB = 4, 0.1
+_LEAVES, _LEAST_PROB, _NODES = 4, 0.1, 16
 
 
 class _Draft(NamedTuple):
@@ -140,13 +141,13 @@ class Blend(Drafter):
 
     def _continued(self, tree: DraftTree, budget: int) -> list[DraftTree]:
         """What the sources that cost little say after the best leaves of a tree."""
-        continued = []
+        continued, nodes = [], min(budget, _NODES)
         for leaf in _best_leaves(tree):
             path = tree.path(leaf)
             for i, drafter in enumerate(self.drafters):
                 if drafter.costly:
                     continue
-                more = drafter.continue_path(path, budget).checked(self._vocab_size)
+                more = drafter.continue_path(path, nodes).checked(self._vocab_size)
                 if len(more):
                     self._drafts.append(_Draft(i, path, more))
                     estimate = self._calibrations[i].calibrated(more)

@@ -128,7 +128,7 @@ class AutoBudget(Budget):
         emitted = sum(len(row.emitted) for row in rows)
         self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
         self._emitted = _RECENT * self._emitted + emitted
-        going = sum(not row.stands_still for row in rows)
+        going = sum(row.path is not None for row in rows)
         plain_tokens = going if self._packs else 1  # of a pass without drafts
         self._plain_seconds = _pass_seconds(costs, plain_tokens) / max(going, 1)
         self._node_seconds = _node_seconds(costs, pass_tokens)
