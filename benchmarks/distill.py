@@ -90,7 +90,7 @@ def train(student: Any, teacher: Any, texts: list[list[int]], seconds: float) ->
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 50 == 0:
+        if step % 20 == 0:
             print(f"step {step}, {spent:.0f} s, agrees {right / TEXTS_OF_A_STEP:.2f}", flush=True)
         step += 1
 

@@ -32,7 +32,6 @@ class AssistantText:
         """How many of these ids the next pass over them would read."""
         return max(len(ids) - _common(self._read, ids), 1)
 
-    @torch.no_grad()
     def next_tokens(
         self, ids: np.ndarray, count: int, k: int, temperature: float, vocab_size: int
     ) -> TopTokens:
@@ -45,13 +44,18 @@ class AssistantText:
         Returns:
             [`TopTokens`]: Of one row, `(1, count, k)`.
         """
+        logits = self.read(ids, count)[:, :, :vocab_size]
+        return top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
+        """The logits after each of the last `count` ids, `(1, count, vocab_size)`."""
         kept = min(len(ids) - self.unread(ids), len(ids) - count)
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
         self._read = ids
         logits = self._forward(torch.from_numpy(ids[kept:])[None], len(ids), count)
-        logits = logits[:, -count:, :vocab_size]
-        return top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
+        return logits[:, -count:]
 
     def keeps_keys(self) -> bool:
         """Whether the model has put the keys of each token into the cache, and nothing else."""

@@ -20,8 +20,7 @@ from .stats import SourceStats
 from .tree import DraftTree
 
 # Of a source that runs a model: how many leaves others go on with, how probable they must be, and
-# how many nodes each may add.
-# More cost time at each draft.
+# how many nodes each may add. More cost time at each draft.
 _LEAVES, _LEAST_PROB, _NODES = 4, 0.1, 16
 
 

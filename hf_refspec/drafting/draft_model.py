@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
+from .draft_path import DraftPath
 from .drafter import Drafter
 from .observation import Observation
 from .payoff import Payoff, Prices
@@ -111,8 +112,8 @@ class DraftModel(Drafter):
         return self._tree.part(np.isin(np.arange(len(self._tree)), nodes))
 
     def draft_chain(self, budget: int) -> DraftTree:
-        path = self._grow(budget, chain=True)
-        return DraftTree.chain(self._tree.tokens[path], self._tree.probs[path])
+        nodes = self._grow(budget, chain=True)
+        return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
 
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
@@ -136,25 +137,25 @@ class DraftModel(Drafter):
     def _grow(self, budget: int, chain: bool) -> list[int]:
         """Drafts one path, and all that stands beside it; returns the path's nodes."""
         self._payoff.prices = self.prices
-        growth = _Growth(self.known)
+        path = DraftPath(self.known)
         depth = min(budget, self._room()) if len(self._ids) else 0
         if self._translated is not None:
             return self._translate(depth)
-        while len(growth.path) < depth and (chain or growth.is_among(budget)):
-            ids = np.concatenate((self._ids, np.array(growth.path, dtype=np.int64)))
+        while len(path.tokens) < depth and (chain or path.is_among(budget)):
+            ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
             ids = np.minimum(ids, self._vocabulary - 1)  # the target's may have more
-            if self._payoff.pays(growth.missed, self._text.unread(ids)):
-                growth.extend(self._pass(ids, growth.unread), self._outcomes)
-            elif not growth.follow():
+            if self._payoff.pays(path.missed, self._text.unread(ids)):
+                path.extend(self._pass(ids, path.unread), self._outcomes)
+            elif not path.follow():
                 break
-        self._tree = growth.tree
-        return growth.nodes
+        self._tree = path.tree
+        return path.nodes
 
     def _translate(self, depth: int) -> list[int]:
         """Drafts a chain of an assistant with another tokenizer; returns all of its nodes."""
         assert self._translated is not None
         count = min(depth, _TRANSLATED) if self._payoff.counts else depth
-        if count == 0 or not self._payoff.pays(_Growth(self.known).missed, 1):
+        if count <= 0 or not self._payoff.pays(DraftPath(self.known).missed, 1):
             return []
         began = perf_counter()
         tokens = self._translated.next_tokens(self._ids, count)[:depth]
@@ -179,9 +180,10 @@ class DraftModel(Drafter):
         return size
 
     def _room(self) -> int:
-        """How many more tokens the assistant can read."""
+        """How many more tokens the assistant can read; of its own, there may be twice as many."""
         most = context_length(self.assistant)
-        return 2**31 if most is None else most - len(self._ids)
+        length = len(self._ids) * (2 if self._translates else 1)
+        return 2**31 if most is None else most - length
 
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int]:
         """How many of the assistant's tokens were accepted that no other source had drafted, and at
@@ -225,7 +227,7 @@ def _check_assistant(assistant: PreTrainedModel) -> None:
         raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
     text = AssistantText(assistant)
     try:
-        text.next_tokens(np.zeros(2, dtype=np.int64), 1, 1, 1.0, 1)
+        text.read(np.zeros(2, dtype=np.int64), 1)
     except Exception as error:
         reason: Exception | None = error
     else:
@@ -235,103 +237,3 @@ def _check_assistant(assistant: PreTrainedModel) -> None:
             f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
             "keys and values of each token. Use one with attention alone."
         ) from reason
-
-
-class _Growth:
-    """A draft that grows along one path, as the assistant reads it, beside what others drafted.
-
-    Attributes:
-        path (`list[int]`): Its tokens. The assistant has yet to read the last one, or several that
-            others have drafted.
-        nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
-        prob (`float`): An estimate that all of the path is accepted.
-        unread (`int`): How many places of the path, its beginning among them, the assistant has not
-            said anything of.
-    """
-
-    def __init__(self, known: DraftTree) -> None:
-        self.path: list[int] = []
-        self.nodes: list[int] = []
-        self.prob = 1.0
-        self.unread = 1
-        self._known, self._known_children = known, known.children()
-        self._place: int | None = ROOT  # the path's end in `known`, if it is there
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._probs: list[float] = []
-
-    @property
-    def tree(self) -> DraftTree:
-        """All nodes so far, with the assistant's own estimates."""
-        parents = np.array(self._parents, dtype=np.int32)
-        probs = np.array(self._probs, dtype=np.float32)
-        return DraftTree(np.array(self._tokens, dtype=np.int64), parents, probs)
-
-    @property
-    def missed(self) -> float:
-        """An estimate that the path is accepted, and then a token that nobody else has drafted."""
-        held = float(self._known.probs[self._known_next()].sum())
-        return self.prob * (1.0 - held / self._known_prob)
-
-    def is_among(self, count: int) -> bool:
-        """Whether what follows could be one of so many most probable nodes."""
-        if not self.nodes:
-            return True
-        return int((np.array(self._probs) > self._probs[self.nodes[-1]]).sum()) < count
-
-    def follow(self) -> bool:
-        """Goes on with the best token that others have drafted, if there is one."""
-        nodes = self._known_next()
-        if len(nodes) == 0:
-            return False
-        best = int(nodes[self._known.probs[nodes].argmax()])
-        self.prob *= float(self._known.probs[best]) / self._known_prob
-        self._go(int(self._known.tokens[best]))
-        self.unread += 1
-        return True
-
-    def extend(self, top: TopTokens, outcomes: Calibration) -> None:
-        """Adds the assistant's next tokens at all unread places, and goes on with its best one."""
-        first = len(self.path) + 1 - self.unread
-        for i in range(self.unread):
-            parent = self.nodes[first + i - 1] if first + i > 0 else ROOT
-            start = len(self._tokens)
-            for token, prob in zip(
-                top.tokens[0, i].tolist(), top.probs[0, i].tolist(), strict=True
-            ):
-                self._add(parent, token, prob)
-            if i + 1 < self.unread:
-                token = self.path[first + i]
-                if token not in self._tokens[start:]:
-                    self._add(parent, token, float(top.probs[0, i, -1]))
-                self.nodes.append(self._tokens.index(token, start))
-        self.nodes.append(start)
-        self.prob = float(outcomes.calibrated(self.tree).probs[start])
-        self._go(self._tokens[start])
-        if self._place is not None:
-            self.prob = max(self.prob, float(self._known.probs[self._place]))
-        self.unread = 1
-
-    def _add(self, parent: int, token: int, prob: float) -> None:
-        before = self._probs[parent] if parent != ROOT else 1.0
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._probs.append(before * min(prob, 1.0))
-
-    def _go(self, token: int) -> None:
-        if self._place is not None:
-            self._place = self._known_children.get((self._place, token))
-        self.path.append(token)
-
-    @property
-    def _known_prob(self) -> float:
-        """How probable other sources take the path to be, if they have it."""
-        if self._place is None or self._place == ROOT:
-            return 1.0
-        return max(float(self._known.probs[self._place]), 1e-9)
-
-    def _known_next(self) -> np.ndarray:
-        """The nodes of other sources at the path's end."""
-        if self._place is None:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(self._known.parents == self._place)
