@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from accelerate import cpu_offload
 from architectures import ARCHITECTURES, VOCAB_SIZE, small
 from byte_model import byte_tokenizer
 from calls import PROMPT, assert_lossless
@@ -277,6 +278,23 @@ def test_an_assistant_in_training_mode_uses_up_no_random_numbers(llama):
     assistant = small("gpt2", resid_pdrop=0.5, embd_pdrop=0.5).train()
     assert_lossless(llama, DraftModel(assistant), do_sample=True)
     assert assistant.training
+
+
+def test_an_offloaded_assistant_drafts(llama):
+    assistant = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
+    stats = assert_lossless(llama, DraftModel(assistant), verification="chain")
+    assert stats.accepted == stats.drafted > 15
+
+
+def test_a_call_that_fails_leaves_the_drafter_ready(llama):
+    drafter = DraftModel(llama)
+
+    def stop(ids, scores):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llama.generate(PROMPT, candidate_generator=drafter, stopping_criteria=[stop])
+    assert assert_lossless(llama, drafter).mat > 2
 
 
 def test_it_serves_transformers_own_assisted_decoding_protocol(llama):
