@@ -59,6 +59,7 @@ class Blend(Drafter):
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
+        self.costly = any(drafter.costly for drafter in self.drafters)
         self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
@@ -104,11 +105,11 @@ class Blend(Drafter):
         for i, source in enumerate(self.stats.sources):
             foreseen: set[int] = set()
             for draft in self._drafts:
-                depth = len(draft.path)
                 if draft.source != i:
                     continue
+                depth = len(draft.path)
                 source.drafted += len(draft.tree)
-                if np.array_equal(draft.path, tokens[:depth]) and depth < len(tokens):
+                if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
                     reached = self._calibrations[i].record(draft.tree, tokens[depth:])
                     foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
             source.accepted += len(foreseen)

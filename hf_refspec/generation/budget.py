@@ -83,7 +83,7 @@ class AutoBudget(Budget):
         self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
         # Of the last passes, with what was drafted for them.
         self._drafting_seconds = self._seconds = self._emitted = 0.0
-        self._plain_seconds = self._node_seconds = 0.0  # of a token, without drafts; of a node
+        self._last = 0, 0, 0  # the last pass: its rows, those of them that took part, its tokens
 
     @property
     def nodes(self) -> int:
@@ -96,7 +96,11 @@ class AutoBudget(Budget):
         draft does not pay. It never counts more than without drafts."""
         if self._emitted == 0:
             return Prices(0.0)
-        return Prices(min(self._seconds / self._emitted, self._plain_seconds), self._node_seconds)
+        rows, going, tokens = self._last
+        costs = self._costs(1 if self._packs else rows)
+        plain_seconds = _pass_seconds(costs, going if self._packs else 1) / going
+        token_seconds = min(self._seconds / self._emitted, plain_seconds)
+        return Prices(token_seconds, _node_seconds(costs, tokens))
 
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The nodes of each draft that pay."""
@@ -125,13 +129,9 @@ class AutoBudget(Budget):
             )
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
-        emitted = sum(len(row.emitted) for row in rows)
         self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
-        self._emitted = _RECENT * self._emitted + emitted
-        going = sum(row.path is not None for row in rows)
-        plain_tokens = going if self._packs else 1  # of a pass without drafts
-        self._plain_seconds = _pass_seconds(costs, plain_tokens) / max(going, 1)
-        self._node_seconds = _node_seconds(costs, pass_tokens)
+        self._emitted = _RECENT * self._emitted + sum(len(row.emitted) for row in rows)
+        self._last = len(rows), sum(row.path is not None for row in rows), pass_tokens
 
     def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1

@@ -303,7 +303,8 @@ class BatchDrafts:
         )
         if room <= 0 or request.drafter.waits:
             return DraftTree.empty()
-        request.drafter.prices = self._budget.prices
+        if request.drafter.costly:
+            request.drafter.prices = self._budget.prices
         draft = checked_draft(request.drafter, room, self._vocab_size, chain=True)
         # What ends a text is chosen without a draft: no token follows it.
         ends = np.flatnonzero(np.isin(draft.tokens, [*state._eos_token_ids]))
