@@ -19,6 +19,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .drafting.blend import Blend as Blend
     from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
+    from .drafting.draft_model import DraftModel as DraftModel
     from .drafting.drafter import Drafter as Drafter
     from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "drafting.blend": ["Blend"],
     "drafting.datastore_drafts": ["DatastoreDrafts"],
+    "drafting.draft_model": ["DraftModel"],
     "drafting.drafter": ["Drafter"],
     "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],

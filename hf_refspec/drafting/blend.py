@@ -5,17 +5,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import numpy as np
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
 from .calibration import Calibration
-from .datastore_drafts import DatastoreDrafts
-from .drafter import Drafter, valid_draft
+from .candidates import as_source
+from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
 from .tree import DraftTree
+
+# Of a source that runs a model: how many leaves others go on with, how probable they must be, and
+# how many nodes each may add. More cost time at each draft.
+_LEAVES, _LEAST_PROB, _NODES = 4, 0.1, 16
+
+
+class _Draft(NamedTuple):
+    """What a source drafted behind a path of another, or behind the text."""
+
+    source: int
+    path: np.ndarray
+    tree: DraftTree
 
 
 class Blend(Drafter):
@@ -24,26 +38,28 @@ class Blend(Drafter):
     `a | b | c` is the same as `Blend([a, b, c])`.
 
     Args:
-        drafters (sequence of [`Drafter`] or [`Datastore`]): The sources. Blends among them are
-            taken apart, and a datastore is taken as `DatastoreDrafts(store)`.
+        drafters (sequence of [`Drafter`], [`Datastore`] or `CandidateGenerator`): The sources.
+            Blends among them are taken apart, and a datastore is taken as `DatastoreDrafts(store)`.
+            What runs a model ([`DraftModel`]) is asked last, goes on from where the others are no
+            longer sure, and they go on from what it drafted.
 
     Raises:
         TypeError: if something else is among them.
         ValueError: if there is none, or one is there twice.
     """
 
-    def __init__(self, drafters: Sequence[Drafter | Datastore]) -> None:
+    def __init__(self, drafters: Sequence[CandidateGenerator | Datastore]) -> None:
         self.drafters: list[Drafter] = []
-        for drafter in drafters:
-            if isinstance(drafter, Datastore):
-                drafter = DatastoreDrafts(drafter)
-            if not isinstance(drafter, Drafter):
-                raise TypeError(f"drafters must be drafters of hf_refspec, but has {drafter!r}")
+        for given in drafters:
+            drafter = as_source(given)
+            if drafter is None:
+                raise TypeError(f"drafters must be drafters of hf_refspec, but has {given!r}")
             self.drafters += drafter.drafters if isinstance(drafter, Blend) else [drafter]
         if not self.drafters:
             raise ValueError("drafters is empty; give at least one")
         if len(set(map(id, self.drafters))) < len(self.drafters):
             raise ValueError("drafters has the same drafter twice; make another one")
+        self.costly = any(drafter.costly for drafter in self.drafters)
         self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
@@ -64,7 +80,7 @@ class Blend(Drafter):
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self.stats.sources = [SourceStats(type(drafter).__name__) for drafter in self.drafters]
-        self._trees: list[DraftTree] = []
+        self._drafts: list[_Draft] = []
         for drafter in self.drafters:
             drafter.sampling = self.sampling
             drafter.begin(prompt_ids, vocab_size)
@@ -85,27 +101,58 @@ class Blend(Drafter):
 
     def _record(self, tokens: np.ndarray) -> None:
         """Counts which emitted tokens each source had drafted, and corrects its estimates."""
-        known = 0  # accepted tokens that an earlier source had drafted
-        accepted = len(tokens) - 1
-        for i, tree in enumerate(self._trees):
-            foreseen = min(self._calibrations[i].record(tree, tokens), accepted)
-            source = self.stats.sources[i]
-            source.drafted += len(tree)
-            source.accepted += foreseen
-            source.first += max(foreseen - known, 0)
-            known = max(known, foreseen)
-        self._trees = []
+        known: set[int] = set()  # accepted tokens that an earlier source had drafted
+        for i, source in enumerate(self.stats.sources):
+            foreseen: set[int] = set()
+            for draft in self._drafts:
+                if draft.source != i:
+                    continue
+                depth = len(draft.path)
+                source.drafted += len(draft.tree)
+                if depth == 0 or (depth < len(tokens) and (draft.path == tokens[:depth]).all()):
+                    reached = self._calibrations[i].record(draft.tree, tokens[depth:])
+                    foreseen |= {*range(depth, min(depth + reached, len(tokens) - 1))}
+            source.accepted += len(foreseen)
+            source.first += len(foreseen - known)
+            known |= foreseen
+        self._drafts = []
 
     def end(self) -> None:
         for drafter in self.drafters:
             drafter.end()
 
     def _estimates(self, budget: int, chain: bool) -> list[DraftTree]:
-        """What each source drafts, with corrected estimates."""
-        limits = budget, self._vocab_size, chain
-        self._trees = [valid_draft(drafter, *limits) for drafter in self.drafters]
-        pairs = zip(self._calibrations, self._trees, strict=True)
-        return [calibration.calibrated(tree) for calibration, tree in pairs]
+        """What each source drafts, with corrected estimates: first those that cost little, then the
+        others, which know what there is, and whose paths the first ones go on with."""
+        self._drafts = []
+        order = sorted(range(len(self.drafters)), key=lambda i: self.drafters[i].costly)
+        estimates: list[DraftTree] = []
+        for i in order:
+            drafter = self.drafters[i]
+            if drafter.costly:
+                drafter.prices = self.prices
+                drafter.known = merged(estimates, budget) if estimates else DraftTree.empty()
+            tree = valid_draft(drafter, budget, self._vocab_size, chain)
+            self._drafts.append(_Draft(i, NO_PATH, tree))
+            estimates.append(self._calibrations[i].calibrated(tree))
+            if drafter.costly:
+                estimates += self._continued(estimates[-1], budget)
+        return estimates
+
+    def _continued(self, tree: DraftTree, budget: int) -> list[DraftTree]:
+        """What the sources that cost little say after the best leaves of a tree."""
+        continued, nodes = [], min(budget, _NODES)
+        for leaf in _best_leaves(tree):
+            path = tree.path(leaf)
+            for i, drafter in enumerate(self.drafters):
+                if drafter.costly:
+                    continue
+                more = drafter.continue_path(path, nodes).checked(self._vocab_size)
+                if len(more):
+                    self._drafts.append(_Draft(i, path, more))
+                    estimate = self._calibrations[i].calibrated(more)
+                    continued.append(_behind(path, float(tree.probs[leaf]), estimate))
+        return continued
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
@@ -113,6 +160,26 @@ class Blend(Drafter):
             for drafter in self.drafters:
                 sources.enter_context(drafter._owned())
             yield
+
+
+def _best_leaves(tree: DraftTree) -> list[int]:
+    """The most probable nodes without children, probable enough to be gone on with."""
+    leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
+    leaves = leaves[np.argsort(-tree.probs[leaves], kind="stable")][:_LEAVES]
+    best: list[int] = leaves[tree.probs[leaves] >= _LEAST_PROB].tolist()
+    return best
+
+
+def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
+    """A tree behind a path that another tree holds. The path's own nodes have no probability, which
+    changes none when they are merged; the path as a whole has `prob`."""
+    length = len(path)
+    parents = np.where(tree.parents < 0, length - 1, tree.parents + length).astype(np.int32)
+    return DraftTree(
+        np.concatenate((path, tree.tokens)),
+        np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
+        np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
+    )
 
 
 def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -13,45 +14,77 @@ from ..store.datastore import Datastore
 from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter
 from .observation import Observation
-from .tree import DraftTree
+from .tree import ROOT, DraftTree
 
 
 class CandidateChain(Drafter):
     """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
 
-    Its candidates are verified as a chain against the target's own choice, sampled or greedy; the
-    logits that a generator may give along are not needed for that."""
+    Its candidates are verified as a chain against the target's own choice, sampled or greedy. The
+    logits that a generator may give along are its estimates of what will be accepted."""
 
     decides_length = True
 
     def __init__(self, generator: CandidateGenerator) -> None:
+        if generator.requires_model_outputs:
+            raise ValueError(
+                f"`candidate_generator` is a {type(generator).__name__}, which drafts from the "
+                "target model's hidden states. Only generators that draft from token ids are "
+                "supported; call `generate(assistant_model=...)` (or `use_mtp=True`) without a "
+                "drafter, or draft by a model of its own: `rs.DraftModel(assistant)`."
+            )
         self.generator = generator
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._ids = torch.from_numpy(prompt_ids)[None]
-        self._asked = False
+        self._drafted: DraftTree | None = None
 
     def draft(self, budget: int) -> DraftTree:
-        candidate_ids, _ = self.generator.get_candidates(self._ids)
-        self._asked = True
-        return DraftTree.chain(candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True))
+        candidate_ids, logits = self.generator.get_candidates(self._ids)
+        tokens = candidate_ids[0, self._ids.shape[1] :][:budget].numpy(force=True)
+        self._drafted = DraftTree.chain(tokens, _estimates(tokens, logits))
+        return self._drafted
 
     def observe(self, observation: Observation) -> None:
         tokens, logits = observation.tokens, observation.logits
         self._ids = torch.cat([self._ids, torch.from_numpy(tokens)[None]], dim=-1)
-        if self._asked and logits is not None:
-            # (1, 1 + T, vocab_size), and how many of the T candidates were right.
-            self.generator.update_candidate_strategy(self._ids, logits[None], len(tokens) - 1)
-        self._asked = False
+        if self._drafted is not None and logits is not None:
+            # As if its candidates had been verified alone: (1, 1 + T, vocab_size), and how many of
+            # the T were right.
+            path = _verified_path(self._drafted, observation.verified)
+            scores = logits[[0, *(1 + node for node in path)]][None]
+            pairs = zip(self._drafted.tokens[: len(path)], tokens[:-1], strict=False)
+            right = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            self.generator.update_candidate_strategy(self._ids, scores, right)
+        self._drafted = None
+
+
+def _estimates(tokens: np.ndarray, logits: torch.Tensor | None) -> np.ndarray | None:
+    """How probable each path to a candidate is, by the logits `(1, m, vocab_size)` of all."""
+    if logits is None or logits.shape[1] < len(tokens):
+        return None
+    probs = logits[0, : len(tokens)].float().softmax(dim=-1)
+    chosen = probs[torch.arange(len(tokens)), torch.from_numpy(tokens)]
+    estimates: np.ndarray = chosen.nan_to_num(0.0).cumprod(dim=0).clamp(max=1.0).numpy(force=True)
+    return estimates
+
+
+def _verified_path(chain: DraftTree, verified: DraftTree) -> list[int]:
+    """The nodes of a tree that are the beginning of a chain."""
+    path: list[int] = []
+    children = verified.children()
+    for token in chain.tokens.tolist():
+        node = children.get((path[-1] if path else ROOT, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
 
 
 def as_drafter(given: Any) -> Drafter:
     """The drafter for a call's `candidate_generator`; anything that is none is refused."""
-    if isinstance(given, Drafter):
-        return given
-    if isinstance(given, Datastore):
-        return DatastoreDrafts(given)
-    if not isinstance(given, CandidateGenerator):
+    drafter = as_source(given)
+    if drafter is None:
         hint = ": pass an instance, not the class" if isinstance(given, type) else ""
         if isinstance(given, str):
             hint = did_you_mean(given, ["auto"])
@@ -59,9 +92,15 @@ def as_drafter(given: Any) -> Drafter:
             '`candidate_generator` must be "auto", a drafter of hf_refspec or a transformers '
             f"`CandidateGenerator`, but is {given!r}{hint}."
         )
-    if given.requires_model_outputs:
-        raise ValueError(
-            f"`candidate_generator` is a {type(given).__name__}, which drafts from the target "
-            "model's hidden states. Only generators that draft from token ids are supported."
-        )
-    return CandidateChain(given)
+    return drafter
+
+
+def as_source(given: Any) -> Drafter | None:
+    """The drafter that a datastore or a `CandidateGenerator` is taken as; `None` of others."""
+    if isinstance(given, Drafter):
+        return given
+    if isinstance(given, Datastore):
+        return DatastoreDrafts(given)
+    if isinstance(given, CandidateGenerator):
+        return CandidateChain(given)
+    return None

@@ -114,24 +114,30 @@ class DatastoreDrafts(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self.check_vocabulary(vocab_size)
-        self._context = self._context[:0]
-        self._follow_text(prompt_ids)
+        self._context = self._context_after(prompt_ids, self._context[:0])
 
     def draft(self, budget: int) -> DraftTree:
-        if budget == 0 or len(self._context) == 0:
+        return self._draft(budget, self._context)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self._draft(budget, self._context_after(path, self._context))
+
+    def observe(self, observation: Observation) -> None:
+        self._context = self._context_after(observation.tokens, self._context)
+
+    def _draft(self, budget: int, context: np.ndarray) -> DraftTree:
+        if budget == 0 or len(context) == 0:
             return DraftTree.empty()
         with self.store.naming_damage():
             if self.store.ngrams is not None:
-                return DraftTree(*self.store.ngrams.tree(self._context, self.min_match, budget))
+                return DraftTree(*self.store.ngrams.tree(context, self.min_match, budget))
             tree = rest_tree if self.mode == "rest" else mixed_tree
             limits = (budget, self.max_continuations, self.continuation_length)
-            return DraftTree(*tree(self.store.shards, self._context, self.min_match, *limits))
+            return DraftTree(*tree(self.store.shards, context, self.min_match, *limits))
 
-    def observe(self, observation: Observation) -> None:
-        self._follow_text(observation.tokens)
-
-    def _follow_text(self, tokens: np.ndarray) -> None:
-        context = last_tokens(self._context, tokens, self.max_match)
+    def _context_after(self, tokens: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """The last tokens of a text that continues."""
+        context = last_tokens(before, tokens, self.max_match)
         # No match contains a token that the datastore cannot have, beyond its tokenizer's.
         foreign = np.flatnonzero(context >= self.store.config.vocab_size)
-        self._context = context[foreign[-1] + 1 :] if len(foreign) else context
+        return context[foreign[-1] + 1 :] if len(foreign) else context

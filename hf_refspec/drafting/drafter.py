@@ -17,11 +17,14 @@ from .assisted import ANY_VOCABULARY, AssistedDrafter
 from .calibration import PRIOR_EXPONENT, Calibration
 from .compilation import drafting_kernels
 from .observation import Observation
+from .payoff import Prices
 from .stats import SpeculationStats
 from .tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+NO_PATH = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Drafter(AssistedDrafter):
         calibration ([`Calibration`]): The outcomes of its estimates so far.
         sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
             it is greedy.
+        costly (`bool`): Whether it runs a model to draft: a blend asks it after the others.
+        prices ([`Prices`]): What time is worth to the call, for a costly drafter.
+        known ([`DraftTree`]): In a blend, what the sources before a costly one have drafted.
         observed_top_k (`int`): How many of the target's best next tokens at each verified node it
             needs; 0 if none.
         prompt_fraction (`float`): What an observation of the prompt may cost at most, as a
@@ -73,6 +79,9 @@ class Drafter(AssistedDrafter):
     """
 
     decides_length: bool = False
+    costly: bool = False
+    prices: Prices = Prices()
+    known: DraftTree = DraftTree.empty()
     observed_top_k: int = 0
     prompt_fraction: float = 0.0
     sampling: Sampling | None = None
@@ -127,6 +136,15 @@ class Drafter(AssistedDrafter):
         """
         # Checked before anything follows its parents.
         return self.draft(budget).checked(ANY_VOCABULARY).best_chain()
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        """Drafts what may follow the text and a path that another source has drafted, at most
+        `budget` nodes. Called between `draft` and `observe`; by default nothing follows.
+
+        Args:
+            path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
+        """
+        return DraftTree.empty()
 
     def observe(self, observation: Observation) -> None:
         """Receives what a forward pass of the target model yielded.

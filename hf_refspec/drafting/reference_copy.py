@@ -12,7 +12,7 @@ from ..check_count import check_count
 from ..index import llma_match
 from ..index.copy_tree import LONGEST_MATCH, copy_tree
 from ..index.token_buffer import TokenBuffer
-from .drafter import Drafter, last_tokens
+from .drafter import NO_PATH, Drafter, last_tokens
 from .observation import Observation
 from .token_ids import Reference, check_tokenizer, references_to_ids
 from .tree import DraftTree
@@ -112,6 +112,9 @@ class ReferenceCopy(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self._draft(budget, chain=False, path=path)
+
     def observe(self, observation: Observation) -> None:
         self._unread.append(observation.tokens)
 
@@ -119,15 +122,18 @@ class ReferenceCopy(Drafter):
         self._unread = []
         self._text.truncate(self._references_end)
 
-    def _draft(self, budget: int, chain: bool) -> DraftTree:
+    def _draft(self, budget: int, chain: bool, path: np.ndarray = NO_PATH) -> DraftTree:
         self._read()
-        if budget == 0 or len(self._context) == 0:
+        context = last_tokens(self._context, path, self._context_length)
+        if budget == 0 or len(context) == 0:
             return DraftTree.empty()
         length = budget if self.copy_length is None else min(budget, self.copy_length)
-        text, context, n = self._text.text, self._context, self.match_length
+        text, n = self._text.text, self.match_length
         if self.mode == "llma":
             return DraftTree.chain(llma_match.llma_span(text, context, n, length))
-        tree, self._anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
+        tree, anchor = copy_tree(text, context, budget, n, length, chain, self._anchor)
+        if len(path) == 0:
+            self._anchor = anchor
         return DraftTree(*tree)
 
     def _read(self) -> None:

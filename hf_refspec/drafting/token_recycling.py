@@ -14,7 +14,7 @@ from ..index.recycling import MOST_CONTEXT
 from ..index.recycling_tree import Pooling
 from ..store.recycling_table import ModelTable
 from .assisted import ANY_VOCABULARY
-from .drafter import Drafter, Sampling, last_tokens
+from .drafter import NO_PATH, Drafter, Sampling, last_tokens
 from .learn_corpus import learn_corpus
 from .observation import Observation
 from .stats import SpeculationStats
@@ -126,6 +126,9 @@ class TokenRecycling(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return self._draft(budget, chain=True)
 
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self._draft(budget, chain=False, path=path)
+
     def observe(self, observation: Observation) -> None:
         tokens, verified = observation.tokens, observation.verified
         top_tokens, top_probs = observation.top_tokens, observation.top_probs
@@ -148,13 +151,15 @@ class TokenRecycling(Drafter):
         fork._forget_call()
         return fork
 
-    def _draft(self, budget: int, chain: bool) -> DraftTree:
-        if budget == 0 or len(self._text) == 0:
+    def _draft(self, budget: int, chain: bool, path: np.ndarray = NO_PATH) -> DraftTree:
+        text = last_tokens(self._text, path, MOST_CONTEXT)
+        if budget == 0 or len(text) == 0:
             return DraftTree.empty()
         if self.mode == "published":
-            tree = DraftTree(*self._table.static_tree(int(self._text[-1]), budget))
+            tree = DraftTree(*self._table.static_tree(int(text[-1]), budget))
             return tree.best_chain() if chain else tree
-        drawn = self._text, *self._runners_up, self._pooling
+        runners_up = _NOTHING if len(path) else self._runners_up
+        drawn = text, *runners_up, self._pooling
         return DraftTree(*self._table.tree(*drawn, budget, chain))
 
     def _forget_call(self) -> None:

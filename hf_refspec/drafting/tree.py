@@ -116,6 +116,14 @@ class DraftTree:
             path.append(node)
         return path
 
+    def path(self, node: int) -> np.ndarray:
+        """The tokens from the root to a node, int64 of shape `(depth,)`."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(int(self.tokens[node]))
+            node = int(self.parents[node])
+        return np.array(tokens[::-1], dtype=np.int64)
+
     def children(self) -> dict[tuple[int, int], int]:
         """Each node's index by its parent (or `ROOT`) and its token."""
         if len(self) == 0:  # most passes where nothing repeats

@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from ..drafting.drafter import Drafter
+from ..drafting.payoff import Prices
 from ..drafting.tree import DraftTree
 from .pass_costs import PACKED_TOKENS, PASS_TOKENS, PassCosts, pass_costs
 from .row import Row
@@ -30,6 +31,8 @@ _PATIENCE = 8
 # In a pause, drafting may take this fraction of the time, and happens once in so many passes at
 # least: more notices sooner that drafts pay again.
 _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
+# With each pass, earlier ones count so much less for what a token takes.
+_RECENT = 0.9
 
 
 class Budget:
@@ -42,6 +45,11 @@ class Budget:
     def nodes(self) -> int:
         """The most nodes that a row should draft now."""
         return self.most
+
+    @property
+    def prices(self) -> Prices:
+        """What drafting may cost: anything, for the number of nodes was named."""
+        return Prices()
 
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The parts of the drafts that are worth verifying in the next pass: all of them."""
@@ -73,14 +81,30 @@ class AutoBudget(Budget):
         self._padded = widths is not None
         self._pause = _Pause()
         self._expected: np.ndarray | None = None  # tokens of the next pass, for the log
+        # Of the last passes, with what was drafted for them.
+        self._drafting_seconds = self._seconds = self._emitted = 0.0
+        self._last = 0, 0, 0  # the last pass: its rows, those of them that took part, its tokens
 
     @property
     def nodes(self) -> int:
         """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
 
+    @property
+    def prices(self) -> Prices:
+        """What a token takes at present, drafting and verifying together: what takes longer to
+        draft does not pay. It never counts more than without drafts."""
+        if self._emitted == 0:
+            return Prices(0.0)
+        rows, going, tokens = self._last
+        costs = self._costs(1 if self._packs else rows)
+        plain_seconds = _pass_seconds(costs, going if self._packs else 1) / going
+        token_seconds = min(self._seconds / self._emitted, plain_seconds)
+        return Prices(token_seconds, _node_seconds(costs, tokens))
+
     def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
         """The nodes of each draft that pay."""
+        self._drafting_seconds = drafting_seconds
         self._expected = None
         drafts = [row.draft for row in rows]
         paying = self._paying_together if self._packs else self._paying
@@ -105,6 +129,9 @@ class AutoBudget(Budget):
             )
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
+        self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
+        self._emitted = _RECENT * self._emitted + sum(len(row.emitted) for row in rows)
+        self._last = len(rows), sum(row.path is not None for row in rows), pass_tokens
 
     def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
         sizes = self._tokens - 1
@@ -155,6 +182,11 @@ class SharedBudget:
         """The most nodes that a request should draft now."""
         return self.most
 
+    @property
+    def prices(self) -> Prices:
+        """What drafting may cost: anything, for the number of nodes was named."""
+        return Prices()
+
     def share(
         self,
         drafts: Sequence[DraftTree],
@@ -181,11 +213,20 @@ class AutoSharedBudget(SharedBudget):
         super().__init__(PASS_TOKENS[-1] - 1)
         self._costs = costs
         self._pause = _Pause()
+        self._requests = 1
 
     @property
     def nodes(self) -> int:
         """The same; where drafts have not paid for long, mostly none."""
         return 0 if self._pause.lasts else super().nodes
+
+    @property
+    def prices(self) -> Prices:
+        """What a token of any request takes without drafts; 0 before the first pass."""
+        if self._costs.plain_seconds == 0:
+            return Prices(0.0)
+        token_seconds = _pass_seconds(self._costs, self._requests) / self._requests
+        return Prices(token_seconds, _node_seconds(self._costs, self._requests))
 
     def share(
         self,
@@ -195,6 +236,7 @@ class AutoSharedBudget(SharedBudget):
         drafting_seconds: float,
     ) -> list[DraftTree]:
         """The part of each draft that pays."""
+        self._requests = max(len(drafts), 1)
         parts = super().share(drafts, probs, room, drafting_seconds)
         if not self._pause.lasts:
             self._pause.record_drafts(any(map(len, parts)), drafting_seconds)
@@ -234,6 +276,15 @@ def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
     speed[0] *= _MARGIN
     return int(speed.argmax())
+
+
+def _pass_seconds(costs: PassCosts, tokens: int) -> float:
+    return float(np.interp(tokens, costs.tokens, costs.seconds()))
+
+
+def _node_seconds(costs: PassCosts, tokens: int) -> float:
+    """What one more adds to a pass over so many tokens."""
+    return _pass_seconds(costs, tokens + 1) - _pass_seconds(costs, tokens)
 
 
 class _Pause:

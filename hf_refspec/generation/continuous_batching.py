@@ -249,6 +249,8 @@ class BatchDrafts:
         room = min(room, self._budget.nodes, self._page_size - root % self._page_size - 2)
         if min(room, depth) <= 0 or request.drafter.waits:
             return DraftTree.empty()
+        if request.drafter.costly:
+            request.drafter.prices = self._budget.prices
         draft = checked_draft(request.drafter, room, self._vocab_size, chain=self._chains)
         # What ends a text is chosen without a draft: no token follows it.
         ends = np.isin(draft.tokens, [*state._eos_token_ids])

@@ -143,6 +143,8 @@ class Loop:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
         if nodes <= 0 or depth <= 0:
             return DraftTree.empty()
+        if row.drafter.costly:
+            row.drafter.prices = self.budget.prices
         draft = checked_draft(row.drafter, nodes, self.verifier.vocab_size, self.chains)
         return draft.truncated(depth)
 

@@ -106,7 +106,7 @@ def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: st
     if kwargs.get("assistant_model") is not None:
         yield (
             f"`assistant_model` cannot be combined with `{caller}`: both draft. Leave one of them "
-            "out."
+            "out; `drafter | rs.DraftModel(assistant)` drafts from both."
         )
     if retrieves and is_synced(model, kwargs.get("synced_gpus")):
         yield (

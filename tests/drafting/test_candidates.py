@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from calls import PROMPT
+from drafters import Prophet
 from transformers.generation.candidate_generator import CandidateGenerator
+
+import hf_refspec as rs
+from hf_refspec.drafting.candidates import CandidateChain
 
 OPTIONS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
 
@@ -53,3 +59,44 @@ def test_its_drafts_are_cut_to_the_budget(llama):
     generator = Scripted(plain)
     llama.generate(PROMPT, candidate_generator=generator, max_draft_tokens=1, **OPTIONS)
     assert max(scores.shape[1] for _, scores, _ in generator.updates) == 2
+
+
+class Sure(Scripted):
+    """Drafts a wrong third token, and gives the logits of its tokens along."""
+
+    def get_candidates(self, input_ids, **kwargs):
+        self.asked.append(0)
+        candidate_ids, _ = super().get_candidates(input_ids)
+        draft = candidate_ids[0, input_ids.shape[1] :]
+        logits = torch.zeros(1, len(draft), 97)
+        logits[0, torch.arange(len(draft)), draft] = 5.0
+        return candidate_ids, logits
+
+
+def test_its_logits_are_its_estimates(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    chain = CandidateChain(Sure(plain))
+    with chain.session(PROMPT[0].numpy(), 97):
+        probs = chain.draft(8).probs
+    each = np.exp(5.0) / (np.exp(5.0) + 96)
+    np.testing.assert_allclose(probs, [each, each**2, each**3], rtol=1e-5)
+
+
+def test_in_a_blend_it_is_told_of_its_own_candidates_alone(llama):
+    plain = llama.generate(PROMPT, **OPTIONS)
+    generator = Scripted(plain)
+    blend = Prophet(plain, accuracy=1.0) | generator
+    drafted = llama.generate(PROMPT, candidate_generator=blend, max_draft_tokens=16, **OPTIONS)
+    assert drafted.tolist() == plain.tolist()
+    for step, (ids, scores, matches) in enumerate(generator.updates):
+        left = plain.shape[1] - len(ids)
+        assert scores.shape[1] == 4 or left == 0
+        assert matches == (3 if step % 2 else 2) or left == 0
+    assert len(generator.updates) > 1
+
+
+def test_what_drafts_from_hidden_states_is_refused_in_a_blend_too():
+    generator = Scripted(None)
+    generator.requires_model_outputs = True
+    with pytest.raises(ValueError, match="is a Scripted, which drafts from the target model's"):
+        rs.ReferenceCopy() | generator

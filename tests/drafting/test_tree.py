@@ -129,3 +129,9 @@ def test_an_empty_list_is_no_node():
 def test_what_is_wrong_with_a_tree_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         branching(**changes).checked(vocab_size=9)
+
+
+def test_a_path_has_the_tokens_from_the_root_to_a_node():
+    tree = DraftTree.chain([5, 6, 7])
+    assert tree.path(2).tolist() == [5, 6, 7]
+    assert tree.path(-1).tolist() == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from architectures import small
 from calls import ListStreamer
 from drafters import Noise, Prophet
 from transformers import CompileConfig, DynamicCache, LogitsProcessor, StaticCache
@@ -107,7 +108,7 @@ _CACHES |= {"DynamicCache(config)": 3, "cache_implementation=offloaded": 0.05}
 _CACHES |= {"cache_implementation=dynamic": 0.3, "cache_implementation=quantized": 0.05}
 _CACHES |= {"cache_implementation=offloaded_static": 0.1}
 _DRAFTERS = {"auto": 4, "prophet": 10, "noise": 2, "copy": 1, "recycling": 1, "published": 1}
-_DRAFTERS |= {"store": 0.7, "sessions": 1, "lookup": 1, "blend": 1.5}
+_DRAFTERS |= {"store": 0.7, "sessions": 1, "lookup": 1, "blend": 1.5, "model": 1.5}
 _VERIFICATIONS = {"auto": 10, "tree": 1, "chain": 2, "reproducible": 1}
 
 
@@ -375,6 +376,7 @@ def _drafter(side: Side, call: Call, plain: Answer) -> Any:
             "store": lambda: rs.DatastoreDrafts(store()),
             "sessions": rs.RetrievalCache,
             "blend": lambda: rs.ReferenceCopy() | rs.TokenRecycling() | rs.RetrievalCache(),
+            "model": lambda: rs.ReferenceCopy() | rs.DraftModel(small("llama")),
         }
         side.drafters[name] = made[name]()
     return side.drafters[name]

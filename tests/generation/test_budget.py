@@ -14,7 +14,14 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.candidates import CandidateChain
-from hf_refspec.generation.budget import AutoBudget, Budget, make_budget
+from hf_refspec.drafting.payoff import Prices
+from hf_refspec.generation.budget import (
+    AutoBudget,
+    AutoSharedBudget,
+    Budget,
+    SharedBudget,
+    make_budget,
+)
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts, pass_costs
 
 MOST_NODES = PASS_TOKENS[-1] - 1
@@ -308,3 +315,47 @@ def test_a_given_number_of_nodes_never_changes():
             assert kept is tree
             budget.record(rows, 1 + len(tree), 1.0)
             assert budget.nodes == nodes
+
+
+# --- what drafting may cost
+
+
+def test_a_token_is_worth_what_it_takes_at_present():
+    """Of a pass that takes 1 second with 4 tokens and 0.5 to draft them."""
+    budget = budget_at(lambda tokens: 1 + 0.1 * (tokens - 1))
+    assert budget.budget.prices == Prices(0.0)
+    for _ in range(3):
+        budget.trim(DraftTree.chain([1, 2, 3]), drafting_seconds=0.5)
+        budget.record(DraftTree.chain([1, 2, 3]), [1, 2, 3, 4], seconds=1.0)
+    prices = budget.budget.prices
+    assert prices.token_seconds == pytest.approx(1.5 / 4)
+    assert prices.node_seconds == pytest.approx(0.1)
+
+
+def test_it_is_worth_no_more_than_without_drafts():
+    budget = budget_at(same)
+    budget.trim(DraftTree.empty(), drafting_seconds=20.0)  # an assistant read the prompt
+    budget.record(DraftTree.empty(), [1], seconds=1.0)
+    assert budget.budget.prices.token_seconds == 1.0
+
+
+@pytest.mark.parametrize(("packs", "seconds"), [(False, 0.5), (True, 0.75)])
+def test_rows_share_what_a_pass_takes(packs, seconds):
+    """A plain pass over one token takes 1 second, and over two 1.5."""
+    costs = MadeUp(lambda tokens: 0.5 + 0.5 * tokens)
+    budget = AutoBudget(lambda rows: costs, packs=packs)
+    rows = rows_of([Copier(), Copier(), Copier()], [DraftTree.empty()] * 3, [[1], [2], None])
+    budget.trim(rows, 20.0)
+    budget.record(rows, 2 if packs else 1, 1.0)
+    assert budget.prices.token_seconds == pytest.approx(seconds)
+
+
+def test_a_call_that_names_its_drafts_pays_any_price():
+    assert Budget(8).prices == SharedBudget(8).prices == Prices()
+
+
+def test_a_request_of_a_continuous_batch_pays_its_part_of_a_pass():
+    costs = MadeUp(lambda tokens: 0.5 + 0.5 * tokens)
+    budget = AutoSharedBudget(costs)
+    budget.share([DraftTree.empty()] * 2, [np.empty(0)] * 2, 8, 0.0)
+    assert budget.prices == Prices(0.75, 0.5)

@@ -30,6 +30,9 @@ class Prediction(Drafter):
     def draft_chain(self, budget: int) -> DraftTree:
         return DraftTree.empty() if self._copy is None else self._copy.draft_chain(budget)
 
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return DraftTree.empty() if self._copy is None else self._copy.continue_path(path, budget)
+
     def observe(self, observation: Observation) -> None:
         if self._copy is not None:
             self._copy.observe(observation)

@@ -119,15 +119,21 @@ class RetrievalCache(Drafter):
             self._references = _linked(view.similar_outputs(prompt_ids, self.top_k))
 
     def draft(self, budget: int) -> DraftTree:
-        if budget == 0 or len(self._context) == 0 or self._view is None:
+        return self._draft(budget, self._context)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self._draft(budget, last_tokens(self._context, path, LONGEST_MATCH))
+
+    def _draft(self, budget: int, context: np.ndarray) -> DraftTree:
+        if budget == 0 or len(context) == 0 or self._view is None:
             return DraftTree.empty()
-        copied = (self._context, budget, _SHORTEST_MATCH, budget, False, -1)
+        copied = (context, budget, _SHORTEST_MATCH, budget, False, -1)
         of_tail, _ = copy_tree(self._view.tail.text, *copied)
         trees = [_weighted(of_tail, _TRUST)]
         if self._view.segments:
             texts = [segment.text for segment in self._view.segments]
             limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-            of_segments = mixed_tree(texts, self._context, _SHORTEST_MATCH, *limits)
+            of_segments = mixed_tree(texts, context, _SHORTEST_MATCH, *limits)
             trees.append(_weighted(of_segments, _TRUST))
         if self._references is not None:
             of_similar, _ = copy_tree(self._references, *copied)

@@ -1,0 +1,91 @@
+"""A text as an assistant model reads it, with a key-value cache of its own."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from .top_tokens import TopTokens, top_tokens
+
+
+class AssistantText:
+    """Forward passes of an assistant model over one text and its drafts. A pass reads the tokens
+    that are not in the cache yet; what no longer belongs to the text leaves the cache before."""
+
+    def __init__(self, assistant: PreTrainedModel) -> None:
+        self._assistant = assistant
+        # Without a configuration it keeps every position, those past a sliding window too, so that
+        # it can always go back.
+        self._cache = DynamicCache()
+        self._read = np.empty(0, dtype=np.int64)  # what the cache holds
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been read yet."""
+        return len(self._read) == 0
+
+    def unread(self, ids: np.ndarray) -> int:
+        """How many of these ids the next pass over them would read."""
+        return max(len(ids) - _common(self._read, ids), 1)
+
+    def next_tokens(
+        self, ids: np.ndarray, count: int, k: int, temperature: float, vocab_size: int
+    ) -> TopTokens:
+        """The k best next tokens, below `vocab_size`, after each of the last `count` ids.
+
+        Args:
+            ids (`np.ndarray`, int64 of shape `(n,)`): The text, and a path that may follow it.
+            temperature (`float`): What logits are divided by.
+
+        Returns:
+            [`TopTokens`]: Of one row, `(1, count, k)`.
+        """
+        logits = self.read(ids, count)[:, :, :vocab_size]
+        return top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
+        """The logits after each of the last `count` ids, `(1, count, vocab_size)`."""
+        kept = min(len(ids) - self.unread(ids), len(ids) - count)
+        if kept < len(self._read):
+            self._cache.crop(kept - len(self._read))
+        self._read = ids
+        logits = self._forward(torch.from_numpy(ids[kept:])[None], len(ids), count)
+        return logits[:, -count:]
+
+    def keeps_keys(self) -> bool:
+        """Whether the model has put the keys of each token into the cache, and nothing else."""
+        layers = self._cache.layers
+        attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        return attends and self._cache.get_seq_length() == len(self._read)
+
+    def _forward(self, new_ids: torch.Tensor, length: int, count: int) -> torch.Tensor:
+        assistant = self._assistant
+        device = assistant.device
+        if device.type == "meta":  # offloaded: its hooks move what it reads
+            device = new_ids.device
+        last = {"logits_to_keep": count} if assistant._supports_logits_to_keep() else {}
+        # Dropout must not use up the random numbers of a call that samples.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
+            output = assistant(
+                input_ids=new_ids.to(device),
+                attention_mask=torch.ones((1, length), dtype=torch.int64, device=device),
+                past_key_values=self._cache,
+                use_cache=True,
+                return_dict=True,
+                **last,
+            )
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """How many first tokens two texts have in common."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length

@@ -1,0 +1,239 @@
+"""Drafts from a smaller model, as far as its passes pay, after what other sources are sure of."""
+
+from __future__ import annotations
+
+import copy
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..text_config import context_length, text_config
+from .assistant_text import AssistantText
+from .calibration import Calibration
+from .draft_path import DraftPath
+from .drafter import Drafter
+from .observation import Observation
+from .payoff import Payoff, Prices
+from .token_ids import check_tokenizer
+from .top_tokens import TopTokens
+from .translated_text import TranslatedText
+from .tree import ROOT, DraftTree
+
+# How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
+# beside it. They cost nothing but the target's pass over them.
+_SIBLINGS = 4
+# Of an assistant with another tokenizer: how many tokens a draft has where it may be any number,
+# and how probable each is taken to be, for it names no probabilities; outcomes correct it.
+_TRANSLATED, _UNKNOWN = 5, 0.8
+
+
+class DraftModel(Drafter):
+    """Drafts what a smaller model, the assistant, expects: a chain of its best tokens, and beside
+    each the next best ones.
+
+    Each token of the chain takes a forward pass of the assistant. With `max_draft_tokens="auto"` it
+    goes on only while the time that the next token is expected to save is longer. In a blend it is
+    asked last: where the other sources are sure it does not run at all; it reads what they drafted
+    and goes on from where they no longer are.
+
+    Forks and copies share the assistant's weights.
+
+    Args:
+        assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
+            another device, and of another type.
+        tokenizer, assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's and the
+            assistant's. Where they differ, texts are translated as in transformers' universal
+            assisted decoding, and drafts are chains; otherwise they say that vocabularies of
+            different sizes are the same but for padding.
+
+    Raises:
+        TypeError: If `assistant` is no `PreTrainedModel`.
+        ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
+            an encoder-decoder model; if there is one tokenizer without the other. Without them, a
+            call raises it if the target's vocabulary has another size.
+    """
+
+    costly = True
+    _tree: DraftTree  # all that the assistant said of the next tokens
+    _translated: TranslatedText | None  # in place of `_text`, where tokenizers differ
+
+    def __init__(
+        self,
+        assistant: PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        check_tokenizer(tokenizer)
+        check_tokenizer(assistant_tokenizer)
+        _check_assistant(assistant)
+        self.assistant = assistant
+        self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
+        self._translates = _differ(tokenizer, assistant_tokenizer)
+        self.calibration = Calibration()  # its estimates are a model's own: nothing to doubt
+        self._outcomes = Calibration()  # of all that it says of the next tokens, verified or not
+        self._payoff = Payoff()
+        self._forget_call()
+
+    def __repr__(self) -> str:
+        return f"DraftModel({type(self.assistant).__name__})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
+        for shared in (self.assistant, self.tokenizer, self.assistant_tokenizer):
+            memo[id(shared)] = shared
+        copied = type(self).__new__(type(self))
+        copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
+        return copied
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        own = self._vocabulary
+        if own != vocab_size and self.tokenizer is None:
+            raise ValueError(
+                f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
+                f"the target model's has {vocab_size}; pass DraftModel(assistant, tokenizer=..., "
+                "assistant_tokenizer=...)"
+            )
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._forget_call()
+        self._ids = prompt_ids
+        self._vocab_size = vocab_size
+        if self._translates:
+            tokenizers: Any = self.tokenizer, self.assistant_tokenizer
+            self._translated = TranslatedText(self.assistant, *tokenizers)
+        if self.sampling is not None and self.sampling.top_k != 1:
+            self._temperature = self.sampling.temperature
+
+    def draft(self, budget: int) -> DraftTree:
+        self._grow(budget, chain=False)
+        nodes = np.argsort(-self._tree.probs, kind="stable")[:budget]  # parents come first
+        return self._tree.part(np.isin(np.arange(len(self._tree)), nodes))
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        nodes = self._grow(budget, chain=True)
+        return DraftTree.chain(self._tree.tokens[nodes], self._tree.probs[nodes])
+
+    def observe(self, observation: Observation) -> None:
+        tokens = observation.tokens
+        self._outcomes.record(self._tree, tokens)
+        self._payoff.record_outcome(*self._outcome(tokens), len(tokens))
+        self._ids = np.concatenate((self._ids, tokens))
+        self._tree = DraftTree.empty()
+
+    def end(self) -> None:
+        self._payoff.end_text()
+        self._forget_call()
+
+    def _forget_call(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)  # the text so far
+        self._text = AssistantText(self.assistant)
+        self._translated = None
+        self._temperature = 1.0
+        self._tree = self.known = DraftTree.empty()
+        self.prices = Prices()
+
+    def _grow(self, budget: int, chain: bool) -> list[int]:
+        """Drafts one path, and all that stands beside it; returns the path's nodes."""
+        self._payoff.prices = self.prices
+        path = DraftPath(self.known)
+        depth = min(budget, self._room()) if len(self._ids) else 0
+        if self._translated is not None:
+            return self._translate(depth)
+        while len(path.tokens) < depth and (chain or path.is_among(budget)):
+            ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
+            ids = np.minimum(ids, self._vocabulary - 1)  # the target's may have more
+            if self._payoff.pays(path.missed, self._text.unread(ids)):
+                path.extend(self._pass(ids, path.unread), self._outcomes)
+            elif not path.follow():
+                break
+        self._tree = path.tree
+        return path.nodes
+
+    def _translate(self, depth: int) -> list[int]:
+        """Drafts a chain of an assistant with another tokenizer; returns all of its nodes."""
+        assert self._translated is not None
+        count = min(depth, _TRANSLATED) if self._payoff.counts else depth
+        if count <= 0 or not self._payoff.pays(DraftPath(self.known).missed, 1):
+            return []
+        began = perf_counter()
+        tokens = self._translated.next_tokens(self._ids, count)[:depth]
+        tokens = tokens[: np.append(np.flatnonzero(tokens >= self._vocab_size), len(tokens))[0]]
+        self._payoff.record_pass(1, (perf_counter() - began) / max(len(tokens), 1), False)
+        self._tree = DraftTree.chain(tokens, _UNKNOWN ** np.arange(1, 1 + len(tokens)))
+        return [*range(len(tokens))]
+
+    def _pass(self, ids: np.ndarray, count: int) -> TopTokens:
+        """The best next tokens after each of the last ids."""
+        of_prompt, unread = self._text.is_new, self._text.unread(ids)
+        began = perf_counter()
+        limits = _SIBLINGS, self._temperature, self._vocab_size
+        top = self._text.next_tokens(ids, count, *limits)
+        self._payoff.record_pass(unread, perf_counter() - began, of_prompt)
+        return top
+
+    @property
+    def _vocabulary(self) -> int:
+        """The size of the assistant's."""
+        size: int = text_config(self.assistant).vocab_size
+        return size
+
+    def _room(self) -> int:
+        """How many more tokens the assistant can read; of its own, there may be twice as many."""
+        most = context_length(self.assistant)
+        length = len(self._ids) * (2 if self._translates else 1)
+        return 2**31 if most is None else most - length
+
+    def _outcome(self, tokens: np.ndarray) -> tuple[int, int]:
+        """How many of the assistant's tokens were accepted that no other source had drafted, and at
+        how many places that was open."""
+        mine, theirs = self._tree.children(), self.known.children()
+        expanded = set(self._tree.parents.tolist())
+        node: int | None = ROOT
+        other: int | None = ROOT
+        accepted = asked = 0
+        for place, token in enumerate(tokens.tolist()):
+            if node is None or node not in expanded:
+                break
+            node = mine.get((node, token))
+            other = None if other is None else theirs.get((other, token))
+            if other is None:
+                asked += 1
+                accepted += node is not None and place < len(tokens) - 1
+        return accepted, asked
+
+
+def _differ(
+    tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None
+) -> bool:
+    """Whether two tokenizers have different tokens; there are both or none."""
+    if (tokenizer is None) != (other is None):
+        missing = "assistant_tokenizer" if other is None else "tokenizer"
+        raise ValueError(
+            f"{missing} is missing; pass both tokenizers, or none if they are the same"
+        )
+    if tokenizer is None or other is None:
+        return False
+    return tokenizer.get_vocab() != other.get_vocab()
+
+
+def _check_assistant(assistant: PreTrainedModel) -> None:
+    """Refuses what cannot draft, by a pass over two tokens."""
+    if not isinstance(assistant, PreTrainedModel):
+        raise TypeError(f"assistant must be a PreTrainedModel, but is {assistant!r}")
+    name = type(assistant).__name__
+    if assistant.config.is_encoder_decoder or not assistant.can_generate():
+        raise ValueError(f"assistant must be a decoder-only language model, but is a {name}")
+    text = AssistantText(assistant)
+    try:
+        text.read(np.zeros(2, dtype=np.int64), 1)
+    except Exception as error:
+        reason: Exception | None = error
+    else:
+        reason = None
+    if reason is not None or not text.keeps_keys():
+        raise ValueError(
+            f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
+            "keys and values of each token. Use one with attention alone."
+        ) from reason

@@ -1,0 +1,60 @@
+"""The benchmark of draft models, and the script that distils one."""
+
+from __future__ import annotations
+
+import distill
+import draft_models
+import pytest
+import sampled_acceptance
+import torch
+from fewer_layers import with_layers
+from transformers import AutoModelForCausalLM
+
+from hf_refspec.apps.bench.results import read_results
+
+
+@pytest.fixture
+def model(tmp_path, data, tokenizer, byte_llama, monkeypatch) -> list[str]:
+    """The arguments that name model and data."""
+    byte_llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return ["--model", "model", "--data", "data", "--max-new-tokens", "10", "--limit", "1"]
+
+
+def test_all_layers_are_the_model_and_some_share_its_weights(byte_llama):
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(with_layers(byte_llama, [0, 1])(ids).logits, byte_llama(ids).logits)
+    last = with_layers(byte_llama, [1])
+    own = byte_llama.model.layers[1].mlp.up_proj.weight
+    assert last.model.layers[0].mlp.up_proj.weight.data_ptr() == own.data_ptr()
+    assert last(ids, use_cache=True).past_key_values.get_seq_length() == 20
+
+
+def test_each_assistant_is_measured_alone_and_blended(model, tmp_path):
+    options = ["--device", "cpu", "--out", "out", "--assistants", "layers-1", "bfloat16"]
+    assert draft_models.main(["spec-bench", *model, *options]) == 0
+    [entry] = read_results(tmp_path / "out")["suites"]["spec-bench, float32"]["entries"]
+    names = [sample["method"] for sample in entry["samples"]]
+    assert len(names) == 2 + 3 * 2
+    assert "transformers' assisted, layers-1" in names
+    assert "ReferenceCopy | TokenRecycling | DraftModel, bfloat16" in names
+
+
+def test_rejection_sampling_accepts_all_of_a_model_itself(model, capsys):
+    assert sampled_acceptance.main([*model, "--assistants", "layers-2", "--temp", "1"]) == 0
+    *_, line = capsys.readouterr().out.strip().splitlines()
+    best, four, rejection = (float(cell) for cell in line.split("|")[3:6])
+    assert best < four < rejection == 1
+
+
+def test_a_small_model_is_distilled(model, tmp_path, capsys):
+    small = ["--layers", "1", "--minutes", "0.05"]
+    assert distill.main(["--out", "small", "--model", "model", *small]) == 0
+    distilled = AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    original = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert distilled.config.num_hidden_layers == 1
+    assert torch.equal(distilled.lm_head.weight, original.lm_head.weight)
+    weights = [each.model.layers[0].mlp.up_proj.weight for each in (distilled, original)]
+    assert not torch.equal(*weights)

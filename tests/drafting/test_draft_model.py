@@ -1,0 +1,336 @@
+"""A `DraftModel` drafts what its assistant expects, and runs it only where that pays."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from accelerate import cpu_offload
+from architectures import ARCHITECTURES, VOCAB_SIZE, small
+from byte_model import byte_tokenizer
+from calls import PROMPT, assert_lossless
+from transformers import PreTrainedModel
+
+import hf_refspec as rs
+from hf_refspec import Drafter, DraftTree
+from hf_refspec.drafting.assistant_text import AssistantText
+from hf_refspec.drafting.blend import merged
+from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.payoff import Prices
+
+
+def expected(model: PreTrainedModel, ids, count: int) -> list[int]:
+    """The greedy continuation."""
+    options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    return model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+
+
+@pytest.fixture
+def passes(llama, monkeypatch):
+    """The numbers of tokens that each forward pass of an assistant read."""
+    read = []
+    forward = AssistantText._forward
+
+    def counted(self, new_ids, length, count):
+        read.append(new_ids.shape[1])
+        return forward(self, new_ids, length, count)
+
+    monkeypatch.setattr(AssistantText, "_forward", counted)
+    return read
+
+
+def observe(drafter: Drafter, *tokens: int) -> None:
+    drafter.observe(Observation(np.array(tokens)))
+
+
+# --- drafts
+
+
+def test_a_chain_is_the_assistants_greedy_text(llama):
+    drafter = DraftModel(llama)
+    prompt = PROMPT[0].numpy()
+    with drafter.session(prompt, VOCAB_SIZE):
+        chain = drafter.draft_chain(6)
+    assert chain.tokens.tolist() == expected(llama, prompt, 6)
+    assert (np.diff(chain.probs) <= 0).all() and chain.probs[0] < 1
+
+
+def test_a_tree_is_its_most_probable_nodes_beside_that_chain(llama):
+    drafter = DraftModel(llama)
+    prompt = PROMPT[0].numpy()
+    with drafter.session(prompt, VOCAB_SIZE):
+        tree = drafter.draft(12).checked(VOCAB_SIZE)
+    with torch.no_grad():
+        probs = llama(PROMPT).logits[0, -1].softmax(-1).topk(4)
+    first = np.flatnonzero(tree.parents < 0)
+    assert len(tree) == 12
+    assert tree.tokens[first].tolist() == probs.indices[: len(first)].tolist()
+    np.testing.assert_allclose(tree.probs[first], probs.values[: len(first)], rtol=0.05)
+
+
+def test_estimates_are_those_of_the_calls_temperature(llama):
+    chains = []
+    for sampling in (None, rs.drafting.drafter.Sampling(temperature=2.0)):
+        drafter = DraftModel(llama)
+        with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE, sampling):
+            chains.append(drafter.draft_chain(1))
+    assert chains[0].tokens.tolist() == chains[1].tokens.tolist()
+    assert chains[1].probs[0] < chains[0].probs[0]
+
+
+def test_only_what_is_new_is_read(llama, passes):
+    drafter = DraftModel(llama)
+    prompt = PROMPT[0].numpy()
+    passes.clear()
+    with drafter.session(prompt, VOCAB_SIZE):
+        chain = drafter.draft_chain(3).tokens.tolist()
+        assert passes == [len(prompt), 1, 1]
+        passes.clear()
+        observe(drafter, *chain, 7)  # all accepted: the last of them was not read
+        observe(drafter, 8)
+        assert drafter.draft_chain(1).tokens.tolist() == expected(llama, [*prompt, *chain, 7, 8], 1)
+        assert passes == [3]
+
+
+def test_what_the_target_rejected_leaves_the_cache(llama, passes):
+    drafter = DraftModel(llama)
+    prompt = PROMPT[0].numpy()
+    with drafter.session(prompt, VOCAB_SIZE):
+        chain = drafter.draft_chain(4).tokens.tolist()
+        text = [*prompt, chain[0], (chain[1] + 1) % VOCAB_SIZE]
+        observe(drafter, *text[len(prompt) :])
+        passes.clear()
+        assert drafter.draft_chain(2).tokens.tolist() == expected(llama, text, 2)
+        assert passes == [1, 1]
+
+
+def test_no_draft_is_longer_than_the_assistant_can_read(models_by_type):
+    assistant = small("gpt2", n_positions=16)
+    drafter = DraftModel(assistant)
+    for length, drafted in ((10, 6), (16, 0), (20, 0)):
+        with drafter.session(np.arange(3, 3 + length), VOCAB_SIZE):
+            assert len(drafter.draft_chain(8)) == drafted
+
+
+# --- what pays
+
+
+PAYING, COSTLY = Prices(1e9), Prices(1e-9)
+
+
+def priced(drafter: DraftModel, prices: Prices) -> DraftTree:
+    drafter.prices = prices
+    return drafter.draft(64)
+
+
+def test_passes_go_on_while_they_cost_less_than_they_save(llama):
+    drafter = DraftModel(llama)
+    with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE):
+        assert len(priced(drafter, Prices(0.0))) == 0  # nothing is known yet
+        assert len(priced(drafter, PAYING)) > 20
+        assert len(priced(drafter, COSTLY)) == 0
+
+
+def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
+    drafter = DraftModel(llama)
+    prompt = PROMPT[0].tolist()
+    text = expected(llama, prompt, 3)
+    for known, counts in (([], (2, 3)), (text[:1], (1, 2)), (text, (0, 0))):
+        with drafter.session(np.array(prompt), VOCAB_SIZE):
+            drafter.known = DraftTree.chain(known, [0.5] * len(known))
+            drafter.draft_chain(3)
+            assert drafter._outcome(np.array(text)) == counts  # of three tokens two were drafted
+
+
+# --- in a blend
+
+
+class Chain(Drafter):
+    """Drafts one path, and continues paths by 1 and 2."""
+
+    def __init__(self, tokens, prob: float):
+        self.tokens, self.prob = tokens, prob
+        self.paths = []
+
+    def draft(self, budget):
+        return DraftTree.chain(self.tokens, [self.prob] * len(self.tokens)).truncated(budget)
+
+    def continue_path(self, path, budget):
+        self.paths.append(path.tolist())
+        return DraftTree.chain([1, 2], [0.9, 0.8])
+
+
+def test_where_others_are_sure_the_assistant_does_not_run(llama, passes):
+    blend = Chain([4, 5], 1.0) | DraftModel(llama)
+    passes.clear()
+    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
+        blend.prices = PAYING
+        tree = blend.draft(2)
+    assert tree.tokens.tolist() == [4, 5]
+    assert passes == []
+
+
+def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(llama, passes):
+    blend = Chain([4, 5], 1.0) | DraftModel(llama)
+    prompt = PROMPT[0].tolist()
+    passes.clear()
+    with blend.session(np.array(prompt), VOCAB_SIZE):
+        blend.prices = PAYING
+        tree = blend.draft_chain(3)
+    assert tree.tokens.tolist() == [4, 5, *expected(llama, [*prompt, 4, 5], 1)]
+    assert passes == [len(prompt) + 2]
+
+
+@pytest.fixture
+def sure_llama(llama):
+    """One that is sure of its next tokens."""
+    model = copy.deepcopy(llama)
+    model.lm_head.weight.data *= 10
+    return model
+
+
+def test_others_go_on_with_what_it_drafted(sure_llama):
+    other = Chain([], 1.0)
+    blend = other | DraftModel(sure_llama)
+    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
+        tree = merged(blend._estimates(8, chain=False), 64).checked(VOCAB_SIZE)
+        own = blend.drafters[1]._tree
+    leaves = {tuple(own.path(node).tolist()) for node in range(len(own))}
+    paths = {tuple(path) for path in other.paths}
+    drafted = {tuple(tree.path(node).tolist()) for node in range(len(tree))}
+    assert paths and paths <= leaves
+    assert all((*path, 1, 2) in drafted for path in paths)
+
+
+def test_what_they_drafted_behind_it_is_counted_as_theirs(sure_llama):
+    other = Chain([], 1.0)
+    blend = other | DraftModel(sure_llama)
+    with blend.session(PROMPT[0].numpy(), VOCAB_SIZE):
+        blend.draft(8)
+        path = other.paths[0]
+        observe(blend, *path, 1, 2, 9)
+        of_others, of_model = blend.stats.sources
+        assert (of_others.accepted, of_others.first) == (2, 2)
+        assert of_others.drafted == 2 * len(other.paths)
+        assert of_model.accepted == len(path)
+        before = blend._calibrations[0]._accepted.sum()
+        blend.draft(8)
+        observe(blend, 9)  # what is behind a rejected path has no outcome
+        assert blend._calibrations[0]._accepted.sum() == before == 2
+
+
+# --- assistants and their vocabularies
+
+
+def test_what_is_no_decoder_is_refused(llama):
+    with pytest.raises(TypeError, match="assistant must be a PreTrainedModel, but is 'llama'"):
+        DraftModel("llama")
+    with pytest.raises(ValueError, match="assistant must be a decoder-only language model"):
+        DraftModel(llama.model)
+
+
+def test_another_vocabulary_needs_tokenizers(llama):
+    drafter = DraftModel(small("llama", vocab_size=VOCAB_SIZE + 1))
+    with pytest.raises(ValueError, match=r"vocabulary of 98, .* has 97; pass DraftModel\(assis"):
+        llama.generate(PROMPT, candidate_generator=drafter)
+    with pytest.raises(ValueError, match="assistant_tokenizer is missing"):
+        DraftModel(llama, tokenizer=byte_tokenizer())
+
+
+def test_a_vocabulary_that_is_only_padded_is_the_same(llama):
+    tokenizer = byte_tokenizer()
+    for size in (VOCAB_SIZE + 30, VOCAB_SIZE - 30):
+        padded = small("llama", vocab_size=size)
+        drafter = DraftModel(padded, tokenizer=tokenizer, assistant_tokenizer=byte_tokenizer())
+        assert assert_lossless(llama, drafter).drafted > 0
+
+
+def test_another_tokenizer_is_translated(byte_llama, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["the "])
+    assistant = small("llama", vocab_size=len(other))
+    drafter = DraftModel(assistant, tokenizer=tokenizer, assistant_tokenizer=other)
+    inputs = {"input_ids": tokenizer("see the sea and the sun", return_tensors="pt").input_ids}
+    with rs.attach(drafter=rs.ReferenceCopy()):  # of all models: not of the assistant's passes
+        stats = assert_lossless(byte_llama, drafter, inputs)
+    assert stats.drafted > 0
+    assert_lossless(byte_llama, rs.ReferenceCopy() | drafter, inputs, do_sample=True)
+
+
+# --- copies, modes
+
+
+def test_copies_and_forks_share_the_weights(llama):
+    blend = rs.ReferenceCopy() | DraftModel(llama)
+    for copied in (copy.deepcopy(blend), blend.fork()):
+        assert copied.drafters[1].assistant is llama
+        assert copied.drafters[1]._payoff is not blend.drafters[1]._payoff
+    restored = pickle.loads(pickle.dumps(DraftModel(llama)))
+    with restored.session(PROMPT[0].numpy(), VOCAB_SIZE):
+        assert restored.draft_chain(2).tokens.tolist() == expected(llama, PROMPT[0].tolist(), 2)
+
+
+def test_an_assistant_in_training_mode_uses_up_no_random_numbers(llama):
+    assistant = small("gpt2", resid_pdrop=0.5, embd_pdrop=0.5).train()
+    assert_lossless(llama, DraftModel(assistant), do_sample=True)
+    assert assistant.training
+
+
+def test_an_offloaded_assistant_drafts(llama):
+    assistant = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
+    stats = assert_lossless(llama, DraftModel(assistant), verification="chain")
+    assert stats.accepted == stats.drafted > 15
+
+
+def test_a_call_that_fails_leaves_the_drafter_ready(llama):
+    drafter = DraftModel(llama)
+
+    def stop(ids, scores):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llama.generate(PROMPT, candidate_generator=drafter, stopping_criteria=[stop])
+    assert assert_lossless(llama, drafter).mat > 2
+
+
+def test_it_serves_transformers_own_assisted_decoding_protocol(llama):
+    drafter = DraftModel(llama)
+    ids = PROMPT
+    for _ in range(2):
+        candidate_ids, _ = drafter.get_candidates(ids)
+        assert candidate_ids[0, ids.shape[1] :].tolist() == expected(llama, ids[0].tolist(), 10)
+        ids = candidate_ids[:, : ids.shape[1] + 4]
+
+
+# --- losslessness
+
+
+RECURRENT = (
+    *("mamba2", "qwen3_next", "lfm2", "falcon_h1", "bamba", "mamba", "falcon_mamba", "jamba"),
+    *("recurrent_gemma", "rwkv"),
+)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_each_architecture_is_drafted_by_a_random_model(architecture, models_by_type, llama):
+    model = models_by_type(architecture.model_type)
+    blend = rs.ReferenceCopy() | DraftModel(llama)
+    for sampling in ({}, {"do_sample": True}):
+        assert_lossless(model, blend, max_draft_tokens=4, max_new_tokens=10, **sampling)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_an_assistant_of_each_architecture_drafts_its_own_text(architecture, models_by_type):
+    """Its cache is right: of a chain, all that it drafts for itself is accepted."""
+    model = models_by_type(architecture.model_type)
+    if architecture.model_type in RECURRENT:
+        with pytest.raises(ValueError, match="cannot go back in its text"):
+            DraftModel(model)
+    else:
+        options = {"verification": "chain", "max_draft_tokens": 4, "max_new_tokens": 16}
+        stats = assert_lossless(model, DraftModel(model), **options)
+        assert stats.accepted == stats.drafted > 8

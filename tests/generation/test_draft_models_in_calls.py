@@ -1,0 +1,127 @@
+"""Draft models draft in every kind of call, and change no id."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from architectures import VOCAB_SIZE, small
+from calls import GREEDY, Call, assert_lossless
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
+
+import hf_refspec as rs
+
+PROMPT = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def blend(llama):
+    return rs.ReferenceCopy() | rs.TokenRecycling() | rs.DraftModel(llama)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7}], ids=str)
+@pytest.mark.parametrize("max_draft_tokens", [1, 5, "auto"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mamba2", "mpt", "jamba"])
+def test_ids_equal_plain_decoding(models_by_type, model_type, max_draft_tokens, sampling):
+    """Drafted by another architecture, as trees, as chains, and where none can be verified."""
+    drafter = rs.DraftModel(models_by_type("qwen3" if model_type == "llama" else "llama"))
+    for each in (drafter, rs.TokenRecycling() | drafter):
+        options = {"max_draft_tokens": max_draft_tokens, **sampling}
+        assert_lossless(models_by_type(model_type), each, PROMPT, **options)
+
+
+@pytest.mark.parametrize("max_draft_tokens", [6, "auto"])
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=str)
+def test_several_rows(llama, blend, options, max_draft_tokens):
+    call = Call(llama, rows=3)
+    stats = call.assert_lossless(drafter=blend, max_draft_tokens=max_draft_tokens, **options)
+    assert stats.mat > 2 or max_draft_tokens == "auto"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reproducible_passes(blend, models_by_type, dtype):
+    model = small("llama", dtype)
+    options = {**GREEDY, "verification": "reproducible"}
+    plain = model.generate(PROMPT, **options)
+    drafted = model.generate(PROMPT, candidate_generator=blend, max_draft_tokens=6, **options)
+    assert drafted.tolist() == plain.tolist()
+    assert blend.stats.mat > 1.5
+
+
+def test_speculate(llama, blend):
+    plain = llama.generate(PROMPT, **GREEDY)
+    options = {"candidate_generator": blend, "custom_generate": rs.speculate}
+    assert llama.generate(PROMPT, **options, **GREEDY).tolist() == plain.tolist()
+
+
+def test_attached_to_a_model_and_called_in_several_threads(llama, blend):
+    plain = llama.generate(PROMPT, **GREEDY).tolist()
+    with rs.attach(llama, blend, max_draft_tokens=6) as attachment, ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(llama.generate, PROMPT, **GREEDY) for _ in range(6)]
+        assert all(call.result().tolist() == plain for call in calls)
+    assert attachment.stats.sources[2].accepted > 0
+
+
+def test_attached_to_all_models(llama, blend):
+    """The assistant's own passes draft nothing."""
+    with rs.attach(drafter=blend, max_draft_tokens=6):
+        drafted = llama.generate(PROMPT, **GREEDY).tolist()
+    assert drafted == llama.generate(PROMPT, **GREEDY).tolist()
+
+
+@pytest.mark.parametrize("max_draft_tokens", [6, "auto"])
+def test_a_running_batch(llama, max_draft_tokens):
+    batch = rs.RunningBatch(llama, max_draft_tokens=max_draft_tokens)
+    prompts = [PROMPT, PROMPT[:, 3:], PROMPT[:, :7]]
+    drafters = [rs.ReferenceCopy() | rs.DraftModel(llama) for _ in prompts]
+    texts = [
+        batch.add(input_ids=prompt, candidate_generator=drafter, **GREEDY)
+        for prompt, drafter in zip(prompts, drafters, strict=True)
+    ]
+    while len(batch):
+        batch.step()
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text.sequences.tolist() == llama.generate(prompt, **GREEDY).tolist()
+        assert text.stats.mat > 2 or max_draft_tokens == "auto"
+
+
+@pytest.mark.parametrize("max_draft_tokens", [6, "auto"])
+def test_a_continuous_batch(fresh_llama, max_draft_tokens):
+    config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1)
+    prompts = [PROMPT[0].tolist(), PROMPT[0, 4:].tolist()]
+    options = {
+        "generation_config": config,
+        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
+    }
+    drafter = rs.ReferenceCopy() | rs.DraftModel(fresh_llama)
+    plain = fresh_llama.generate_batch(prompts, **options)
+    drafted = fresh_llama.generate_batch(
+        prompts, candidate_generator=drafter, max_draft_tokens=max_draft_tokens, **options
+    )
+    texts = [[each.generated_tokens for each in outputs.values()] for outputs in (plain, drafted)]
+    assert texts[0] == texts[1]
+
+
+def generators(model):
+    """Generators of transformers' own, of new texts of a model."""
+    config = GenerationConfig(max_length=64, min_length=0, do_sample=False, eos_token_id=None)
+    yield AssistedCandidateGenerator(PROMPT, model, config, {"candidate_generator": None})
+    yield PromptLookupCandidateGenerator(max_length=64)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["assisted", "prompt look-up"])
+def test_generators_of_transformers_in_a_blend(llama, number):
+    for sampling in ({}, {"do_sample": True}):
+        blend = rs.TokenRecycling() | list(generators(llama))[number]
+        stats = assert_lossless(llama, blend, PROMPT, max_draft_tokens=12, **sampling)
+    assert stats.sources[1].drafted > 0
+
+
+def test_an_assistant_model_beside_a_drafter_is_refused_by_a_message_that_names_draft_models(llama):
+    with pytest.raises(ValueError, match=r"rs.DraftModel\(assistant\)"):
+        llama.generate(PROMPT, assistant_model=llama, candidate_generator=rs.ReferenceCopy())
