@@ -13,6 +13,7 @@ import argparse
 import copy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,9 +58,11 @@ def measure(args: argparse.Namespace, names: Sequence[str]) -> int:
     tokenizer = prepare(args)
     jobs = {name: SUITES[name](args, tokenizer) for name in args.suites}
 
+    args.assistants = [Path(name).name for name in names]  # for the report
+
     def load(dtype: str) -> Any:
         bench = load_bench(args, dtype, tokenizer, list)
-        assistants = {name: assistant_of(bench.model, name) for name in names}
+        assistants = {Path(name).name: assistant_of(bench.model, name) for name in names}
         bench.new_methods = lambda: all_methods(assistants)
         bench.warm_up()
         return bench

@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
-from .calibration import Calibration
+from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source
 from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
@@ -63,6 +63,11 @@ class Blend(Drafter):
         self.observed_top_k = max(drafter.observed_top_k for drafter in self.drafters)
         self.prompt_fraction = max(drafter.prompt_fraction for drafter in self.drafters)
         self._calibrations = [Calibration() for _ in self.drafters]
+        if self.costly:
+            # A model's estimates are sounder than look-up's: the prior is for the latter alone.
+            priors = (0.0 if drafter.costly else PRIOR_EXPONENT for drafter in self.drafters)
+            self._calibrations = [Calibration(prior) for prior in priors]
+            self.calibration = Calibration()
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.drafters))

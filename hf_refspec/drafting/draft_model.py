@@ -141,11 +141,13 @@ class DraftModel(Drafter):
         depth = min(budget, self._room()) if len(self._ids) else 0
         if self._translated is not None:
             return self._translate(depth)
-        while len(path.tokens) < depth and (chain or path.is_among(budget)):
+        passes = 0
+        while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
             ids = np.minimum(ids, self._vocabulary - 1)  # the target's may have more
             if self._payoff.pays(path.missed, self._text.unread(ids)):
                 path.extend(self._pass(ids, path.unread), self._outcomes)
+                passes += 1
             elif not path.follow():
                 break
         self._tree = path.tree

@@ -63,8 +63,11 @@ class DraftPath:
         return True
 
     def extend(self, top: TopTokens, outcomes: Calibration) -> None:
-        """Adds the assistant's next tokens at all unread places, and goes on with its best one."""
+        """Adds the assistant's next tokens at all unread places. The path goes on with the most
+        probable of them: where others have drafted what the assistant does not expect, it turns
+        off there."""
         first = len(self.tokens) + 1 - self.unread
+        leaves: list[int] = []
         for i in range(self.unread):
             parent = self.nodes[first + i - 1] if first + i > 0 else ROOT
             start = len(self._node_tokens)
@@ -77,12 +80,22 @@ class DraftPath:
                 if token not in self._node_tokens[start:]:
                     self._add(parent, token, float(top.probs[0, i, -1]))
                 self.nodes.append(self._node_tokens.index(token, start))
-        self.nodes.append(start)
-        self.prob = float(outcomes.calibrated(self.tree).probs[start])
-        self._go(self._node_tokens[start])
+            leaves += range(start, len(self._node_tokens))
+        leaves = [leaf for leaf in leaves if leaf not in self.nodes]
+        self._turn_to(max(leaves, key=lambda leaf: self._probs[leaf]))
+        self.prob = float(outcomes.calibrated(self.tree).probs[self.nodes[-1]])
         if self._place is not None:
             self.prob = max(self.prob, float(self._known.probs[self._place]))
         self.unread = 1
+
+    def _turn_to(self, node: int) -> None:
+        """Makes it the path to a node."""
+        self.nodes, self.tokens, self._place = [], [], ROOT
+        while node != ROOT:
+            self.nodes.insert(0, node)
+            node = self._parents[node]
+        for each in self.nodes:
+            self._go(self._node_tokens[each])
 
     def _add(self, parent: int, token: int, prob: float) -> None:
         before = self._probs[parent] if parent != ROOT else 1.0

@@ -149,6 +149,14 @@ def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
 # --- in a blend
 
 
+@pytest.fixture
+def sure_llama(llama):
+    """One that is sure of its next tokens."""
+    model = copy.deepcopy(llama)
+    model.lm_head.weight.data *= 10
+    return model
+
+
 class Chain(Drafter):
     """Drafts one path, and continues paths by 1 and 2."""
 
@@ -174,23 +182,29 @@ def test_where_others_are_sure_the_assistant_does_not_run(llama, passes):
     assert passes == []
 
 
-def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(llama, passes):
-    blend = Chain([4, 5], 1.0) | DraftModel(llama)
+def test_where_they_drafted_what_it_does_not_expect_it_turns_off(sure_llama, passes):
     prompt = PROMPT[0].tolist()
+    right = expected(sure_llama, prompt, 3)
+    wrong = (right[1] + 1) % VOCAB_SIZE
+    blend = Chain([right[0], wrong], 1.0) | DraftModel(sure_llama)
     passes.clear()
     with blend.session(np.array(prompt), VOCAB_SIZE):
         blend.prices = PAYING
-        tree = blend.draft_chain(3)
-    assert tree.tokens.tolist() == [4, 5, *expected(llama, [*prompt, 4, 5], 1)]
+        blend.draft(3)
+        drafter = blend.drafters[1]
+        assert drafter._tree.best_chain().tokens.tolist() == right
+    assert passes[:2] == [len(prompt) + 2, 1]
+
+
+def test_where_others_are_no_longer_sure_it_goes_on_from_what_they_drafted(sure_llama, passes):
+    prompt = PROMPT[0].tolist()
+    right = expected(sure_llama, prompt, 3)
+    blend = Chain(right[:2], 1.0) | DraftModel(sure_llama)
+    passes.clear()
+    with blend.session(np.array(prompt), VOCAB_SIZE):
+        blend.prices = PAYING
+        assert blend.draft_chain(3).tokens.tolist() == right
     assert passes == [len(prompt) + 2]
-
-
-@pytest.fixture
-def sure_llama(llama):
-    """One that is sure of its next tokens."""
-    model = copy.deepcopy(llama)
-    model.lm_head.weight.data *= 10
-    return model
 
 
 def test_others_go_on_with_what_it_drafted(sure_llama):
