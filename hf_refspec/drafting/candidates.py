@@ -20,8 +20,8 @@ from .tree import ROOT, DraftTree
 class CandidateChain(Drafter):
     """Drafts what a `CandidateGenerator` proposes (prompt look-up, an assistant model, your own).
 
-    Its candidates are verified as a chain against the target's own choice, sampled or greedy. The
-    logits that a generator may give along are its estimates of what will be accepted."""
+    Its candidates are verified as a chain against the target's own choice, sampled or greedy. Its
+    logits, where it returns some, serve as estimates of what will be accepted."""
 
     decides_length = True
 

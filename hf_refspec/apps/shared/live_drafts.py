@@ -37,7 +37,9 @@ class LiveDrafts(Blend):
         self.drafts: list[DraftTree] = []
 
     def observe(self, observation: Observation) -> None:
-        self.verified, self.drafts = observation.verified, self._trees
+        self.verified = observation.verified
+        behind_text = [draft for draft in self._drafts if len(draft.path) == 0]
+        self.drafts = [draft.tree for draft in sorted(behind_text, key=lambda draft: draft.source)]
         before = [source.first for source in self.stats.sources]
         super().observe(observation)
         if self.listener is None or observation.of_prompt:
