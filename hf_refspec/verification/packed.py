@@ -41,10 +41,10 @@ class PackedPass:
         self._blocks: list[BlockPass] = []
         start = 0
         for _, group in groupby(rows, key=lambda row: id(row.entries.block)):
-            block = BlockPass([*group], start, device)
-            if block.size:
-                self._blocks.append(block)
-            start += block.size
+            members = [*group]
+            if any(row.size for row in members):
+                self._blocks.append(BlockPass(members, start, device))
+                start += self._blocks[-1].size
         self._layer: int | None = None  # that has written, and attends next
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
