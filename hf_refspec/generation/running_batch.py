@@ -251,7 +251,7 @@ class RunningBatch:
         verifier, kwargs = text._verifier, text._call.model_kwargs
         if text._in_pieces:
             text._state = state_of(self._model)
-            running = [cached for group in self._groups for cached in group.cached()]
+            running = [cached for group in self._groups for _, cached in group.cached()]
             found = self._prefixes.longest(text._ids, text._state, running)
             entries, text._read = found
             text.shared_tokens = text._read
@@ -276,9 +276,13 @@ class RunningBatch:
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""
+        if not texts:
+            return
         for group in self._groups:
-            for cached in group.leave(texts):
-                self._prefixes.keep(cached)
+            for text, cached in group.cached():
+                if text in texts:
+                    self._prefixes.keep(cached)
+            group.leave(texts)
         self._groups = [group for group in self._groups if not group.is_over]
 
     def _abandon(self, ended: Sequence[RunningText]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
@@ -76,31 +76,26 @@ class TextGroup:
             for text, row in zip(self.texts, rows, strict=True):
                 text.stats.record_rows([(len(row.verified), len(row.path or ()))])
 
-    def leave(self, texts: Sequence[RunningText]) -> list[CachedText]:
-        """Takes texts out; returns those of them that others may share something with."""
-        leaving = [i for i, text in enumerate(self.texts) if text in texts]
-        if not leaving:
-            return []
-        left = self._cached(leaving)
-        kept = [i for i in range(len(self.texts)) if i not in leaving]
+    def leave(self, texts: Sequence[RunningText]) -> None:
+        """Takes texts out."""
+        kept = [i for i, text in enumerate(self.texts) if text not in texts]
+        if len(kept) == len(self.texts):
+            return
         self.texts = [self.texts[i] for i in kept]
         if self._shared is not None:
             self._shared.select(kept)
-        return left
 
-    def cached(self) -> list[CachedText]:
-        """The texts that others may share something with, as far as they are cached."""
-        return self._cached(range(len(self.texts)))
-
-    def _cached(self, indices: Iterable[int]) -> list[CachedText]:
+    def cached(self) -> list[tuple[RunningText, CachedText]]:
+        """The texts that others may share something with, as far as they are cached, until the next
+        text leaves or step runs."""
         if self._shared is None:
             return []
         found = []
-        for text, i in ((self.texts[i], i) for i in indices):
+        for i, text in enumerate(self.texts):
             if text._in_pieces:
                 entries = self._shared.cached_entries(i)
                 length = entries[0][0].shape[2]
-                found.append(CachedText(text._ids[:length], entries, text._state))
+                found.append((text, CachedText(text._ids[:length], entries, text._state)))
         return found
 
 

@@ -15,131 +15,55 @@ torch asks a mask of this type to attend, see also `path_attention.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
 from ..drafting.tree import DraftTree
+from .block_attention import BlockPass, RowPass
 from .cache import USUAL_ARGUMENTS, Entries, LayerEntries, Pass, find_cache
+from .row_blocks import RowBlocks, RowEntries
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
 
-# Slots that a row gets at once beyond those that it needs.
-_ROOM = 128
-
-
-class RowEntries:
-    """The keys and values of one row in every layer, `(1, heads, slots, head_dim)`: the first
-    `length` slots are kept, and a pass writes behind them. The first tokens of the row are padding
-    and `skipped`."""
-
-    def __init__(self, cache: Cache, row: int, skipped: int) -> None:
-        self.skipped = skipped
-        self._layers = [
-            (layer.keys[row : row + 1, :, skipped:], layer.values[row : row + 1, :, skipped:])
-            for layer in cache.layers
-        ]
-        self.length = self._layers[0][0].shape[2]
-
-    def written(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes those of a pass behind the row; returns all of them as views."""
-        end = self.length + keys.shape[2]
-        kept_keys, kept_values = self._layers[layer]
-        if end > kept_keys.shape[2]:
-            room = end + _ROOM + end // 8  # grows by a fraction, so that copies stay rare
-            kept_keys, kept_values = _grown(kept_keys, room), _grown(kept_values, room)
-            self._layers[layer] = kept_keys, kept_values
-        kept_keys[:, :, self.length : end] = keys
-        kept_values[:, :, self.length : end] = values
-        return kept_keys[:, :, :end], kept_values[:, :, :end]
-
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Keeps these of the entries behind the row, in this order, and drops the others."""
-        start, count = self.length, len(nodes)
-        if nodes and nodes[-1] != count - 1:  # they do not stand in place: indices ascend
-            source = torch.tensor(nodes) + start
-            for layer in self._layers:
-                source = source.to(layer[0].device, non_blocking=True)
-                for each in layer:
-                    each[:, :, start : start + count] = each.index_select(2, source)
-
-    def first(self, length: int) -> LayerEntries:
-        """The first entries of each layer."""
-        return [(keys[:, :, :length], values[:, :, :length]) for keys, values in self._layers]
-
-
-def _grown(entries: torch.Tensor, slots: int) -> torch.Tensor:
-    """A copy with so many slots; the new ones are zeros, which no mask has to hide from NaN."""
-    rows, heads, length, head_dim = entries.shape
-    grown = entries.new_zeros((rows, heads, slots, head_dim))
-    grown[:, :, :length] = entries
-    return grown
-
 
 class PackedPass:
-    """What the layers of one pass share: which of its tokens belong to which row, what they see,
-    and, from a layer's cache to its attention, the keys and values of each row."""
+    """What the layers of one pass share: which of its tokens belong to which row, and what they
+    see."""
 
-    def __init__(
-        self, rows: Sequence[RowEntries], sizes: Sequence[int], masks: Sequence[torch.Tensor | None]
-    ) -> None:
-        self._rows, self._sizes = rows, list(sizes)
-        self._masks = list(masks)  # bool (S_i, length_i + S_i); `None` hides nothing
-        self._entries: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-        # So many heads share keys, for which masks are repeated, on this device: layers may be on
-        # several.
-        self._masked_for: tuple[int, torch.device] | None = None
+    def __init__(self, rows: Sequence[RowPass], device: torch.device) -> None:
+        """`rows` that share a block stand one behind another, in its order."""
+        self._blocks: list[BlockPass] = []
+        start = 0
+        for _, group in groupby(rows, key=lambda row: id(row.entries.block)):
+            members = [*group]
+            if any(row.size for row in members):
+                self._blocks.append(BlockPass(members, start, device))
+                start += self._blocks[-1].size
+        self._layer: int | None = None  # that has written, and attends next
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes the keys and values `(1, heads, S, head_dim)` of all tokens of the pass."""
-        parts = zip(keys.split(self._sizes, dim=2), values.split(self._sizes, dim=2), strict=True)
-        self._entries = [
-            row.written(layer, *part) for row, part in zip(self._rows, parts, strict=True)
-        ]
+        for block in self._blocks:
+            block.write(layer, keys, values)
+        self._layer = layer
 
     def attend(self, query: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Attention of each row's queries, of all `(1, heads, S, head_dim)`, to its own entries."""
-        if self._entries is None:
+        if self._layer is None:
             raise RuntimeError("a layer attends without having written to the cache")
-        entries, self._entries = self._entries, None
-        # Of a single token, the heads that share keys may stand in the place of tokens.
-        per_token = query.shape[2] // sum(self._sizes)
-        masked_for = query.shape[1] // entries[0][0].shape[1], query.device
-        if masked_for != self._masked_for:
-            self._repeated = [_repeated(mask, *masked_for) for mask in self._masks]
-            self._masked_for = masked_for
-        queries = query.split([per_token * size for size in self._sizes], dim=2)
-        parts = zip(queries, entries, self._repeated, strict=True)
-        return torch.cat(
-            [_attended(q, *own, mask, scale) for q, own, mask in parts if q.shape[2]], dim=2
-        )
-
-
-def _repeated(mask: torch.Tensor | None, groups: int, device: torch.device) -> torch.Tensor | None:
-    return None if mask is None else mask.repeat(groups, 1).to(device, non_blocking=True)
-
-
-def _attended(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attention of a query `(1, heads, S, head_dim)` to keys and values of fewer heads, which are
-    not repeated: the queries that share them stand one behind another."""
-    _, heads, size, head_dim = query.shape
-    grouped = query.reshape(1, keys.shape[1], -1, head_dim)
-    attended = nn.functional.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, scale=scale
-    )
-    return attended.reshape(1, heads, size, values.shape[-1])
+        layer, self._layer = self._layer, None
+        if len(self._blocks) == 1:
+            return self._blocks[0].attend(layer, query, scale)
+        per_token = query.shape[2] // sum(block.size for block in self._blocks)
+        queries = query.split([per_token * block.size for block in self._blocks], dim=2)
+        parts = zip(self._blocks, queries, strict=True)
+        return torch.cat([block.attend(layer, q, scale) for block, q in parts], dim=2)
 
 
 class PackedMask(torch.Tensor):
@@ -190,19 +114,25 @@ class _PackedLayer(DynamicLayer):
 
 
 class PackedRows(Entries):
-    """The entries of rows that each have a cache of their own. They do not return into the
+    """The entries of rows that each have a length of their own. They do not return into the
     rectangle that plain decoding would leave."""
 
     running: PackedPass  # the pass that the layers write for
     padding: list[int]  # of each row of the prefill
 
     def begin(self, prompt_length: int) -> None:
-        self.rows = [RowEntries(self.cache, row, skip) for row, skip in enumerate(self.padding)]
-        self.cache.layers = [_PackedLayer(self, i) for i in range(len(self.cache.layers))]
+        self.rows: list[RowEntries] = []
+        self._blocks = RowBlocks()
+        layers = self.cache.layers
+        self.cache.layers = [_PackedLayer(self, i) for i in range(len(layers))]
+        for i, skipped in enumerate(self.padding):
+            self._add(layers, i, skipped, len(self.padding))
 
     def before(self, now: Pass) -> None:
-        for row, count in zip(self.rows, now.cached, strict=True):
-            row.length = count - row.skipped
+        sizes = zip(self.rows, now.cached, now.pending, now.drafts, strict=True)
+        for row, cached, pending, draft in sizes:
+            row.length = cached - row.skipped
+            self._blocks.make_room(row, pending + len(draft))
 
     def keep(self, done: Pass, paths: Sequence[list[int] | None]) -> list[int]:
         for row, nodes in zip(self.rows, done.kept(paths), strict=True):
@@ -210,13 +140,30 @@ class PackedRows(Entries):
         return done.cached_after(paths)
 
     def select(self, rows: list[int], cached: list[int]) -> None:
+        for i, row in enumerate(self.rows):
+            if i not in rows:
+                row.block.remove(row.at)
         self.rows = [self.rows[i] for i in rows]
 
     def join(self, other: Entries, padding: int) -> None:
         """Adds the only row of another cache."""
-        self.rows.append(RowEntries(other.cache, 0, padding))
+        self._add(other.cache.layers, 0, padding, 1)
         for layer in other.cache.layers:
             layer.keys = layer.values = None
+
+    def order(self) -> list[int]:
+        """The rows as a pass runs them: those of a block together, as they stand in it."""
+        places = {id(row): i for i, row in enumerate(self.rows)}
+        return [places[id(row)] for block in self._blocks.blocks() for row in block.rows]
+
+    def _add(self, layers: Sequence[Any], index: int, skipped: int, count: int) -> None:
+        states = [
+            (each.keys[index : index + 1, :, skipped:], each.values[index : index + 1, :, skipped:])
+            for each in layers
+        ]
+        row = RowEntries(skipped, states[0][0].shape[2])
+        self._blocks.add(row, states, capacity=count)
+        self.rows.append(row)
 
 
 class PackedVerifier(TreeVerifier):
@@ -290,20 +237,22 @@ class PackedVerifier(TreeVerifier):
         """The logits `(1, S, vocab_size)` of all tokens of the pass."""
         inputs = self._inputs
         device = inputs.prompt_mask.device
+        order = self.entries.order()
         laid_out = [
-            row_laid_out(*row)
-            for row in zip(now.rows, now.drafts, now.cached, now.pending, strict=True)
+            row_laid_out(now.rows[i], now.drafts[i], now.cached[i], now.pending[i]) for i in order
         ]
         tokens, places, visible = zip(*laid_out, strict=True)
         sizes = [len(each) for each in tokens]
-        ends = np.cumsum(sizes)
-        self._roots = [
-            int(end) - len(draft) - 1 for end, draft in zip(ends, now.drafts, strict=True)
+        self._roots = [0] * len(order)
+        for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
+            self._roots[i] = end - len(now.drafts[i]) - 1
+        self.pass_tokens = sum(sizes)
+        rows = [
+            RowPass(self.entries.rows[i], each, self._hidden(i))
+            for i, each in zip(order, visible, strict=True)
         ]
-        self.pass_tokens = int(ends[-1])
-        masks = [self._mask(i, each) for i, each in enumerate(visible)]
-        self.entries.running = PackedPass(self.entries.rows, sizes, masks)
-        of_row = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
+        self.entries.running = PackedPass(rows, device)
+        of_row = torch.from_numpy(np.repeat(order, sizes))
         ids, at = (torch.from_numpy(np.concatenate(each))[None] for each in (tokens, places))
         ids, at = ids.to(device, non_blocking=True), at.to(device, non_blocking=True)
         mask = PackedMask.of(self.entries.running, device)
@@ -313,16 +262,8 @@ class PackedVerifier(TreeVerifier):
         finally:
             del self.entries.running  # rows may leave and are not kept for the last pass
 
-    def _mask(self, index: int, visible: np.ndarray) -> torch.Tensor | None:
-        """What the tokens of a row see of its entries and, by `visible` `(S, S)`, of each other."""
-        hidden = self._inputs.hides(index)
-        if not hidden and len(visible) == 1:
+    def _hidden(self, index: int) -> torch.Tensor | None:
+        """Which tokens of a row's prompt are hidden, if any are behind its padding."""
+        if not self._inputs.hides(index):
             return None
-        row, prompt_mask = self.entries.rows[index], self._inputs.prompt_mask
-        device = prompt_mask.device
-        past = torch.ones(row.length, dtype=torch.bool, device=device)
-        if hidden:
-            seen = prompt_mask[index, row.skipped :][: row.length]
-            past[: len(seen)] = seen
-        new = torch.from_numpy(visible).to(device, non_blocking=True)
-        return torch.cat([past.expand(len(visible), -1), new], dim=-1)
+        return ~self._inputs.prompt_mask[index, self.entries.rows[index].skipped :]

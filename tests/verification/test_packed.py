@@ -1,75 +1,97 @@
-"""Each row's own cache, and attention of packed rows against attention of each row by itself."""
+"""Attention of packed rows against attention of each row by itself."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache
 
-from hf_refspec.verification.packed import PackedMask, PackedPass, RowEntries
+from hf_refspec.verification.block_attention import RowPass
+from hf_refspec.verification.packed import PackedMask, PackedPass
+from hf_refspec.verification.row_blocks import RowBlocks, RowEntries
 
-
-def random_cache(rows: int, length: int, layers: int = 2) -> DynamicCache:
-    cache = DynamicCache()
-    for layer in range(layers):
-        cache.update(torch.randn(rows, 2, length, 4), torch.randn(rows, 2, length, 4), layer)
-    return cache
-
-
-@given(
-    skipped=st.integers(0, 3),
-    passes=st.lists(st.tuples(st.integers(1, 200), st.data()), max_size=5),
-)
-def test_a_row_keeps_what_it_is_told_to_and_nothing_else(skipped, passes):
-    torch.manual_seed(0)
-    cache = random_cache(2, 4)
-    row = RowEntries(cache, 1, skipped)
-    expected = [layer.keys[1:, :, skipped:] for layer in cache.layers]
-    for size, data in passes:
-        kept = sorted(data.draw(st.sets(st.integers(0, size - 1))))
-        for layer in range(2):
-            keys = torch.randn(1, 2, size, 4)
-            seen, values = row.written(layer, keys, -keys)
-            assert torch.equal(seen, torch.cat([expected[layer], keys], dim=2))
-            assert torch.equal(values[:, :, row.length :], -keys)
-            expected[layer] = torch.cat([expected[layer], keys[:, :, kept]], dim=2)
-        row.keep(kept)
-        row.length += len(kept)
-    for (keys, _), each in zip(row.first(row.length), expected, strict=True):
-        assert torch.equal(keys, each)
+ONE = np.ones((1, 1), dtype=np.bool_)
+CHAIN = np.tri(3, dtype=np.bool_)
+TREE = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)
+NOTHING = np.empty((0, 0), dtype=np.bool_)
+# What each row of a pass runs. By their sizes, rows attend together or one by one.
+SHAPES = {
+    "one token each": [ONE] * 4,
+    "a tree each": [TREE] * 3,
+    "sizes differ": [TREE, NOTHING, ONE, CHAIN],
+    "sizes differ much": [np.tri(40, dtype=np.bool_), ONE, ONE, ONE],
+    "nothing comes first": [NOTHING, ONE, TREE],
+}
 
 
-@pytest.mark.parametrize("heads", [2, 6])
-def test_packed_rows_attend_to_their_own_entries_alone(heads):
-    torch.manual_seed(0)
-    cache, sizes = random_cache(3, 5, layers=1), [3, 0, 1]
-    rows = [RowEntries(cache, row, 0) for row in range(3)]
-    tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)
-    mask = torch.cat([torch.ones(3, 5, dtype=torch.bool), torch.from_numpy(tree)], dim=-1)
-    packed = PackedPass(rows, sizes, [mask, None, None])
-    query, keys = torch.randn(1, heads, 4, 4), torch.randn(1, 2, 4, 4)
+def rows_of(lengths: list[int], visible: list[np.ndarray], hidden: int = 0) -> list[RowPass]:
+    """Rows with so many entries in one layer, in the order of their blocks; `hidden` of the first
+    entries of the first row are not seen."""
+    blocks, rows = RowBlocks(), []
+    for i, (length, each) in enumerate(zip(lengths, visible, strict=True)):
+        row = RowEntries(0, length)
+        states = [(torch.randn(1, 2, length, 4), torch.randn(1, 2, length, 4))]
+        blocks.add(row, states, room=len(each), capacity=len(lengths))
+        unseen = torch.arange(length) < hidden if hidden and i == 0 else None
+        rows.append(RowPass(row, each, unseen))
+    blocks_of_rows = [id(block) for block in blocks.blocks()]
+    return sorted(rows, key=lambda row: blocks_of_rows.index(id(row.entries.block)))
+
+
+def alone(row: RowPass, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Attention of the tokens of a row to its entries, and to each other by what they see."""
+    [(own_keys, own_values)] = row.entries.first(row.entries.length)
+    mask = torch.ones(row.size, row.end, dtype=torch.bool)
+    mask[:, row.entries.length :] = torch.from_numpy(row.visible)
+    if row.hidden is not None:
+        mask[:, : row.entries.length] &= ~row.hidden
+    repeated = query.shape[1] // keys.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        torch.cat([own_keys, keys], dim=2).repeat_interleave(repeated, dim=1),
+        torch.cat([own_values, -keys], dim=2).repeat_interleave(repeated, dim=1),
+        attn_mask=mask,
+    )
+
+
+def check(rows: list[RowPass], heads: int) -> None:
+    size = sum(row.size for row in rows)
+    query, keys = torch.randn(1, heads, size, 4), torch.randn(1, 2, size, 4)
+    packed, expected, begin = PackedPass(rows, torch.device("cpu")), [], 0
+    for row in rows:
+        end = begin + row.size
+        expected.append(alone(row, query[:, :, begin:end], keys[:, :, begin:end]))
+        begin = end
     packed.update(0, keys, -keys)
     given = PackedMask.of(packed, torch.device("cpu")).to(torch.float32)  # as models may cast it
     attended = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, attn_mask=given)
-    begin = 0
-    for row, size, own in zip(range(3), sizes, [mask, None, None], strict=True):
-        end = begin + size
-        seen = torch.cat([cache.layers[0].keys[row : row + 1], keys[:, :, begin:end]], dim=2)
-        values = torch.cat([cache.layers[0].values[row : row + 1], -keys[:, :, begin:end]], dim=2)
-        expected = torch.nn.functional.scaled_dot_product_attention(
-            query[:, :, begin:end],
-            seen.repeat_interleave(heads // 2, dim=1),
-            values.repeat_interleave(heads // 2, dim=1),
-            attn_mask=own,
-        )
-        torch.testing.assert_close(attended[:, :, begin:end], expected)
-        begin = end
+    torch.testing.assert_close(attended, torch.cat(expected, dim=2))
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("hidden", [0, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", [(5, 7, 6, 9), (250, 3, 400, 256), (8, 8, 8, 8)])
+def test_packed_rows_attend_to_their_own_entries_alone(heads, hidden, shape, lengths):
+    torch.manual_seed(0)
+    visible = SHAPES[shape]
+    check(rows_of(list(lengths[: len(visible)]), visible, hidden), heads)
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 400), st.sampled_from([ONE, TREE, CHAIN, NOTHING]))),
+    seed=st.integers(0, 100),
+)
+def test_any_rows_attend_to_their_own_entries_alone(rows, seed):
+    torch.manual_seed(seed)
+    if any(len(visible) for _, visible in rows):
+        check(rows_of([length for length, _ in rows], [visible for _, visible in rows]), heads=4)
 
 
 def test_attention_that_comes_before_the_cache_is_an_error():
-    packed = PackedPass([], [1], [None])
+    packed = PackedPass(rows_of([1], [ONE]), torch.device("cpu"))
     with pytest.raises(RuntimeError, match="without having written to the cache"):
         packed.attend(torch.zeros(1, 2, 1, 4), None)

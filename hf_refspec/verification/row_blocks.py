@@ -1,0 +1,124 @@
+"""The keys and values of rows that each have a length of their own.
+
+Rows of like length stand in one block, so that they can attend in one call:
+
+    block of 256 tokens   p p p x x x r d _ _        p  prompt, x  output
+                          p p x x r d d d _ _        r  root, d  draft nodes
+    block of 576 tokens   p p p p p p p p x x r d _ _ _ _ _
+
+A row that outgrows its block moves to the next longer one, and the last row of a block takes the
+place of one that leaves. No other row is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .cache import LayerEntries
+
+# The tokens of a row in the shortest block; each block is half as long again as the one before.
+_SHORTEST = 256
+
+
+class Block:
+    """Rows of up to so many tokens. Their entries in each layer are tensors
+    `(capacity, heads, slots, head_dim)`, of which the first rows are taken."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.rows: list[RowEntries] = []
+        self.layers: LayerEntries = []
+
+    def add(self, row: RowEntries, states: LayerEntries, capacity: int) -> None:
+        """Copies a row in, whose first entries are these, `(1, heads, n, head_dim)`; where there is
+        no room, room is made for so many."""
+        at, length = len(self.rows), states[0][0].shape[2]
+        if not self.layers or len(self.layers[0][0]) == at:
+            self._grow(states, max(capacity, at + 1 + at // 4))
+        for own, given in zip(self.layers, states, strict=True):
+            for entries, new in zip(own, given, strict=True):
+                entries[at, :, :length] = new[0]
+        row.block, row.at = self, at
+        self.rows.append(row)
+
+    def remove(self, at: int) -> None:
+        """Takes out the row at a place."""
+        end, last = len(self.rows) - 1, self.rows.pop()
+        if at < end:
+            for layer in self.layers:
+                for entries in layer:
+                    entries[at, :, : last.length] = entries[end, :, : last.length]
+            last.at = at
+            self.rows[at] = last
+        if not self.rows:
+            self.layers = []
+
+    def _grow(self, like: LayerEntries, capacity: int) -> None:
+        """Makes room for so many rows; what is new is zero, which no mask has to hide from NaN."""
+        before, self.layers = self.layers, []
+        for i, states in enumerate(like):
+            grown = []
+            for side, each in enumerate(states):
+                _, heads, _, head_dim = each.shape
+                entries = each.new_zeros((capacity, heads, self.slots, head_dim))
+                if before:
+                    entries[: len(self.rows)] = before[i][side][: len(self.rows)]
+                grown.append(entries)
+            self.layers.append((grown[0], grown[1]))
+
+
+class RowEntries:
+    """A row of a block: the first `length` slots are kept, and a pass writes behind them. The first
+    tokens of the text are padding and `skipped`."""
+
+    block: Block
+    at: int  # its place in the block
+
+    def __init__(self, skipped: int, length: int) -> None:
+        self.skipped = skipped
+        self.length = length
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Keeps these of the entries behind the row, in this order, and drops the others."""
+        start, count = self.length, len(nodes)
+        if nodes and nodes[-1] != count - 1:  # they do not stand in place: indices ascend
+            source = torch.tensor(nodes) + start
+            for layer in self.block.layers:
+                source = source.to(layer[0].device, non_blocking=True)
+                for each in layer:
+                    own = each[self.at]
+                    own[:, start : start + count] = own.index_select(1, source)
+        self.length += count
+
+    def first(self, length: int) -> LayerEntries:
+        """The first entries of each layer, `(1, heads, length, head_dim)`."""
+        kept = slice(self.at, self.at + 1), slice(None), slice(length)
+        return [(keys[kept], values[kept]) for keys, values in self.block.layers]
+
+
+class RowBlocks:
+    """All blocks of the rows of a call."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}
+
+    def add(self, row: RowEntries, states: LayerEntries, room: int = 0, capacity: int = 0) -> None:
+        """Puts a row in the shortest block that has so much room behind it."""
+        slots = _SHORTEST
+        while slots < row.length + room:
+            slots += slots // 2
+        block = self._blocks.setdefault(slots, Block(slots))
+        block.add(row, states, capacity)
+
+    def make_room(self, row: RowEntries, room: int) -> None:
+        """Moves a row to a longer block if it needs one."""
+        if row.length + room > row.block.slots:
+            before, at = row.block, row.at
+            self.add(row, row.first(row.length), room)
+            before.remove(at)
+
+    def blocks(self) -> list[Block]:
+        """Those that hold rows."""
+        return [block for block in self._blocks.values() if block.rows]
