@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,13 +12,19 @@ from transformers import LogitsProcessor
 
 from .compiled import CompiledGrammar
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 
 class GrammarProcessor(LogitsProcessor):
-    """Allows only tokens that the grammar does.
+    """Allows only the tokens that a grammar allows.
 
-    The grammar begins after the first ids that it sees of a text, the prompt, and is over with an
-    end-of-text token. It can be used for one call after another: where the ids do not go on by one
-    token they are a new prompt.
+    The grammar begins after the ids that it sees first, the prompt, and an end-of-text token ends
+    it. It may serve one call after another, each with any number of rows: ids that go on with no
+    text which it knows, by one token or from an earlier point of its output, are a prompt.
+
+    Args:
+        grammar ([`CompiledGrammar`]): What constrains each row.
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
@@ -24,44 +32,62 @@ class GrammarProcessor(LogitsProcessor):
         self._texts: list[_Text] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        ids = input_ids.numpy(force=True)
-        if len(self._texts) != len(ids):
-            self._texts = [_Text(self._grammar) for _ in ids]
-        allowed = np.zeros((len(ids), 8 * -(-scores.shape[1] // 8)), np.bool_)
-        for text, row, mask in zip(self._texts, ids, allowed, strict=True):
-            known = text.mask_after(row)[: len(mask)]
-            mask[: len(known)] = known
-        mask = torch.from_numpy(allowed[:, : scores.shape[1]]).to(scores.device)
-        return scores.masked_fill(~mask, -torch.inf)
+        """Sets the scores `(R, vocab_size)` of what cannot follow each row to minus infinity."""
+        rows = input_ids.numpy(force=True).copy()
+        self._texts = self._known(rows)
+        forbidden = np.ones(scores.shape, np.bool_)
+        for text, ids, row in zip(self._texts, rows, forbidden, strict=True):
+            allowed = text.allowed_after(ids)[: len(row)]
+            row[: len(allowed)] = ~allowed
+        return scores.masked_fill(torch.from_numpy(forbidden).to(scores.device), -torch.inf)  # type: ignore[return-value]
+
+    def _known(self, rows: Sequence[np.ndarray]) -> list[_Text]:
+        """The text that each row goes on with; in beam search it is another row's, or several go on
+        with the same one."""
+        texts: list[_Text] = []
+        for i, ids in enumerate(rows):
+            candidates = (*self._texts[i : i + 1], *self._texts)
+            text = next((each for each in candidates if each.precedes(ids)), None)
+            if text is None:
+                text = _Text(self._grammar)
+            texts.append(copy.deepcopy(text) if text in texts else text)
+        return texts
 
 
 class _Text:
-    """Where one row is in the grammar."""
+    """Where a row is in the grammar."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
-        self._ids = np.empty(0, np.int64)
-        self._matcher: Any = None
-        self._ended = False
+        self._ids: np.ndarray | None = None
+        self._prompt_length = 0
+        self._matcher = grammar.start()
 
-    def mask_after(self, ids: np.ndarray) -> np.ndarray:
-        """Which tokens may follow, bool of shape `(n,)`."""
-        if not self._goes_on(ids):
-            self._matcher, self._ended = self._grammar.start(), False
-        self._ids = ids
-        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return np.unpackbits(packed, bitorder="little").astype(np.bool_)
-
-    def _goes_on(self, ids: np.ndarray) -> bool:
-        """Reads the last token, if it is the only new one."""
-        if len(ids) != len(self._ids) + 1 or not (ids[:-1] == self._ids).all():
+    def precedes(self, ids: np.ndarray) -> bool:
+        """Whether ids go on with it by one token, or from an earlier point behind the prompt."""
+        if self._ids is None or not self._prompt_length < len(ids) <= len(self._ids) + 1:
             return False
-        token = int(ids[-1])
-        self._ended = self._ended or token == self._grammar.eos_id
-        return self._ended or self._matcher.try_consume_tokens([token]) == 1
+        return bool((self._ids[: len(ids) - 1] == ids[:-1]).all())
+
+    def allowed_after(self, ids: np.ndarray) -> np.ndarray:
+        """Which tokens may follow these ids, bool of shape `(n,)`."""
+        if self._ids is None:
+            self._prompt_length = len(ids)
+        elif len(ids) == len(self._ids) + 1:
+            self._matcher.try_consume_tokens([int(ids[-1])])
+        else:
+            self._matcher = self._grammar.start()
+            self._matcher.try_consume_tokens(ids[self._prompt_length :].tolist())
+        self._ids = ids
+        return unpacked_mask(self._matcher)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Text:
-        copied = _Text(self._grammar)
-        copied._ids, copied._ended = self._ids, self._ended
-        copied._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        copied = copy.copy(self)
+        copied._matcher = self._matcher.deep_copy()
         return copied
+
+
+def unpacked_mask(matcher: LLMatcher) -> np.ndarray:
+    """Which tokens may follow a state, bool of shape `(n,)`."""
+    packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(packed, bitorder="little").view(np.bool_)

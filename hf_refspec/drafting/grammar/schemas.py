@@ -57,3 +57,60 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def check_ends(name: str, schema: dict[str, Any]) -> None:
+    """Refuses a schema of which no JSON can end: a required part that contains the whole.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    finite: set[str] = set()  # references to what can end
+    while True:
+        more = {ref for ref in _references(schema) if _ends(_resolved(schema, ref), finite)}
+        if more <= finite:
+            break
+        finite |= more
+    if not _ends(schema, finite):
+        raise ValueError(
+            f"{name} contains itself wherever it is required, so that no JSON of it ends; make one "
+            "of the references optional"
+        )
+
+
+def _references(schema: Any) -> set[str]:
+    """All references in a schema."""
+    if isinstance(schema, list):
+        return {ref for part in schema for ref in _references(part)}
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["$ref"]} if isinstance(schema.get("$ref"), str) else set()
+    return own | _references(list(schema.values()))
+
+
+def _resolved(schema: dict[str, Any], reference: str) -> Any:
+    """What a reference into the schema names; one that leads elsewhere is left to llguidance."""
+    part: Any = schema
+    for key in reference.removeprefix("#").split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        part = part.get(key, {}) if isinstance(part, dict) else {}
+    return part
+
+
+def _ends(schema: Any, finite: set[str]) -> bool:
+    """Whether some JSON of a schema ends, if what these references name does."""
+    if not isinstance(schema, dict):
+        return True
+    needed: list[Any] = list(schema.get("allOf", ()))
+    kinds = schema.get("type", ())
+    if kinds == "object" or "required" in schema and not kinds:
+        properties = schema.get("properties", {})
+        needed += [properties.get(key) for key in schema.get("required", ())]
+    if kinds == "array" and schema.get("minItems", 0) > 0:
+        needed += [*schema.get("prefixItems", ()), schema.get("items")]
+    choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
+    return (
+        schema.get("$ref") in {None, *finite}
+        and all(_ends(part, finite) for part in needed)
+        and all(any(_ends(part, finite) for part in parts) for parts in choices)
+    )
