@@ -21,8 +21,9 @@ from .schemas import JSON_FORM, as_schema, call_schema, check_ends
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# A choice of at most so many tokens is drafted, if each is at least so probable.
-_CHOICES, _LEAST_PROB = 6, 0.1
+# A choice of at most so many tokens is drafted, if each is at least so probable; all of them
+# together are taken to be so probable.
+_CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
 
 
 class GrammarDrafts(Drafter):
@@ -104,7 +105,7 @@ class GrammarDrafts(Drafter):
     @contextmanager
     def _after(self, path: np.ndarray) -> Iterator[LLMatcher | None]:
         """The state after the text and a path; `None` if the grammar does not allow them."""
-        if self._matcher is None:
+        if self._matcher is None or self._matcher.is_error():  # as one that is too complex
             yield None
             return
         read = self._matcher.try_consume_tokens(path.tolist())
@@ -128,7 +129,7 @@ class GrammarDrafts(Drafter):
                 read = matcher.try_consume_tokens(forced)
                 choices = self._choices(matcher)
                 matcher.rollback(read)
-                share = prob / max(len(choices), 1)
+                share = prob * _ALL / max(len(choices), 1)
                 if share < _LEAST_PROB:
                     choices = []
                 for token in choices[: budget - len(nodes)]:
