@@ -206,7 +206,8 @@ def measure(model: Any, tokenizer: Any, schema: str, args: argparse.Namespace) -
     """The rows of the table of a schema."""
     given = {"tools": TOOLS} if schema == "tools" else {"json_schema": SCHEMAS[schema]}
     grammar = rs.GrammarDrafts(tokenizer, **given)
-    mask = Timed(grammar.processor())
+    processor = grammar.processor()
+    mask = Timed(processor)
     ours = {"max_draft_tokens": args.nodes}
     methods: dict[str, dict[str, Any]] = {
         PLAIN: {},
@@ -231,7 +232,7 @@ def measure(model: Any, tokenizer: Any, schema: str, args: argparse.Namespace) -
                 **each,
                 max_new_tokens=args.max_new_tokens,
                 do_sample=args.sampled,
-                logits_processor=[mask],
+                logits_processor=[mask if name == PLAIN else processor],
                 **methods[name],
             )
             seconds = time.perf_counter() - began

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ..assisted import ANY_VOCABULARY
 from ..drafter import NO_PATH, Drafter
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
@@ -88,6 +87,13 @@ class GrammarDrafts(Drafter):
         """The logits processor that constrains, for one call after another."""
         return GrammarProcessor(self._grammar)
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        if self._grammar.eos_id >= vocab_size:
+            raise ValueError(
+                f"tokenizer ends texts with the id {self._grammar.eos_id}, outside of the target "
+                f"model's vocabulary of {vocab_size}; pass the target's own"
+            )
+
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._matcher = self._grammar.start()
 
@@ -138,7 +144,9 @@ class GrammarDrafts(Drafter):
                         paths.append(([*path, *forced, token], len(nodes) - 1, share))
             matcher.rollback(len(path))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-        return DraftTree(tokens, parents, probs).checked(ANY_VOCABULARY)
+        return DraftTree(
+            np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+        )
 
     def _choices(self, matcher: LLMatcher) -> list[int]:
         """The tokens that may follow, if they are few, without those that are a beginning of

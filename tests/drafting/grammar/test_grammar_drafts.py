@@ -50,7 +50,7 @@ TOOLS = [
 ]
 
 
-class Pet(BaseModel):
+class Pet(BaseModel, extra="forbid"):
     kind: str = Field(max_length=5)
     legs: int = Field(ge=0, le=8)
 
