@@ -71,6 +71,7 @@ def train(name: str, steps: int, rollouts: int, tokens: int, drafted: bool) -> R
                 num_generations=rollouts,
                 max_completion_length=tokens,
                 learning_rate=1e-6,
+                steps_per_generation=1,
                 beta=0.0,
                 logging_steps=1,
                 seed=0,

@@ -100,7 +100,9 @@ def test_siblings_make_drafts_longer(sampled):
         model.generate(**options, candidate_generator=drafter, max_draft_tokens=8)
         mats.append(drafter.stats.mat)
     assert mats[1] > mats[0]
-    assert drafter.stats.sources[1].first > 0
+    stats = drafter.stats
+    assert stats.sources[1].first > 0
+    assert sum(source.first for source in stats.sources) == stats.accepted  # of all rows
 
 
 def test_requests_of_continuous_batches_draft_from_one_another(llama):
