@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import hf_refspec as rs
@@ -90,6 +90,7 @@ def train(name: str, steps: int, rollouts: int, tokens: int, drafted: bool) -> R
             ),
             processing_class=AutoTokenizer.from_pretrained(name),
         )
+        trainer.remove_callback(PrinterCallback)
         if not drafted:
             trainer.train()
             return run

@@ -26,8 +26,9 @@ def default_sources(
 
 
 def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
-    """The default sources of one call, blended, and for rows with one prompt `SiblingCopy`. What they learn of a model is kept at the model;
-    calls in several threads learn into one table."""
+    """The default sources of one call, blended, and `SiblingCopy` for rows that have one prompt.
+    What they learn of a model is kept at the model; calls in several threads learn into one
+    table."""
     vocab_size = text_config(model).vocab_size
     facts, key = facts_about(model), ("default drafters", vocab_size)
     if key not in facts:

@@ -68,5 +68,5 @@ def test_probabilities_that_are_none_are_refused_as_in_plain_decoding(call):
 
     options = {"do_sample": True, "logits_processor": [broken]}
     for drafting in ({}, {"candidate_generator": call.drafter(0.9)}):
-        with pytest.raises(RuntimeError, match="probabilit.*nan"):
+        with pytest.raises(RuntimeError, match=r"probabilit.*nan"):
             call.generate(**options, **drafting)
