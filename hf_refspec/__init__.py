@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
+    from .drafting.sibling_copy import SiblingCopy as SiblingCopy
     from .drafting.stats import SpeculationStats as SpeculationStats
     from .drafting.token_recycling import TokenRecycling as TokenRecycling
     from .drafting.tree import DraftTree as DraftTree
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .retrieval.milvus import MilvusRetriever as MilvusRetriever
     from .retrieval.retrieved import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
+    from .rollouts import RolloutCallback as RolloutCallback
     from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
@@ -59,6 +61,7 @@ _MODULES = {
     "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],
+    "drafting.sibling_copy": ["SiblingCopy"],
     "drafting.stats": ["SpeculationStats"],
     "drafting.token_recycling": ["TokenRecycling"],
     "drafting.tree": ["DraftTree"],
@@ -77,6 +80,7 @@ _MODULES = {
     "retrieval.langchain": ["from_langchain"],
     "retrieval.milvus": ["MilvusRetriever"],
     "retrieval.retriever": ["Retriever"],
+    "rollouts": ["RolloutCallback"],
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],

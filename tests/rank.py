@@ -231,10 +231,10 @@ class Sharded:
         self.model = AutoModelForCausalLM.from_pretrained(
             folder / "llama", distributed_config=config
         )
-        own = AutoModelForCausalLM.from_pretrained(folder / "llama")
+        self.own = AutoModelForCausalLM.from_pretrained(folder / "llama")
         self.prompt = (PROMPT + 11 * rank) % 97
         self.options = {**GREEDY, "max_new_tokens": (40, 12, 25)[rank]}
-        self.plain = own.generate(self.prompt, **self.options)
+        self.plain = self.own.generate(self.prompt, **self.options)
 
     def generate(self, **options):
         return self.plain, self.model.generate(self.prompt, **{**self.options, **options})
@@ -257,6 +257,17 @@ class Sharded:
         _, output = self.generate(candidate_generator=drafter, return_dict_in_generate=True)
         assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
         return self.plain, output.sequences
+
+    def rollouts(self):
+        """Sampled rows of two padded prompts, which end at different lengths at each rank."""
+        inputs = {name: each.repeat_interleave(2, 0) for name, each in padded_prompts(2).items()}
+        options = {**self.options, **inputs, "do_sample": True, "temperature": 0.5}
+        options |= {"eos_token_id": [*range(8)], "pad_token_id": 0}
+        torch.manual_seed(self.rank)
+        plain = self.own.generate(**options)
+        torch.manual_seed(self.rank)
+        drafter = rs.ReferenceCopy() | rs.SiblingCopy() | rs.TokenRecycling()
+        return plain, self.model.generate(**options, candidate_generator=drafter)
 
     def static_cache(self):
         drafter = Prophet(self.plain, 0.8)

@@ -228,6 +228,8 @@ class Drafter(AssistedDrafter):
                 drafter.sampling = sampling
                 rows.enter_context(drafter._call(prompt_ids, vocab_size))
             yield drafters
+            for fork in drafters[1:]:
+                self.stats += SpeculationStats(sources=fork.stats.sources)
 
     @contextmanager
     def _call(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:

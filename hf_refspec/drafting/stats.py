@@ -74,6 +74,20 @@ class SpeculationStats:
         passes = sum(self.accepted_lengths)
         return self.tokens / passes if passes else 0.0
 
+    @property
+    def seconds(self) -> float:
+        """What all of it took."""
+        return sum(self._seconds_by_part().values())
+
+    def _seconds_by_part(self) -> dict[str, float]:
+        return {
+            "prefill": self.prefill_seconds,
+            "verifying": self.verifying_seconds,
+            "drafting": self.drafting_seconds,
+            "learning": self.learning_seconds,
+            "other": self.other_seconds,
+        }
+
     def record_rows(self, rows: Iterable[tuple[int, int]]) -> None:
         """Counts one forward pass over several rows, each with its draft tokens and how many of
         them were accepted; it yields one token more."""
@@ -119,13 +133,7 @@ class SpeculationStats:
         )
         if self.drafted:
             line += f" ({100 * self.accepted / self.drafted:.1f} %)"
-        seconds = {
-            "prefill": self.prefill_seconds,
-            "verifying": self.verifying_seconds,
-            "drafting": self.drafting_seconds,
-            "learning": self.learning_seconds,
-            "other": self.other_seconds,
-        }
+        seconds = self._seconds_by_part()
         total = sum(seconds.values())
         line += f", {total:.1f} s"
         parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafting.blend import Blend
 from ..drafting.drafter import Drafter
 from ..drafting.reference_copy import ReferenceCopy
+from ..drafting.sibling_copy import SiblingCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..text_config import text_config
 from ..verification.facts import facts_about
@@ -25,12 +26,14 @@ def default_sources(
 
 
 def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
-    """The default sources of one call, blended. What they learn of a model is kept at the model;
-    calls in several threads learn into one table."""
+    """The default sources of one call, blended, and `SiblingCopy` for rows that have one prompt.
+    What they learn of a model is kept at the model; calls in several threads learn into one
+    table."""
     vocab_size = text_config(model).vocab_size
     facts, key = facts_about(model), ("default drafters", vocab_size)
     if key not in facts:
-        facts.setdefault(key, DrafterPool(Blend(default_sources(top_k=min(8, vocab_size)))))
+        sources = default_sources(top_k=min(8, vocab_size))
+        facts.setdefault(key, DrafterPool(Blend([*sources, SiblingCopy()])))
     pool: DrafterPool = facts[key]
     return pool.drafter()
 

@@ -9,7 +9,7 @@ streamers cannot tell the difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,8 @@ class Row:
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
         output (`list[int]`): The tokens that were chosen.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
+        noise (`Callable`, *optional*): Of several sampled rows, its random numbers by the number of
+            the new token and the size of the vocabulary, see [`~column_noise.ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -136,6 +138,7 @@ class Row:
                 self._other_criteria.append(criterion)
         self.draft_end: int | None = self.max_length
         self.generator: torch.Generator | None = None
+        self.noise: Callable[[int, int], torch.Tensor] | None = None
 
     def __len__(self) -> int:
         return self._prompt_length + len(self.output)
@@ -181,7 +184,7 @@ class Row:
             self.scores += (next_scores,)
         if self.logits is not None:
             self.logits += (next_logits,)
-        return _choose_tokens(next_scores, self.do_sample, self.generator)[0]
+        return _choose_tokens([self], next_scores)[0]
 
     def append(self, token: int) -> bool:
         """Emits a token, and says whether a stopping criterion holds after it."""
@@ -291,7 +294,7 @@ def _choose(
         return [greedy[place] for place in places]
     no_ids = torch.empty((len(rows), 0), dtype=torch.int64, device=logits.device)
     chosen = logits[places].to(torch.float32)  # a copy
-    return _choose_tokens(rows[0].logits_processor(no_ids, chosen), rows[0].do_sample)
+    return _choose_tokens(rows, rows[0].logits_processor(no_ids, chosen))
 
 
 def _choose_alike(rows: Sequence[Row]) -> bool:
@@ -308,14 +311,20 @@ def _choose_alike(rows: Sequence[Row]) -> bool:
     )
 
 
-def _choose_tokens(
-    scores: torch.Tensor, do_sample: bool, generator: torch.Generator | None = None
-) -> list[int]:
+def _choose_tokens(rows: Sequence[Row], scores: torch.Tensor) -> list[int]:
     """A token for each row of processed scores `(R, vocab_size)`."""
-    if do_sample:
-        probs = torch.nn.functional.softmax(scores, dim=-1)
-        return torch.multinomial(probs, num_samples=1, generator=generator)[:, 0].tolist()
-    return scores.argmax(dim=-1).tolist()
+    first = rows[0]
+    if not first.do_sample:
+        return scores.argmax(dim=-1).tolist()
+    probs = torch.nn.functional.softmax(scores, dim=-1)
+    if first.noise is None:
+        return torch.multinomial(probs, num_samples=1, generator=first.generator)[:, 0].tolist()
+    noise = [row.noise(len(row.output), probs.shape[1]) for row in rows if row.noise is not None]
+    ratios = probs / torch.stack(noise).to(probs.device)
+    chosen = ratios.argmax(dim=-1, keepdim=True)
+    if ratios.gather(1, chosen).isnan().any():  # which torch.multinomial refuses
+        raise RuntimeError("the probabilities of the next token contain `nan`")
+    return chosen[:, 0].tolist()
 
 
 def longest_row(rows: Sequence[Row]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ from ..verification.reach import Reach
 from ..verification.restored import random_numbers
 from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
+from .column_noise import ColumnNoise
 from .default_drafter import default_drafter
 from .loop import Loop
 from .row import Row, longest_row, own_length, padded, prompt_tokens
@@ -152,8 +154,6 @@ class _Call:
             numbers = random_numbers(self.input_ids.device)
             numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
         rows, criteria = self._rows()
-        if verification == REPRODUCIBLE and len(rows) > 1 and config.do_sample:
-            self._give_generators(rows)
         vocab_size = text_config(model).vocab_size
         prompts = prompt_tokens(self.input_ids, kwargs, vocab_size)
         sampling = Sampling.of(config)
@@ -198,7 +198,11 @@ class _Call:
     def _run(self, loop: Loop, rows: list[Row], criteria: BatchCriteria | None) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
         keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
-        pads = self._pads
+        pads, noise = self._pads, None
+        if len(rows) > 1 and self.generation_config.do_sample:
+            noise = ColumnNoise(len(rows), self.input_ids.device)
+            for i, row in enumerate(rows):
+                row.noise = partial(noise.of, i)
         try:
             loop.run(rows, pads, keeps_cache or not verifier.drops_rows, criteria)
             ids = padded(rows, longest_row(rows), pads, self._pad_id)
@@ -210,6 +214,9 @@ class _Call:
         except BaseException:  # a drafter, processor, criterion or streamer that cancels the call
             verifier.abandon()
             raise
+        finally:
+            if noise is not None:
+                noise.end(longest_row(rows) - self.input_ids.shape[1])
         if not returned:
             return ids
         return GenerateDecoderOnlyOutput(
@@ -291,10 +298,3 @@ class _Call:
     def _pad_id(self) -> int:
         pad_token = self.generation_config._pad_token_tensor
         return 0 if pad_token is None or len(self.input_ids) == 1 else int(pad_token)  # GPU waits
-
-    def _give_generators(self, rows: list[Row]) -> None:
-        """Gives each row a generator of its own: with a shared one, the order of draws would depend
-        on what is accepted."""
-        device = self.input_ids.device
-        for row, seed in zip(rows, torch.randint(2**62, (len(rows),)).tolist(), strict=True):
-            row.generator = torch.Generator(device).manual_seed(seed)

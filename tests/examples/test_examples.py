@@ -20,6 +20,7 @@ PRINTED = {
     "chat_session.py": "> Name the primary colours, please.",
     "datastore.py": "the compact form is there as well",
     "pipeline_attach.py": "tokens in",
+    "grpo.py": "the same weights: True",
 }
 
 

@@ -276,6 +276,22 @@ def test_all_rows_get_the_number_that_pays_for_all_together():
     assert list(map(len, budget.trim(rows, 0.0))) == [8, 2, 0, 2]
 
 
+def test_few_rows_get_the_nodes_that_the_others_gave_up():
+    """Passes over up to nine tokens cost the same, of however many rows these are."""
+    costs = MadeUp(lambda tokens: max(tokens, 9) ** 2)
+    costs.tokens = PASS_TOKENS
+    draft = DraftTree.chain(np.arange(8), 0.9 ** np.arange(1, 9, dtype=np.float32))
+    nodes = []
+    for count in (9, 4, 1):
+        rows = rows_of([Copier() for _ in range(count)], [draft] * count)
+        for row in rows:
+            row.stands_still = False
+        kept = AutoBudget(lambda rows: costs, packs=True)._paying_together(rows)
+        nodes.append(max(map(len, kept)))
+    assert nodes[0] == 0
+    assert 0 < nodes[1] < nodes[2] == 8
+
+
 def test_each_row_learns_from_its_own_text():
     budget = AutoBudget(lambda rows: PassCosts())
     drafters = [Copier() for _ in range(3)]

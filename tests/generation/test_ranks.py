@@ -32,7 +32,15 @@ TENSOR = (
     "long_draft",
     "boundary",
 )
-SHARDED = ("plainly", "drafted", "default", "attached", "returned_cache", "static_cache")
+SHARDED = (
+    "plainly",
+    "drafted",
+    "default",
+    "attached",
+    "returned_cache",
+    "rollouts",
+    "static_cache",
+)
 REFUSED = {
     "speculative_retrieval": "split over several processes cannot be combined with `knn_lm`",
     "pipeline": "`candidate_generator` cannot be combined with pipeline parallelism",

@@ -25,6 +25,7 @@ class Training:
 
     model: PreTrainedModel
     completions: list[str] = field(default_factory=list)
+    log: list[dict[str, float]] = field(default_factory=list)
 
     def reward(self, completions: list[str], **_) -> list[float]:
         self.completions += completions
@@ -62,7 +63,9 @@ def trained(byte_llama, tokenizer, tmp_path):
         )
         if drafted:
             with rs.attach(training.model, max_draft_tokens=8) as attachment:
+                rs.RolloutCallback(trainer, attachment)
                 trainer.train()
+            training.log = trainer.state.log_history
             assert attachment.stats.accepted > 0
         else:
             trainer.train()
@@ -76,7 +79,7 @@ def trained(byte_llama, tokenizer, tmp_path):
 def test_rollouts_and_what_is_learned_from_them_are_the_same(
     trained, byte_llama, method, gradient_checkpointing
 ):
-    options = {"top_k": 1, "gradient_checkpointing": gradient_checkpointing}
+    options = {"gradient_checkpointing": gradient_checkpointing, "temperature": 0.7}
     plain, drafted = (trained(method, drafted, **options) for drafted in (False, True))
     assert drafted.completions == plain.completions
     for name, weights in drafted.model.state_dict().items():
@@ -92,6 +95,17 @@ def test_rollouts_of_continuous_batches_are_the_same(trained):
     }
     plain, drafted = (trained("GRPO", drafted, **options) for drafted in (False, True))
     assert drafted.completions == plain.completions
+
+
+def test_the_log_says_what_became_of_the_rollouts(trained):
+    log = trained("GRPO", True, logging_steps=1).log[:2]
+    for entry in log:
+        assert entry["rollout/mat"] >= 1
+        assert 0 < entry["rollout/share_of_step"] <= 1
+        assert entry["rollout/seconds"] > 0
+        sources = [entry[f"rollout/{name}"] for name in ("ReferenceCopy", "SiblingCopy")]
+        assert all(0 <= each <= 1 for each in sources)
+    assert log[0]["reward"] > 0  # what the trainer says itself is there
 
 
 def test_nothing_of_the_weights_before_a_step_changes_a_text_after_it(trained, tokenizer):

@@ -87,7 +87,7 @@ def test_no_tree_of_any_shape_changes_a_bit(
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_have_the_same_texts_and_random_numbers_of_their_own(models_by_type, dtype, sampling):
+def test_rows_have_the_same_texts(models_by_type, dtype, sampling):
     call = Call(models_by_type("llama", dtype), rows=3)
     options = {"verification": "reproducible", **SAMPLING[sampling]}
     torch.manual_seed(3)

@@ -1,0 +1,46 @@
+"""The random numbers of several sampled rows, as plain decoding draws them.
+
+`torch.multinomial` chooses the argmax of `probs / noise`; the noise is exponential and has nothing
+to do with the probabilities. Plain decoding draws it once for each column of new tokens, for all
+rows at once, those that have ended too. With drafts rows come to a column in different passes: each
+takes its own part of the column's noise then, so that the same seed gives the same text.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..verification.restored import random_numbers
+
+# The noise that is kept. Where rows are further apart, a slow one draws its columns again.
+_KEPT_BYTES = 1 << 26
+
+
+class ColumnNoise:
+    """The noise of so many rows, from the state of the device's generator on."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self._generator = torch.Generator(device)
+        self._states = [random_numbers(device).get_rng_state()]  # before each column
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def of(self, row: int, column: int, vocab_size: int) -> torch.Tensor:
+        """A row's noise `(vocab_size,)`, float32, for its new token number `column`."""
+        for missing in (*range(len(self._states) - 1, column), column):
+            if missing not in self._kept:
+                self._draw(missing, vocab_size)
+        return self._kept[column][row]
+
+    def _draw(self, column: int, vocab_size: int) -> None:
+        noise = torch.empty((self._rows, vocab_size), device=self._device)
+        if len(self._kept) >= max(1, _KEPT_BYTES // noise.nbytes):
+            del self._kept[min(self._kept)]
+        self._generator.set_state(self._states[column])
+        self._kept[column] = noise.exponential_(generator=self._generator)
+        if column == len(self._states) - 1:
+            self._states.append(self._generator.get_state())
+
+    def end(self, columns: int) -> None:
+        """Leaves the device's generator as so many columns of plain decoding do."""
+        random_numbers(self._device).set_rng_state(self._states[columns])
