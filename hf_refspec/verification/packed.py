@@ -119,14 +119,15 @@ class PackedRows(Entries):
 
     running: PackedPass  # the pass that the layers write for
     padding: list[int]  # of each row of the prefill
+    prompts: list[int]  # of each row, the index of its prompt among those that were run
 
     def begin(self, prompt_length: int) -> None:
         self.rows: list[RowEntries] = []
         self._blocks = RowBlocks()
         layers = self.cache.layers
         self.cache.layers = [_PackedLayer(self, i) for i in range(len(layers))]
-        for i, skipped in enumerate(self.padding):
-            self._add(layers, i, skipped, len(self.padding))
+        for prompt, skipped in zip(self.prompts, self.padding, strict=True):
+            self._add(layers, prompt, skipped, len(self.padding))
 
     def before(self, now: Pass) -> None:
         sizes = zip(self.rows, now.cached, now.pending, now.drafts, strict=True)
@@ -199,7 +200,7 @@ class PackedVerifier(TreeVerifier):
             first._offsets,
             first._inputs,
         )
-        verifier.entries.padding = first._inputs.padding
+        verifier.entries.padding, verifier.entries.prompts = first._inputs.padding, [0]
         verifier.entries.begin(first.cached[0])
         return verifier
 
@@ -214,6 +215,26 @@ class PackedVerifier(TreeVerifier):
         """Keys and values of a row in each layer, `(1, heads, n, head_dim)`, without padding."""
         row = self.entries.rows[index]
         return row.first(self.cached[index] - row.skipped)
+
+    def _run_prompts(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+        """Runs a prompt that several rows have, as in rollouts, once."""
+        mask = kwargs.get("attention_mask")
+        prompts = input_ids if mask is None else torch.cat([input_ids, mask], dim=1)
+        _, of_row = prompts.unique(dim=0, return_inverse=True)
+        self.entries.prompts = of_row.tolist()
+        own = torch.tensor([self.entries.prompts.index(i) for i in range(int(of_row.max()) + 1)])
+        own = own.to(input_ids.device)  # of each prompt, the first row that has it
+        if len(own) == len(input_ids):
+            self.entries.prompts = [*range(len(input_ids))]
+            return super()._run_prompts(input_ids, kwargs)
+        for name in ("attention_mask", "position_ids"):
+            if (value := kwargs.get(name)) is not None and value.shape[-2] == len(input_ids):
+                kwargs = {**kwargs, name: value.index_select(-2, own)}
+        outputs = super()._run_prompts(input_ids[own], kwargs)
+        outputs.logits = outputs.logits[of_row]
+        if self.prompt_states is not None:
+            self.prompt_states[:] = [states[of_row] for states in self.prompt_states]
+        return outputs
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         super()._after_prefill(outputs)

@@ -227,7 +227,7 @@ class Verifier:
         kwargs = self.model_kwargs
         if self.prompt_states is not None and records_prompt(self.model, kwargs):
             kwargs = {**kwargs, "logits_to_keep": last_token(self.prompt_states)}
-        outputs = self.model._prefill(input_ids, self.generation_config, kwargs)
+        outputs = self._run_prompts(input_ids, kwargs)
         if (cache := self._new_cache(outputs)) is not None:
             self.entries = self._entries(cache)
         count, self._prompt_length = input_ids.shape
@@ -237,6 +237,10 @@ class Verifier:
         self._after_prefill(outputs)
         self.entries.begin(self._prompt_length)
         return logits
+
+    def _run_prompts(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+        """The outputs for prompts `(R, n)`, with the keyword arguments of `generate`."""
+        return self.model._prefill(input_ids, self.generation_config, kwargs)
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         """Prepares the passes after the prefill."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import small
-from calls import Alternating, Call, ListStreamer, up_to_end
+from calls import Alternating, Call, ListStreamer, assert_lossless, up_to_end
 from drafters import Noise, Prophets
 from transformers import (
     DynamicCache,
@@ -288,6 +288,24 @@ def passes(monkeypatch):
 
     monkeypatch.setattr(Verifier, "forward", recorded)
     return seen
+
+
+def test_a_prompt_that_several_rows_have_is_run_once(call):
+    """Rows of one prompt that are padded differently have two, for their positions differ."""
+    ids = call.inputs["input_ids"][[0, 1, 0, 0, 1]]
+    mask = torch.ones_like(ids)
+    mask[3, 0] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    widths = []
+    embeddings = call.model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape))
+    try:
+        # It learns from prompts.
+        assert_lossless(call.model, rs.TokenRecycling(), inputs)
+    finally:
+        hook.remove()
+    packs = call.model.config._attn_implementation == "sdpa"
+    assert ((3, ids.shape[1]) in widths) == packs
 
 
 def test_the_cache_is_never_wider_than_its_longest_row(call, passes):
