@@ -1,0 +1,86 @@
+"""What an answer must look like: a JSON schema, calls of tools, or either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ...drafting.grammar.grammar_drafts import GrammarDrafts
+from ...drafting.grammar.schemas import JSON_FORM, call_schema
+from .errors import ApiError
+from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
+from .tool_calls import CLOSE, OPEN
+
+
+def demanded_tools(request: ChatRequest) -> list[Tool]:
+    """The tools of which the answer must call one; none if it need not."""
+    tools, choice = request.tools or [], request.tool_choice
+    if choice in (None, "none", "auto"):
+        return []
+    if isinstance(choice, NamedTool):
+        tools = [each for each in tools if each.function.name == choice.function.name]
+        if not tools:
+            message = f"tool_choice: there is no tool {ascii(choice.function.name[:64])} in tools"
+            raise ApiError(400, message, "tool_choice")
+    if not tools:
+        raise ApiError(400, "tool_choice: there are no tools to choose from", "tool_choice")
+    return list(tools)
+
+
+def constraint(request: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> GrammarDrafts | None:
+    """The grammar of the answer, if it has one. An answer that must be JSON may still call a tool,
+    where it may choose."""
+    demanded = demanded_tools(request)
+    schema = None if demanded else _schema(request)
+    param = "tools" if demanded else "response_format"
+    if schema is not None and _may_call(request):
+        callable_tools = request.tools or []
+        return _compiled(tokenizer, param, lark=_lark(request, callable_tools, schema))
+    if schema is not None:
+        return _compiled(tokenizer, param, json_schema=schema)
+    if demanded:
+        return _compiled(tokenizer, param, lark=_lark(request, demanded, None))
+    return None
+
+
+def _may_call(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice != "none"
+
+
+def _schema(request: ChatRequest) -> dict[str, Any] | None:
+    """What a request's JSON must look like."""
+    form = request.response_format
+    if form is None or isinstance(form, AnyText):
+        return None
+    if isinstance(form, ObjectOfSchema) and form.json_schema.schema_ is not None:
+        return form.json_schema.schema_
+    return {"type": "object"}
+
+
+def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
+    """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
+    calls = call_schema([each.model_dump(exclude_none=True) for each in tools])
+    further = "" if request.parallel_tool_calls is False else ' ("\\n" call)*'
+    lines = [
+        f"start: call{further}{'' if schema is None else ' | json'}",
+        f"call: {json.dumps(OPEN)} %json {_formed(calls)} {json.dumps(CLOSE)}",
+    ]
+    if schema is not None:
+        lines.append(f"json: %json {_formed(schema)}")
+    return "\n".join(lines)
+
+
+def _formed(schema: dict[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": JSON_FORM})
+
+
+def _compiled(tokenizer: PreTrainedTokenizerBase, param: str, **grammar: Any) -> GrammarDrafts:
+    try:
+        return GrammarDrafts(tokenizer, **grammar)
+    except ImportError as error:
+        raise ApiError(400, f"{param}: this server lacks the extra grammar", param) from error
+    except ValueError as error:
+        raise ApiError(400, f"{param}: {' '.join(str(error).split())}"[:500], param) from error
