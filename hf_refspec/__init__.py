@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .drafting.datastore_drafts import DatastoreDrafts as DatastoreDrafts
     from .drafting.draft_model import DraftModel as DraftModel
     from .drafting.drafter import Drafter as Drafter
+    from .drafting.grammar.grammar_drafts import GrammarDrafts as GrammarDrafts
     from .drafting.observation import Observation as Observation
     from .drafting.reference_copy import ReferenceCopy as ReferenceCopy
     from .drafting.sessions.retrieval_cache import RetrievalCache as RetrievalCache
@@ -54,6 +55,7 @@ _MODULES = {
     "drafting.datastore_drafts": ["DatastoreDrafts"],
     "drafting.draft_model": ["DraftModel"],
     "drafting.drafter": ["Drafter"],
+    "drafting.grammar.grammar_drafts": ["GrammarDrafts"],
     "drafting.observation": ["Observation"],
     "drafting.reference_copy": ["ReferenceCopy"],
     "drafting.sessions.retrieval_cache": ["RetrievalCache"],

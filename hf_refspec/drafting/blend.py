@@ -137,22 +137,38 @@ class Blend(Drafter):
             if drafter.costly:
                 drafter.prices = self.prices
                 drafter.known = merged(estimates, budget) if estimates else DraftTree.empty()
-            tree = valid_draft(drafter, budget, self._vocab_size, chain)
+            tree = self._pruned(i, valid_draft(drafter, budget, self._vocab_size, chain))
             self._drafts.append(_Draft(i, NO_PATH, tree))
             estimates.append(self._calibrations[i].calibrated(tree))
             if drafter.costly:
                 estimates += self._continued(estimates[-1], budget)
+        if any(drafter.prunes for drafter in self.drafters):
+            forced = self._continued(merged(estimates, budget), budget, prunes=True)
+            estimates += forced
+            if forced:
+                estimates += self._continued(merged(forced, budget), budget, prunes=False)
         return estimates
 
-    def _continued(self, tree: DraftTree, budget: int) -> list[DraftTree]:
-        """What the sources that cost little say after the best leaves of a tree."""
+    def _pruned(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """A source's tree without what other sources know not to follow."""
+        for i, drafter in enumerate(self.drafters):
+            if drafter.prunes and i != source:
+                tree = drafter.prune(tree, path)
+        return tree
+
+    def _continued(
+        self, tree: DraftTree, budget: int, prunes: bool | None = None
+    ) -> list[DraftTree]:
+        """What the sources that cost little say after the best leaves of a tree; only those that
+        prune, or only the others, if asked so."""
         continued, nodes = [], min(budget, _NODES)
         for leaf in _best_leaves(tree):
             path = tree.path(leaf)
             for i, drafter in enumerate(self.drafters):
-                if drafter.costly:
+                if drafter.costly or prunes not in (None, drafter.prunes):
                     continue
                 more = drafter.continue_path(path, nodes).checked(self._vocab_size)
+                more = self._pruned(i, more, path)
                 if len(more):
                     self._drafts.append(_Draft(i, path, more))
                     estimate = self._calibrations[i].calibrated(more)

@@ -70,6 +70,8 @@ class Drafter(AssistedDrafter):
         sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
             it is greedy.
         costly (`bool`): Whether it runs a model to draft: a blend asks it after the others.
+        prunes (`bool`): Whether it knows what cannot follow: a blend lets it `prune` the others'
+            trees, and continue them.
         prices ([`Prices`]): What time is worth to the call, for a costly drafter.
         known ([`DraftTree`]): In a blend, what the sources before a costly one have drafted.
         observed_top_k (`int`): How many of the target's best next tokens at each verified node it
@@ -80,6 +82,7 @@ class Drafter(AssistedDrafter):
 
     decides_length: bool = False
     costly: bool = False
+    prunes: bool = False
     prices: Prices = Prices()
     known: DraftTree = DraftTree.empty()
     observed_top_k: int = 0
@@ -145,6 +148,16 @@ class Drafter(AssistedDrafter):
             path (`np.ndarray`, int64 of shape `(n,)`): The tokens of the path.
         """
         return DraftTree.empty()
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        """Another source's tree without the nodes that cannot follow the text and a path. Called
+        between `draft` and `observe` where it `prunes`; by default nothing is taken away.
+
+        Args:
+            tree ([`DraftTree`]): What the other source has drafted behind the path.
+            path (`np.ndarray`, int64 of shape `(n,)`, *optional*): The tokens of the path.
+        """
+        return tree
 
     def observe(self, observation: Observation) -> None:
         """Receives what a forward pass of the target model yielded.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,11 +34,11 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
-    SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from ..verification.ranks import Ranks
+from .processor_copy import copied_processor
 from .row import Row, longest_row, padded
 from .validation import RefusedCallError
 
@@ -119,7 +118,7 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
             f"`candidate_generator` cannot be combined with a {type(asked).__name__} and several "
             "rows: it knows the rows by their number. Pass one prompt at a time."
         )
-    own = _copied(asked)
+    own = copied_processor(asked)
     if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
         own = copy.copy(own)
         own.encoder_input_ids = own.encoder_input_ids[row : row + 1]
@@ -128,23 +127,6 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
         prompt = row * own.batch_size // rows  # several sequences have one prompt
         own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
     return own
-
-
-def _copied(asked: Any) -> Any:
-    """The logits processor itself if it keeps no state, else a copy."""
-    stateless = type(asked).__module__.startswith("transformers.generation.")
-    if stateless and not isinstance(asked, SynthIDTextWatermarkLogitsProcessor):
-        return asked
-    # Modules, which cannot be copied, are shared; those of outlines hold torch.
-    modules = {id(module): module for module in list(sys.modules.values())}
-    try:
-        return copy.deepcopy(asked, modules)
-    except Exception as error:  # whatever its state raises at being copied
-        raise RefusedCallError(
-            f"`logits_processor` has a {type(asked).__name__} that cannot be copied ({error!r}), "
-            "and with `candidate_generator` each row needs its own. Let it be copied by "
-            "`copy.deepcopy`, or pass one prompt at a time."
-        ) from error
 
 
 def _allowed_tokens(function: Any, row: int, batch_id: int, ids: torch.Tensor) -> list[int]:

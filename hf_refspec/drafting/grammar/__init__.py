@@ -1,0 +1,1 @@
+"""Grammars: the processor that constrains, and drafts of what they force."""

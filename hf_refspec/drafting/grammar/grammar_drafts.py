@@ -1,0 +1,171 @@
+"""Drafts of the tokens that a grammar forces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ..drafter import NO_PATH, Drafter
+from ..observation import Observation
+from ..tree import ROOT, DraftTree
+from .compiled import CompiledGrammar, llguidance
+from .processor import GrammarProcessor
+from .schemas import JSON_FORM, as_schema, call_schema
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class GrammarDrafts(Drafter):
+    """Constrains a text by a grammar, and drafts the tokens that it forces.
+
+        grammar = GrammarDrafts(tokenizer, json_schema=Person)
+        model.generate(
+            **inputs,
+            logits_processor=[grammar.processor()],
+            candidate_generator=grammar | ReferenceCopy() | TokenRecycling(),
+        )
+
+    The processor constrains, the drafter only drafts. In a blend it prunes what the grammar forbids
+    from the others' trees, and their branches go on with what it forces. Forks and copies share the
+    compiled grammar.
+
+    The text of the grammar begins after the prompt, and ends with the tokenizer's `eos_token`. JSON
+    has the form of `json.dumps`, with its keys in the order of the schema.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The target model's, a fast one.
+        json_schema (`dict` or pydantic model class, *optional*): Of the JSON to write.
+        regex (`str`, *optional*): A regular expression for the whole text, in Rust's syntax.
+        lark (`str`, *optional*): A grammar in llguidance's dialect of Lark.
+        tools (sequence of `dict`, *optional*): OpenAI's tool definitions, for a call of one of them
+            as `{"name": ..., "arguments": {...}}`.
+
+    Raises:
+        ImportError: If llguidance is not installed (extra `grammar`).
+        TypeError: If an argument has the wrong type, or not exactly one grammar is given.
+        ValueError: If llguidance cannot read the tokenizer or compile the grammar, if the grammar
+            contradicts itself, or if no text of it ends.
+    """
+
+    prunes = True
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        json_schema: Any = None,
+        regex: str | None = None,
+        lark: str | None = None,
+        tools: Any = None,
+    ) -> None:
+        given = {"json_schema": json_schema, "regex": regex, "lark": lark, "tools": tools}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise TypeError(
+                "give exactly one of json_schema, regex, lark and tools, "
+                f"but {' and '.join(given) or 'none'} was given"
+            )
+        [(name, value)] = given.items()
+        self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
+        self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
+
+    def processor(self) -> GrammarProcessor:
+        """The logits processor that constrains, for one call after another."""
+        return GrammarProcessor(self._grammar)
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self._matcher = self._grammar.start()
+
+    def draft(self, budget: int) -> DraftTree:
+        return self.continue_path(NO_PATH, budget)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        with self._after(path) as matcher:
+            tokens = [] if matcher is None else self._forced(matcher)[:budget]
+        return DraftTree.chain(tokens)
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        with self._after(path) as matcher:
+            return tree if matcher is None else tree.part(self._allowed(matcher, tree))
+
+    @contextmanager
+    def _after(self, path: np.ndarray) -> Iterator[LLMatcher | None]:
+        """The state after the text and a path; `None` if the grammar does not allow them."""
+        if self._matcher is None:
+            yield None
+            return
+        read = self._matcher.try_consume_tokens(path.tolist())
+        try:
+            yield self._matcher if read == len(path) else None
+        finally:
+            self._matcher.rollback(read)
+
+    def _forced(self, matcher: LLMatcher) -> list[int]:
+        """The tokens that must follow a state, perhaps to the end."""
+        tokens = matcher.compute_ff_tokens()
+        matcher.consume_tokens(tokens)
+        ends = matcher.is_stopped()
+        matcher.rollback(len(tokens))
+        return [*tokens, self._grammar.eos_id] if ends else tokens
+
+    def _allowed(self, matcher: LLMatcher, tree: DraftTree) -> np.ndarray:
+        """Which nodes the grammar allows behind a state, bool of shape `(T,)`."""
+        allowed = np.zeros(len(tree), np.bool_)
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            children.setdefault(parent, []).append(node)
+        depth, forced = 0, matcher.compute_ff_tokens()[:1]
+        stack = [(node, 0, forced) for node in children.get(ROOT, [])]
+        while stack:
+            node, parent_depth, forced = stack.pop()
+            matcher.rollback(depth - parent_depth)
+            depth, token = parent_depth, int(tree.tokens[node])
+            if token == self._grammar.eos_id:
+                allowed[node] = not forced and matcher.is_accepting()
+            elif token in forced or not forced:
+                read = matcher.try_consume_tokens([token])
+                depth, allowed[node] = depth + read, read
+                if read and node in children:
+                    forced = matcher.compute_ff_tokens()[:1]
+                    stack += [(child, depth, forced) for child in children[node]]
+        matcher.rollback(depth)
+        return allowed
+
+    def observe(self, observation: Observation) -> None:
+        if self._matcher is None or observation.of_prompt:
+            return
+        tokens = observation.tokens.tolist()
+        if self._matcher.try_consume_tokens(tokens) < len(tokens):
+            self._matcher = None
+
+    def end(self) -> None:
+        self._matcher = None
+
+    def fork(self) -> GrammarDrafts:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarDrafts:
+        fork = type(self).__new__(type(self))
+        fork._grammar, fork._matcher = self._grammar, None
+        return fork
+
+    def __repr__(self) -> str:
+        return "GrammarDrafts()"
+
+
+def _as_grammar(name: str, given: Any) -> str:
+    """An argument of [`GrammarDrafts`] in llguidance's own form."""
+    library = llguidance().LLMatcher
+    if name in ("json_schema", "tools"):
+        schema = as_schema(given) if name == "json_schema" else call_schema(given)
+        return str(library.grammar_from_json_schema(json.dumps(schema), defaults=JSON_FORM))
+    if not isinstance(given, str):
+        raise TypeError(f"{name} must be a string, but is {given!r}")
+    made = library.grammar_from_regex if name == "regex" else library.grammar_from_lark
+    return str(made(given))
