@@ -62,8 +62,9 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
 
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
     """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
-    calls = call_schema([each.model_dump(exclude_none=True) for each in tools])
-    further = "" if request.parallel_tool_calls is False else ' ("\\n" call)*'
+    calls = call_schema([_closed(each.model_dump(exclude_none=True)) for each in tools])
+    is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    further = "" if is_one else ' ("\\n" call)*'
     lines = [
         f"start: call{further}{'' if schema is None else ' | json'}",
         f"call: {json.dumps(OPEN)} %json {_formed(calls)} {json.dumps(CLOSE)}",
@@ -71,6 +72,21 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
     if schema is not None:
         lines.append(f"json: %json {_formed(schema)}")
     return "\n".join(lines)
+
+
+def _closed(schema: Any) -> Any:
+    """No object has other properties than those that are named, unless the schema says so: a
+    function would not know these arguments."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        name: value if name == "allOf" else _closed(value) for name, value in schema.items()
+    }
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _formed(schema: dict[str, Any]) -> str:

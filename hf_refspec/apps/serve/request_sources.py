@@ -9,12 +9,19 @@ from ...drafting.observation import Observation
 from ...drafting.tree import DraftTree
 
 
+class _Nothing(Drafter):
+    """Of requests that bring no source."""
+
+    def draft(self, budget: int) -> DraftTree:
+        return DraftTree.empty()
+
+
 class RequestSource(Drafter):
     """Drafts what `source` does, which is the next call's own. It serves all requests, so that a
     blend keeps what it has learned of its estimates."""
 
     def __init__(self) -> None:
-        self.source: Drafter = Drafter()  # drafts nothing
+        self.source: Drafter = _Nothing()
 
     @property
     def prunes(self) -> bool:  # type: ignore[override]
@@ -40,7 +47,7 @@ class RequestSource(Drafter):
 
     def end(self) -> None:
         self.source.end()
-        self.source = Drafter()
+        self.source = _Nothing()
 
 
 class Prediction(RequestSource):
