@@ -15,7 +15,7 @@ from ..observation import Observation
 from ..tree import ROOT, DraftTree
 from .compiled import CompiledGrammar, llguidance
 from .processor import GrammarProcessor
-from .schemas import JSON_FORM, as_schema, call_schema
+from .schemas import JSON_FORM, as_schema, call_schema, check_ends
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -72,7 +72,11 @@ class GrammarDrafts(Drafter):
                 f"but {' and '.join(given) or 'none'} was given"
             )
         [(name, value)] = given.items()
+        if name in ("json_schema", "tools"):
+            value = as_schema(value) if name == "json_schema" else call_schema(value)
         self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
+        if isinstance(value, dict):
+            check_ends(name, value)
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
 
     def processor(self) -> GrammarProcessor:
@@ -147,13 +151,8 @@ class GrammarDrafts(Drafter):
     def end(self) -> None:
         self._matcher = None
 
-    def fork(self) -> GrammarDrafts:
-        return self.__deepcopy__({})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GrammarDrafts:
-        fork = type(self).__new__(type(self))
-        fork._grammar, fork._matcher = self._grammar, None
-        return fork
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_matcher": None}
 
     def __repr__(self) -> str:
         return "GrammarDrafts()"
@@ -162,9 +161,8 @@ class GrammarDrafts(Drafter):
 def _as_grammar(name: str, given: Any) -> str:
     """An argument of [`GrammarDrafts`] in llguidance's own form."""
     library = llguidance().LLMatcher
-    if name in ("json_schema", "tools"):
-        schema = as_schema(given) if name == "json_schema" else call_schema(given)
-        return str(library.grammar_from_json_schema(json.dumps(schema), defaults=JSON_FORM))
+    if isinstance(given, dict):
+        return str(library.grammar_from_json_schema(json.dumps(given), defaults=JSON_FORM))
     if not isinstance(given, str):
         raise TypeError(f"{name} must be a string, but is {given!r}")
     made = library.grammar_from_regex if name == "regex" else library.grammar_from_lark

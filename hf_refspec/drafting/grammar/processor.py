@@ -35,11 +35,12 @@ class GrammarProcessor(LogitsProcessor):
         """Sets the scores `(R, vocab_size)` of what cannot follow each row to minus infinity."""
         rows = input_ids.numpy(force=True).copy()
         self._texts = self._known(rows)
-        forbidden = np.ones(scores.shape, np.bool_)
-        for text, ids, row in zip(self._texts, rows, forbidden, strict=True):
-            allowed = text.allowed_after(ids)[: len(row)]
-            row[: len(allowed)] = ~allowed
-        return scores.masked_fill(torch.from_numpy(forbidden).to(scores.device), -torch.inf)  # type: ignore[return-value]
+        allowed = np.zeros(scores.shape, np.bool_)
+        for text, ids, row in zip(self._texts, rows, allowed, strict=True):
+            mask = text.allowed_after(ids)[: len(row)]
+            row[: len(mask)] = mask
+        # Twice as fast as `masked_fill` on a CPU.
+        return torch.where(torch.from_numpy(allowed).to(scores.device), scores, -torch.inf)
 
     def _known(self, rows: Sequence[np.ndarray]) -> list[_Text]:
         """The text that each row goes on with; in beam search it is another row's, or several go on

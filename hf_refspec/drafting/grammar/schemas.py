@@ -102,12 +102,12 @@ def _ends(schema: Any, finite: set[str]) -> bool:
     if not isinstance(schema, dict):
         return True
     needed: list[Any] = list(schema.get("allOf", ()))
-    kinds = schema.get("type", ())
-    if kinds == "object" or "required" in schema and not kinds:
+    if schema.get("type") == "object":
         properties = schema.get("properties", {})
         needed += [properties.get(key) for key in schema.get("required", ())]
-    if kinds == "array" and schema.get("minItems", 0) > 0:
-        needed += [*schema.get("prefixItems", ()), schema.get("items")]
+    if schema.get("type") == "array":
+        first, least = schema.get("prefixItems", []), schema.get("minItems", 0)
+        needed += first[:least] + ([schema.get("items")] if least > len(first) else [])
     choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
     return (
         schema.get("$ref") in {None, *finite}

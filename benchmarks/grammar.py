@@ -1,0 +1,300 @@
+"""JSON that a model extracts from short texts, constrained by a schema: drafts against none.
+
+    python benchmarks/grammar.py [--limit N] [--dtype float32 bfloat16] [--sampled] [--nodes N]
+
+Five schemas (small, nested, enums, arrays, a call of one of 20 tools) with 40 texts each. Every
+text is decoded by all methods in turn, all with the same logits processor: plainly, by
+transformers' prompt look-up, by the default drafter, and by the default drafter with the grammar.
+In float32 the ids of the last two must be those of the first, or the run stops. It prints MAT, the speed-up over
+the constrained plain call (of whole calls, the masks' cost included), how many texts are equal, and
+what the masks cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+import hf_refspec as rs
+from hf_refspec.apps.bench.report import table
+from hf_refspec.apps.cli.arguments import positive
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+
+TEXTS = 40  # of each schema
+PLAIN, LOOKUP, DEFAULT, GRAMMAR = "plain", "prompt look-up", "default", "default, grammar"
+
+NAMES = ["Maria Lopez", "John Carter", "Aiko Tanaka", "Peter Novak", "Fatima Haddad", "Liam Byrne"]
+CITIES = ["Lisbon", "Bergen", "Osaka", "Prague", "Tunis", "Galway", "Quito", "Ghent"]
+STREETS = ["Harbour Road", "Mill Lane", "Station Square", "Orchard Street", "Castle Hill"]
+JOBS = ["nurse", "carpenter", "teacher", "pilot", "beekeeper", "translator"]
+GOODS = ["desk lamp", "oak shelf", "tea kettle", "wool blanket", "garden chair", "wall clock"]
+FOODS = ["flour", "butter", "two eggs", "brown sugar", "lemon zest", "salt", "milk", "cinnamon"]
+FAULTS = [
+    ("the app crashes whenever I open my invoices", "billing"),
+    ("I cannot sign in since the last update", "login"),
+    ("the parcel has not arrived after three weeks", "delivery"),
+    ("the left speaker makes no sound at all", "hardware"),
+]
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    """A schema of an object with all of these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+_TEXT, _NUMBER = {"type": "string", "maxLength": 40}, {"type": "integer", "maximum": 9999}
+_LIST = {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "small": _object({"name": _TEXT, "age": _NUMBER, "profession": _TEXT}),
+    "nested": _object(
+        {
+            "customer": _object(
+                {
+                    "name": _TEXT,
+                    "address": _object({"street": _TEXT, "number": _NUMBER, "city": _TEXT}),
+                }
+            ),
+            "order": _object({"item": _TEXT, "quantity": _NUMBER, "price": {"type": "number"}}),
+        }
+    ),
+    "enums": _object(
+        {
+            "category": {"enum": ["billing", "login", "delivery", "hardware", "other"]},
+            "priority": {"enum": ["low", "medium", "high", "urgent"]},
+            "sentiment": {"enum": ["positive", "neutral", "negative"]},
+            "channel": {"enum": ["email", "phone", "chat"]},
+            "refund_requested": {"type": "boolean"},
+        }
+    ),
+    "arrays": _object({"title": _TEXT, "ingredients": _LIST, "steps": _LIST, "minutes": _NUMBER}),
+}
+
+_PARAMETERS = {
+    "get_weather": ["city", "date"],
+    "get_forecast": ["city", "days"],
+    "search_flights": ["origin", "destination", "date"],
+    "book_hotel": ["city", "guests", "date"],
+    "book_table": ["restaurant", "guests", "time"],
+    "send_email": ["recipient", "subject", "body"],
+    "send_message": ["recipient", "body"],
+    "create_event": ["title", "date", "time"],
+    "list_events": ["date"],
+    "set_alarm": ["time"],
+    "set_timer": ["minutes"],
+    "play_song": ["title", "artist"],
+    "translate_text": ["text", "language"],
+    "convert_currency": ["amount", "source", "target"],
+    "get_stock_price": ["symbol"],
+    "find_recipe": ["dish"],
+    "find_route": ["origin", "destination"],
+    "call_taxi": ["address", "time"],
+    "track_parcel": ["number"],
+    "create_note": ["title", "body"],
+}
+_COUNTS = ("days", "guests", "minutes", "amount")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": name.replace("_", " ").capitalize() + ".",
+            "parameters": _object({key: _NUMBER if key in _COUNTS else _TEXT for key in keys}),
+        },
+    }
+    for name, keys in _PARAMETERS.items()
+]
+
+
+def texts(schema: str) -> list[str]:
+    """The texts of a schema, the same in every run."""
+    numbers = random.Random(schema)
+    pick = numbers.choice
+
+    def small() -> str:
+        return (
+            f"{pick(NAMES)} turned {numbers.randint(19, 80)} last week. After school in "
+            f"{pick(CITIES)} came years of training, and since then a life as a {pick(JOBS)}."
+        )
+
+    def nested() -> str:
+        return (
+            f"{pick(NAMES)}, of {numbers.randint(2, 90)} {pick(STREETS)} in {pick(CITIES)}, "
+            f"ordered {numbers.randint(1, 9)} pieces of our {pick(GOODS)} at {numbers.randint(5, 90)}.50 "
+            "euros each, to be sent home."
+        )
+
+    def enums() -> str:
+        fault, kind = pick(FAULTS)
+        return (
+            f"By {pick(['email', 'phone', 'chat'])}: hello, {fault}. This is a question for "
+            f"{kind}. {pick(['Please hurry.', 'There is no rush.', 'I want my money back.'])}"
+        )
+
+    def arrays() -> str:
+        first, second, third = numbers.sample(FOODS, 3)
+        return (
+            f"For {pick(CITIES)} cake mix {first} and {second}, add {third}, and bake it for "
+            f"{numbers.randint(20, 60)} minutes. Let it cool before you cut it."
+        )
+
+    def tools() -> str:
+        start, goal = numbers.sample(CITIES, 2)
+        return pick(
+            [
+                f"What will the weather be in {goal} on 12 May?",
+                f"Find me a flight from {start} to {goal} on 3 June.",
+                f"Write to {pick(NAMES)} that the meeting in {goal} begins at nine.",
+                f"A hotel in {goal} for {numbers.randint(1, 5)} people on 7 July, please.",
+                f"How do I get from {start} to {goal}?",
+            ]
+        )
+
+    makers = {"small": small, "nested": nested, "enums": enums, "arrays": arrays, "tools": tools}
+    return [makers[schema]() for _ in range(TEXTS)]
+
+
+def prompt_of(schema: str, text: str, tokenizer: Any) -> Any:
+    """The inputs of a call."""
+    if schema == "tools":
+        names = "\n".join(f"{name}({', '.join(keys)})" for name, keys in _PARAMETERS.items())
+        asked = f"Functions:\n{names}\n\nCall the right one, as JSON, for this request:\n{text}"
+    else:
+        keys = ", ".join(SCHEMAS[schema]["properties"])
+        asked = f"Extract {keys} from this text, as JSON:\n{text}"
+    chat = [{"role": "user", "content": asked}]
+    options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    return tokenizer.apply_chat_template(chat, **options)
+
+
+class Timed(LogitsProcessor):
+    """Another processor, with its time."""
+
+    def __init__(self, timed: LogitsProcessor) -> None:
+        self._timed = timed
+        self.calls, self.seconds = 0, 0.0
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        began = time.perf_counter()
+        scores = self._timed(input_ids, scores)
+        self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
+        return scores
+
+
+@dataclass
+class Result:
+    """What a method took for the texts of a schema."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    passes: int = 0
+    equal: int = 0
+
+
+def measure(model: Any, tokenizer: Any, schema: str, args: argparse.Namespace) -> list[list[Any]]:
+    """The rows of the table of a schema."""
+    given = {"tools": TOOLS} if schema == "tools" else {"json_schema": SCHEMAS[schema]}
+    grammar = rs.GrammarDrafts(tokenizer, **given)
+    mask = Timed(grammar.processor())
+    ours = {"max_draft_tokens": args.nodes}
+    methods: dict[str, dict[str, Any]] = {
+        PLAIN: {},
+        LOOKUP: {"prompt_lookup_num_tokens": 10},
+        DEFAULT: {"candidate_generator": rs.ReferenceCopy() | rs.TokenRecycling(), **ours},
+        GRAMMAR: {
+            "candidate_generator": grammar | rs.ReferenceCopy() | rs.TokenRecycling(),
+            **ours,
+        },
+    }
+    results = {name: Result() for name in methods}
+    inputs = [prompt_of(schema, text, tokenizer).to(model.device) for text in texts(schema)]
+    for number, each in enumerate([inputs[0], *inputs[: args.limit]]):  # the first one twice
+        ids: dict[str, list[int]] = {}
+        order = sorted(methods, key=lambda name: random.Random(f"{name} {number}").random())
+        for name in order:
+            passes: list[None] = []
+            hook = model.register_forward_pre_hook(_counting(passes))
+            torch.manual_seed(number)
+            began = time.perf_counter()
+            output = model.generate(
+                **each,
+                max_new_tokens=args.max_new_tokens,
+                do_sample=args.sampled,
+                logits_processor=[mask],
+                **methods[name],
+            )
+            seconds = time.perf_counter() - began
+            hook.remove()
+            ids[name] = output[0, each["input_ids"].shape[1] :].tolist()
+            if number > 0:
+                results[name].seconds += seconds
+                results[name].tokens += len(ids[name])
+                results[name].passes += len(passes)
+        for name, result in results.items():
+            result.equal += number > 0 and ids[name] == ids[PLAIN]
+            if (
+                ids[name] != ids[PLAIN]
+                and name in (DEFAULT, GRAMMAR)
+                and model.dtype == torch.float32
+            ):
+                raise AssertionError(f"{schema}, text {number}: {name} gave other ids")
+    plain = results[PLAIN]
+    token_seconds = plain.seconds / plain.tokens
+    print(f"{schema}: a mask takes {1e6 * mask.seconds / mask.calls:.0f} us", flush=True)
+    return [
+        [
+            schema,
+            name,
+            f"{result.tokens / result.passes:.2f}",
+            f"{token_seconds / (result.seconds / result.tokens):.2f}x",
+            f"{result.equal} of {min(args.limit, TEXTS)}",
+        ]
+        for name, result in results.items()
+    ]
+
+
+def _counting(passes: list[None]) -> Any:
+    def count(*_: Any) -> None:
+        passes.append(None)
+
+    count.only_reads = True  # type: ignore[attr-defined]  # so that the model is not probed anew
+    return count
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a table for each type of the model."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--model", help="a folder or a Hub id; default: SmolLM2-135M-Instruct")
+    add("--device", default="cpu")
+    add("--dtype", nargs="+", default=["float32", "bfloat16"], metavar="DTYPE")
+    add("--schemas", nargs="+", default=[*SCHEMAS, "tools"], choices=[*SCHEMAS, "tools"])
+    add("--limit", type=positive, default=TEXTS, metavar="N", help="so many texts of each schema")
+    add("--max-new-tokens", type=positive, default=128, metavar="N")
+    add("--sampled", action="store_true", help="sample, with a seed for each text")
+    add("--nodes", type=positive, metavar="N", help="draft nodes; default: as many as pay")
+    args = parser.parse_args(arguments)
+    args.nodes = args.nodes or "auto"
+    name = args.model or rs.default_model()
+    tokenizer = load_tokenizer(name)
+    rs.warmup()
+    for dtype in args.dtype:
+        model = load_model(name, args.device, getattr(torch, dtype))
+        rows = [row for schema in args.schemas for row in measure(model, tokenizer, schema, args)]
+        print(f"\n{dtype}\n" + table(["schema", "method", "MAT", "speed-up", "equal ids"], rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
