@@ -35,7 +35,7 @@ def make_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     now = int(time.time())
     model = {"id": served.name, "object": "model", "created": now, "owned_by": "hf_refspec"}
-    reader = Reader()
+    reader, grammars = Reader(), Reader()
 
     async def answered(
         http: Request,
@@ -48,6 +48,8 @@ def make_app(
             return request, prepare(request)
 
         request, prepared = await reader.read(read, await read_body(http, max_body_bytes))
+        if prepared.constraint is not None:
+            prepared = await grammars.read(served.constrained, prepared)
         stream = Stream(engine, prepared, answer(request))
         return EventStream(stream) if request.stream else JSONResponse(await whole(http, stream))
 

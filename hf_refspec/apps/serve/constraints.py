@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ...drafting.grammar.compiled import llguidance
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.grammar.schemas import JSON_FORM, call_schema
 from .errors import ApiError
+from .grammar_check import GrammarCheck
 from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
 from .tool_calls import CLOSE, OPEN
 
@@ -23,31 +26,48 @@ def demanded_tools(request: ChatRequest) -> list[Tool]:
     if isinstance(choice, NamedTool):
         tools = [each for each in tools if each.function.name == choice.function.name]
         if not tools:
-            message = f"tool_choice: there is no tool {ascii(choice.function.name[:64])} in tools"
+            message = f"tool_choice: there is no tool {choice.function.name[:64]!a} in tools"
             raise ApiError(400, message, "tool_choice")
     if not tools:
         raise ApiError(400, "tool_choice: there are no tools to choose from", "tool_choice")
     return list(tools)
 
 
-def constraint(request: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> GrammarDrafts | None:
-    """The grammar of the answer, if it has one. An answer that must be JSON may still call a tool,
-    where it may choose."""
-    demanded = demanded_tools(request)
-    schema = None if demanded else _schema(request)
-    param = "tools" if demanded else "response_format"
-    if schema is not None and _may_call(request):
-        callable_tools = request.tools or []
-        return _compiled(tokenizer, param, lark=_lark(request, callable_tools, schema))
-    if schema is not None:
-        return _compiled(tokenizer, param, json_schema=schema)
-    if demanded:
-        return _compiled(tokenizer, param, lark=_lark(request, demanded, None))
-    return None
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar that is not compiled yet: an argument of [`GrammarDrafts`], and the request's field
+    that it comes from."""
+
+    param: str
+    kind: str
+    given: Any
+
+    def compiled(self, tokenizer: PreTrainedTokenizerBase, checks: GrammarCheck) -> GrammarDrafts:
+        """The grammar, or an `ApiError`."""
+        try:
+            llguidance()
+            checks.check(self.kind, self.given)
+            arguments: dict[str, Any] = {self.kind: self.given}
+            return GrammarDrafts(tokenizer, **arguments)
+        except ImportError as error:
+            why = "this server was installed without the extra grammar"
+            raise ApiError(400, f"{self.param}: {why}", self.param) from error
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            why = " ".join(str(error).split())[:500]
+            raise ApiError(400, f"{self.param}: {why}", self.param) from error
 
 
-def _may_call(request: ChatRequest) -> bool:
-    return bool(request.tools) and request.tool_choice != "none"
+def constraint(request: ChatRequest) -> Constraint | None:
+    """What the answer must look like, if the request says so. An answer that must be JSON may still
+    call a tool, where the model may choose."""
+    if demanded := demanded_tools(request):
+        return Constraint("tools", "lark", _lark(request, demanded, None))
+    schema = _schema(request)
+    if schema is None:
+        return None
+    if request.tools and request.tool_choice != "none":
+        return Constraint("response_format", "lark", _lark(request, request.tools, schema))
+    return Constraint("response_format", "json_schema", schema)
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
@@ -81,9 +101,7 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {
-        name: value if name == "allOf" else _closed(value) for name, value in schema.items()
-    }
+    closed = {name: value if name == "allOf" else _closed(value) for name, value in schema.items()}
     if schema.get("type") == "object" and "properties" in schema:
         closed.setdefault("additionalProperties", False)
     return closed
@@ -91,12 +109,3 @@ def _closed(schema: Any) -> Any:
 
 def _formed(schema: dict[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": JSON_FORM})
-
-
-def _compiled(tokenizer: PreTrainedTokenizerBase, param: str, **grammar: Any) -> GrammarDrafts:
-    try:
-        return GrammarDrafts(tokenizer, **grammar)
-    except ImportError as error:
-        raise ApiError(400, f"{param}: this server lacks the extra grammar", param) from error
-    except ValueError as error:
-        raise ApiError(400, f"{param}: {' '.join(str(error).split())}"[:500], param) from error

@@ -22,7 +22,7 @@ def start_page(app: FastAPI, model: str, url: str) -> dict[str, Any]:
         "about": "hf_refspec: OpenAI's interface for one model, with lossless drafts",
         "model": model,
         "base_url": f"{url}v1",
-        "endpoints": [f"{method} {each.path}" for each in routes for method in each.methods],
+        "endpoints": [f"{method} {each.path}" for each in routes for method in each.methods or ()],
         "docs": f"{url}docs",
         "try": f"curl {url}v1/chat/completions -H 'Content-Type: application/json' "
         f"-d '{json.dumps(body)}'",

@@ -33,6 +33,7 @@ _MOST_PARTS = 1 << 18
 _PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
 RequestT = TypeVar("RequestT", bound=AnyRequest)
+GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
 
 
@@ -72,14 +73,14 @@ class Reader:
         self._thread = ThreadPoolExecutor(1, "reader")
         self._waiting = 0
 
-    async def read(self, function: Callable[[bytes], ResultT], body: bytes) -> ResultT:
-        """Calls a function with a body, unless too many requests wait for that."""
+    async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
+        """Calls a function with a body, or what it says, unless too many requests wait for that."""
         if self._waiting == _MOST_UNREAD:
             raise too_many(f"{_MOST_UNREAD} requests wait to be read", 1)
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, function, body)
+            return await loop.run_in_executor(self._thread, function, given)
         finally:
             self._waiting -= 1
 

@@ -33,6 +33,7 @@ _MOST_TOOLS = 128
 _MOST_BIASES = 1024
 _MOST_SCHEMA = 65_536  # characters of a JSON schema
 _DEEPEST_SCHEMA = 64
+_MOST_REFERENCES = 256  # of a JSON schema
 
 
 def _in_utf8(text: str) -> str:
@@ -48,14 +49,17 @@ def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuses a JSON schema that is too large, too deep or no JSON."""
     if _is_deeper(schema, _DEEPEST_SCHEMA):
         message = f"is nested more than {_DEEPEST_SCHEMA} levels deep"
-        raise PydanticCustomError("deep_schema", message)  # type: ignore[arg-type]
+        raise PydanticCustomError("deep_schema", message)
     try:
         text = _in_utf8(json.dumps(schema, ensure_ascii=False, allow_nan=False))
     except ValueError:
         raise PydanticCustomError("not_json", "has a number that is not finite") from None
     if len(text) > _MOST_SCHEMA:
         message = f"has more than {_MOST_SCHEMA:,} characters"
-        raise PydanticCustomError("large_schema", message)  # type: ignore[arg-type]
+        raise PydanticCustomError("large_schema", message)
+    if text.count('"$ref"') > _MOST_REFERENCES:
+        message = f"has more than {_MOST_REFERENCES} references"
+        raise PydanticCustomError("large_schema", message)
     return schema
 
 

@@ -13,6 +13,8 @@ from .logprobs import TokenLogprob
 from .responses_protocol import ResponsesRequest
 from .tool_calls import Call, Part, Reasoning
 
+_NO_SCHEMA = {"parameters": None, "strict": None}  # no tool of OpenAI's types lacks these two
+
 
 class ResponsesAnswer(Answer):
     """A response's items: messages, calls and what the model thought, each done before the next
@@ -34,8 +36,9 @@ class ResponsesAnswer(Answer):
             "incomplete_details": None,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "tool_choice": asked.get("tool_choice", "auto"),
-            # OpenAI's types know no tool without these two.
-            "tools": [{"parameters": None, "strict": None, **each} for each in asked.get("tools", [])],
+            "tools": [
+                {"parameters": None, "strict": None, **each} for each in asked.get("tools", [])
+            ],
             "metadata": {},
             "usage": None,
             **{name: asked.get(name) for name in echoed},

@@ -99,7 +99,7 @@ class ResponsesRequest(AnyRequest):
     def as_chat(self) -> ChatRequest:
         """The chat that it describes, already checked."""
         shared = {name: getattr(self, name) for name in AnyRequest.model_fields}
-        choice = self.tool_choice
+        choice: Any = self.tool_choice
         if isinstance(choice, ResponseToolName):
             choice = NamedTool(type="function", function=FunctionChoice(name=choice.name))
         return ChatRequest.model_construct(
@@ -131,8 +131,9 @@ class ResponsesRequest(AnyRequest):
             if isinstance(item, PastCall):
                 _add_call(messages, item)
             elif isinstance(item, PastOutput):
-                output = {"tool_call_id": item.call_id, "content": item.output}
-                messages.append(ChatMessage(role="tool", **output))
+                messages.append(
+                    ChatMessage(role="tool", tool_call_id=item.call_id, content=item.output)
+                )
             else:
                 messages.append(ChatMessage(role=item.role, content=item.content))
         return messages
@@ -145,4 +146,4 @@ def _add_call(messages: list[ChatMessage], item: PastCall) -> None:
     if messages and messages[-1].role == "assistant":
         messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
     else:
-        messages.append(ChatMessage(role="assistant", tool_calls=[call]))
+        messages.append(ChatMessage(role="assistant", tool_calls=[call], content=None))

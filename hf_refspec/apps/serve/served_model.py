@@ -13,10 +13,11 @@ from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBas
 
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
-from .constraints import constraint
+from .constraints import Constraint, constraint
 from .errors import ApiError
 from .generation import GenerationRequest
-from .protocol import ChatRequest, CompletionRequest, TextRequest, text_of
+from .grammar_check import GrammarCheck
+from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
 from .responses_protocol import ResponsesRequest
 from .sampling import logits_processors, sampling_options
 from .token_bound import TokenBound
@@ -28,10 +29,11 @@ _OF_RESPONSES = {"messages": "input", "response_format": "text.format"}
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's rows, and what reads the text of each."""
+    """A request's rows, what reads the text of each, and what constrains them."""
 
     rows: list[GenerationRequest]
     reader: Callable[[], OutputReader] = PlainText
+    constraint: Constraint | None = None  # that has not been compiled yet
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,31 @@ class ServedModel:
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
         tools = [] if request.tool_choice == "none" else request.tools or []
-        text = self._prompt(request)
+        constrained = constraint(request)
+        text = self._prompt(request, tools)
         ids = self._ids(text, "messages", add_special_tokens=False)
-        grammar = constraint(request, self.tokenizer)
         row = replace(
             self._row(request, ids, request.max_completion_tokens or request.max_tokens),
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            grammar=grammar,
         )
         if not tools:
-            return Prepared(_rows(row, request))
-        in_common_form = grammar is not None
-        own = not in_common_form and self._format.template is not None
-        row = replace(row, keeps_special_tokens=own)
+            return Prepared(_rows(row, request), constraint=constrained)
+        common = constrained is not None or self._format.template is None
+        row = replace(row, keeps_special_tokens=not common)
         return Prepared(
-            _rows(row, request), lambda: self._format.reader(text, tools, in_common_form)
+            _rows(row, request), lambda: self._format.reader(text, tools, common), constrained
         )
 
-    def _prompt(self, request: ChatRequest) -> str:
+    def constrained(self, prepared: Prepared) -> Prepared:
+        """Compiles what constrains a request, which may take seconds, or raises an `ApiError`."""
+        assert prepared.constraint is not None
+        grammar = prepared.constraint.compiled(self.tokenizer, self._checks)
+        return replace(prepared, rows=[replace(row, grammar=grammar) for row in prepared.rows])
+
+    def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
         """The chat in the model's template."""
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
-            tools = [] if request.tool_choice == "none" else request.tools or []
             messages, shown = self._format.messages(request.messages, tools)
             return str(
                 self.tokenizer.apply_chat_template(
@@ -114,6 +119,10 @@ class ServedModel:
         if name not in (None, self.name):
             message = f"there is no such model here; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
+
+    @cached_property
+    def _checks(self) -> GrammarCheck:
+        return GrammarCheck()
 
     @cached_property
     def _format(self) -> ToolFormat:

@@ -74,9 +74,7 @@ class Stream:
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         events = [
-            event
-            for part in self._readers[row].end()
-            for event in self._answer.add(row, part, [])
+            event for part in self._readers[row].end() for event in self._answer.add(row, part, [])
         ]
         return [*events, *self._answer.end(row, generation)]
 
