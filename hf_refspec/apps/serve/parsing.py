@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -117,7 +117,8 @@ def _first_of(error: ValidationError) -> ApiError:
     # A field of several types has an error for each; one that got past the type says more.
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
-    place = ".".join(map(str, filter(_is_plain, first["loc"])))
+    # The kind of an object stands beside the field of the same name.
+    place = ".".join(name for name, _ in groupby(map(str, filter(_is_plain, first["loc"]))))
     why = "Input should be an object" if first["type"] == "model_type" else first["msg"]
     return ApiError(400, f"{place}: {why}", place)
 
