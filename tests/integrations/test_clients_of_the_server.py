@@ -49,7 +49,7 @@ def url():
         ends = time.monotonic() + 300
         while True:
             try:
-                assert requests.get(base + "/health", timeout=5).ok
+                assert requests.get(base + "/health", timeout=300).ok
                 break
             except requests.ConnectionError:
                 assert time.monotonic() < ends and process.poll() is None
@@ -154,5 +154,7 @@ def test_a_smolagents_agent_comes_to_an_answer(url):
     model = smolagents.OpenAIModel(NAME, api_base=url, api_key="none", **options)
     agent = smolagents.ToolCallingAgent(tools=[], model=model, max_steps=2, verbosity_level=0)
     agent.run(WEATHER)
-    calls = [call for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or []]
+    calls = [
+        call for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or []
+    ]
     assert calls[-1].name == "final_answer"
