@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ def read(tokenizer, pieces):
 def test_calls_are_found_however_the_text_is_cut(tokenizer, places):
     text = f"so: {CALL}\n{CALL}"
     cuts = sorted({0, len(text), *(place for place in places if place < len(text))})
-    pieces = [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(cuts)]
     assert read(tokenizer, pieces) == ("so:", [("f", '{"a": 1}')] * 2)
 
 
