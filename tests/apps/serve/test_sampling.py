@@ -15,9 +15,10 @@ from hf_refspec.apps.serve.sampling import OutputPenalties
 
 PROMPT = len(b"user: one\nassistant: ")
 PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4}
+BIASES = [[[70], 3.0], [[75], -100.0]]
 PROCESSORS = {
     "penalties": (PENALTIES, [OutputPenalties(0.7, 0.4, PROMPT)]),
-    "bias": ({"logit_bias": {"70": 3, "75": -100}}, [SequenceBiasLogitsProcessor([[[70], 3.0], [[75], -100.0]])]),
+    "bias": ({"logit_bias": {"70": 3, "75": -100}}, [SequenceBiasLogitsProcessor(BIASES)]),
     "repetition": ({"repetition_penalty": 1.3}, [RepetitionPenaltyLogitsProcessor(1.3)]),
 }  # fmt: skip
 
