@@ -1,4 +1,4 @@
-"""Grammars of xgrammar and outlines, which keep state and see each prefix once."""
+"""Grammars: of xgrammar and outlines, which keep state and see each prefix once, and of ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 
 import pytest
 import torch
+from transformers import pipeline
+
+import hf_refspec as rs
 
 SCHEMA = {
     "type": "object",
@@ -111,3 +114,41 @@ def test_several_rows_of_outlines(messages, outlines_generator, drafted_as_plain
         return [checked(text) for text in outlines_generator.batch(texts, **options)]
 
     drafted_as_plain(generated)
+
+
+@pytest.fixture(scope="module")
+def grammar(trained_tokenizer):
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    return rs.GrammarDrafts(trained_tokenizer, json_schema=SCHEMA)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_forced_tokens_in_a_blend(trained_model, trained_tokenizer, prompts, grammar, sampling):
+    inputs = trained_tokenizer(prompts[1], return_tensors="pt")
+    options = {**inputs, **SAMPLING[sampling], "max_new_tokens": MAX_NEW_TOKENS}
+    processors = [grammar.processor()]
+    torch.manual_seed(0)
+    expected = trained_model.generate(**options, logits_processor=processors)
+    blend = grammar | rs.ReferenceCopy() | rs.TokenRecycling()
+    options |= {"candidate_generator": blend, "max_draft_tokens": 8}
+    torch.manual_seed(0)
+    ids = trained_model.generate(**options, logits_processor=processors)
+    assert ids.tolist() == expected.tolist()
+    checked(trained_tokenizer.decode(ids[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
+    assert blend.stats.mat > 2.5
+
+
+def test_a_pipeline_with_an_attached_grammar(trained_model, trained_tokenizer, messages, grammar):
+    """The pipeline takes the processor, and calls with one text after another."""
+    generator = pipeline("text-generation", model=trained_model, tokenizer=trained_tokenizer)
+    options = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
+
+    def generated() -> list[str]:
+        processors = [grammar.processor()]
+        chats = generator(messages[1:], logits_processor=processors, **options)
+        return [checked(chat[0]["generated_text"][-1]["content"]) for chat in chats]
+
+    expected = generated()
+    with rs.attach(trained_model, grammar, max_draft_tokens=8) as attachment:
+        assert generated() == expected
+    assert attachment.stats.mat > 1.5

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 # Tokenizers as llguidance reads them, which takes a second each, while a grammar uses them.
 _READ: WeakValueDictionary[tuple[int, int], _ReadTokenizer] = WeakValueDictionary()
-# Forced tokens at the beginning, from which on a grammar is taken never to end.
-_ENDLESS = 1 << 15
 
 
 class CompiledGrammar:
@@ -104,14 +102,14 @@ def _start(tokens: LLTokenizer, argument: str, grammar: str) -> LLMatcher:
     matcher = llguidance().LLMatcher(tokens, grammar, log_level=0)
     if matcher.is_error():
         raise ValueError(f"{argument} cannot be compiled: {matcher.get_error().strip()}")
-    if matcher.is_stopped() and not matcher.is_accepting():
-        raise ValueError(f"{argument} matches no text; check for rules that refer to themselves")
-    walk, forced = matcher.deep_copy(), 0
-    while (more := walk.compute_ff_tokens()) and forced < _ENDLESS:
-        forced += len(more)
-        walk.consume_tokens(more)
-    if forced >= _ENDLESS:
+    walk = matcher.deep_copy()
+    walk.consume_tokens(walk.compute_ff_tokens())
+    if walk.is_error():
         raise ValueError(
-            f"{argument} never ends; check for rules that refer to themselves without a choice"
+            f"{argument} forces a text that is too long, or never ends "
+            f"({walk.get_error().splitlines()[0]}); check for rules that refer to themselves"
         )
+    walk.compute_bitmask()  # which finds out
+    if walk.is_stopped() and not walk.is_accepting():
+        raise ValueError(f"{argument} matches no text; check for rules that refer to themselves")
     return matcher

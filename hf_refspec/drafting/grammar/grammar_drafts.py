@@ -14,11 +14,15 @@ from ..drafter import NO_PATH, Drafter
 from ..observation import Observation
 from ..tree import ROOT, DraftTree
 from .compiled import CompiledGrammar, llguidance
-from .processor import GrammarProcessor
+from .processor import GrammarProcessor, unpacked_mask
 from .schemas import JSON_FORM, as_schema, call_schema, check_ends
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+# A choice of at most so many tokens is drafted, if each is at least so probable; all of them
+# together are taken to be so probable.
+_CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
 
 
 class GrammarDrafts(Drafter):
@@ -83,6 +87,13 @@ class GrammarDrafts(Drafter):
         """The logits processor that constrains, for one call after another."""
         return GrammarProcessor(self._grammar)
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        if self._grammar.eos_id >= vocab_size:
+            raise ValueError(
+                f"tokenizer ends texts with the id {self._grammar.eos_id}, outside of the target "
+                f"model's vocabulary of {vocab_size}; pass the target's own"
+            )
+
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._matcher = self._grammar.start()
 
@@ -91,8 +102,7 @@ class GrammarDrafts(Drafter):
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         with self._after(path) as matcher:
-            tokens = [] if matcher is None else self._forced(matcher)[:budget]
-        return DraftTree.chain(tokens)
+            return DraftTree.empty() if matcher is None else self._grown(matcher, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         with self._after(path) as matcher:
@@ -101,7 +111,7 @@ class GrammarDrafts(Drafter):
     @contextmanager
     def _after(self, path: np.ndarray) -> Iterator[LLMatcher | None]:
         """The state after the text and a path; `None` if the grammar does not allow them."""
-        if self._matcher is None:
+        if self._matcher is None or self._matcher.is_error():  # as one that is too complex
             yield None
             return
         read = self._matcher.try_consume_tokens(path.tolist())
@@ -109,6 +119,48 @@ class GrammarDrafts(Drafter):
             yield self._matcher if read == len(path) else None
         finally:
             self._matcher.rollback(read)
+
+    def _grown(self, matcher: LLMatcher, budget: int) -> DraftTree:
+        """What is forced behind a state, where it is a choice of few tokens each of them, and what
+        each forces."""
+        nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
+        paths: list[tuple[list[int], int, float]] = [([], ROOT, 1.0)]
+        for path, parent, prob in paths:  # it grows
+            matcher.consume_tokens(path)
+            forced = self._forced(matcher)[: budget - len(nodes)]
+            for token in forced:
+                nodes.append((token, parent, prob))
+                parent = len(nodes) - 1
+            if len(nodes) + len(paths) <= budget and self._grammar.eos_id not in forced:
+                read = matcher.try_consume_tokens(forced)
+                choices = self._choices(matcher)
+                matcher.rollback(read)
+                share = prob * _ALL / max(len(choices), 1)
+                if share < _LEAST_PROB:
+                    choices = []
+                for token in choices[: budget - len(nodes)]:
+                    nodes.append((token, parent, share))
+                    if token != self._grammar.eos_id:
+                        paths.append(([*path, *forced, token], len(nodes) - 1, share))
+            matcher.rollback(len(path))
+        tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
+        return DraftTree(
+            np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
+        )
+
+    def _choices(self, matcher: LLMatcher) -> list[int]:
+        """The tokens that may follow, if they are few, without those that are a beginning of
+        another: texts are rarely cut there."""
+        few = np.flatnonzero(unpacked_mask(matcher))
+        if len(few) > 8 * _CHOICES:  # beginnings among them
+            return []
+        texts = {int(token): self._grammar.token_bytes(int(token)) for token in few}
+        whole = [
+            token
+            for token, text in texts.items()
+            if not any(other != text and other.startswith(text) for other in texts.values())
+        ]
+        return whole if len(whole) <= _CHOICES else []
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
         """The tokens that must follow a state, perhaps to the end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class GrammarProcessor(LogitsProcessor):
         self._grammar = grammar
         self._texts: list[_Text] = []
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Sets the scores `(R, vocab_size)` of what cannot follow each row to minus infinity."""
         rows = input_ids.numpy(force=True).copy()
         self._texts = self._known(rows)
@@ -42,7 +41,7 @@ class GrammarProcessor(LogitsProcessor):
         # Twice as fast as `masked_fill` on a CPU.
         return torch.where(torch.from_numpy(allowed).to(scores.device), scores, -torch.inf)
 
-    def _known(self, rows: Sequence[np.ndarray]) -> list[_Text]:
+    def _known(self, rows: np.ndarray) -> list[_Text]:
         """The text that each row goes on with; in beam search it is another row's, or several go on
         with the same one."""
         texts: list[_Text] = []

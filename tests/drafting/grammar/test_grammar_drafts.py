@@ -1,0 +1,368 @@
+"""What a grammar forces, prunes and constrains."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from calls import assert_lossless
+from drafters import Noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+from transformers import AutoTokenizer
+
+import hf_refspec as rs
+from hf_refspec import DraftTree, Observation
+from hf_refspec.drafting.grammar.processor import unpacked_mask
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog", "parrot"]},
+        "tame": {"type": "boolean"},
+        "name": {"type": "string", "maxLength": 6},
+    },
+    "required": ["kind", "tame", "name"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"$ref": "#/$defs/place"}},
+                "required": ["place"],
+                "additionalProperties": False,
+                "$defs": {"place": {"type": "string", "maxLength": 4}},
+            },
+        },
+    }
+    for name in ("weather", "route")
+]
+
+
+class Pet(BaseModel, extra="forbid"):
+    kind: str = Field(max_length=5)
+    legs: int = Field(ge=0, le=8)
+
+
+@pytest.fixture(scope="module")
+def trained_tokenizer():
+    """Tokens of several bytes, and a choice of how a text is cut into them."""
+    return AutoTokenizer.from_pretrained(rs.default_model())
+
+
+@pytest.fixture
+def grammar(tokenizer):
+    return rs.GrammarDrafts(tokenizer, json_schema=SCHEMA)
+
+
+def inputs_of(tokenizer, *texts: str) -> dict[str, torch.Tensor]:
+    encoded = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="left")
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+def default(grammar: rs.GrammarDrafts) -> rs.Drafter:
+    return grammar | rs.ReferenceCopy() | rs.TokenRecycling(top_k=8)
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.3, "top_k": 0}
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("verification", ["tree", "chain"])
+def test_ids_are_those_of_the_constrained_plain_call(
+    byte_llama, tokenizer, grammar, options, blended, verification
+):
+    inputs = inputs_of(tokenizer, "Rex is")
+    drafter = default(grammar) if blended else grammar
+    options = {**options, "max_new_tokens": 80, "eos_token_id": 2}
+    processors = [grammar.processor()]
+    stats = assert_lossless(
+        byte_llama, drafter, inputs, verification, logits_processor=processors, **options
+    )
+    assert stats.mat > 2
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_padded_rows(byte_llama, tokenizer, grammar, blended):
+    inputs = inputs_of(tokenizer, "Rex is", "The parrot of our neighbours", "A")
+    drafter = default(grammar) if blended else grammar
+    options = {"max_new_tokens": 80, "eos_token_id": 2, "pad_token_id": 0}
+    processors = [grammar.processor()]
+    stats = assert_lossless(byte_llama, drafter, inputs, logits_processor=processors, **options)
+    assert stats.mat > 2
+
+
+def test_texts_that_run_together(byte_llama, tokenizer, grammar):
+    options = {"max_new_tokens": 80, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
+    batch = rs.RunningBatch(byte_llama, max_rows=2, max_draft_tokens=8)
+    texts, expected = [], []
+    for prompt in ("Rex is", "The parrot", "A"):
+        inputs = inputs_of(tokenizer, prompt) | options
+        expected.append(byte_llama.generate(**inputs, logits_processor=[grammar.processor()]))
+        constrained = {"logits_processor": [grammar.processor()]}
+        own = grammar.fork() | rs.ReferenceCopy()
+        texts.append(batch.add(**inputs, **constrained, candidate_generator=own))
+    while len(batch):
+        batch.step()
+    assert [text.sequences.tolist() for text in texts] == [ids.tolist() for ids in expected]
+    assert all(text.stats.mat > 2 for text in texts)
+
+
+def test_drafts_without_the_constraint_are_guesses(byte_llama, tokenizer, grammar):
+    assert_lossless(byte_llama, default(grammar), inputs_of(tokenizer, "Rex is"))
+    tree = DraftTree.chain([7, 8])
+    with grammar.session(np.array([5]), len(tokenizer)):
+        assert len(grammar.prune(tree)) == 0
+        assert len(grammar.draft(8)) == 8
+        grammar.observe(Observation(np.array(tokenizer("other words")["input_ids"])))
+        assert len(grammar.prune(tree)) == 2
+        assert len(grammar.draft(8)) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "valid"),
+    [
+        ({"json_schema": Pet}, lambda text: Pet.model_validate_json(text)),
+        ({"regex": "(ab|cd){2}[0-9]"}, lambda text: len(text) == 5),
+        ({"lark": 'start: "yes" | "no"'}, lambda text: text in ("yes", "no")),
+        ({"tools": TOOLS}, lambda text: json.loads(text)["arguments"]["place"] is not None),
+    ],
+)
+def test_texts_are_of_the_grammar(byte_llama, tokenizer, given, valid):
+    grammar = rs.GrammarDrafts(tokenizer, **given)
+    inputs = inputs_of(tokenizer, "Rex is")
+    processor = grammar.processor()
+    for seed in range(3):  # the processor serves one call after another
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 200, "do_sample": True, "top_k": 0}
+        ids = byte_llama.generate(**inputs, **options, logits_processor=[processor])
+        ended = ids[0, -1] == tokenizer.eos_token_id
+        text = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert not ended or valid(text) is not False
+    assert ended
+
+
+def test_earlier_calls_of_a_tool_are_drafts(byte_llama, tokenizer):
+    grammar, cache = rs.GrammarDrafts(tokenizer, tools=TOOLS), rs.RetrievalCache(tokenizer)
+    cache.add("Where is it?", '{"name": "route", "arguments": {"place": "Rome"}}')
+    blend = grammar | cache
+    with blend.session(np.array([5]), len(tokenizer)):
+        begun = tokenizer('{"name": "route", "arguments": {"place": "')["input_ids"]
+        blend.observe(Observation(np.array(begun)))
+        draft = blend.draft(32)
+    assert "Rome" in tokenizer.decode(draft.best_chain().tokens)
+
+
+def json_schemas() -> st.SearchStrategy:
+    names = st.text('abé"\\ ', min_size=1, max_size=4)
+    leaves = st.one_of(
+        st.sampled_from(["string", "integer", "boolean", "null"]).map(lambda kind: {"type": kind}),
+        st.lists(names, min_size=1, max_size=3, unique=True).map(lambda words: {"enum": words}),
+    )
+    return st.recursive(leaves, lambda inner: _objects(names, inner) | _arrays(inner), max_leaves=5)
+
+
+def _objects(names: st.SearchStrategy, inner: st.SearchStrategy) -> st.SearchStrategy:
+    def made(properties: dict, count: int) -> dict:
+        required = list(properties)[:count]
+        kind = {"type": "object", "additionalProperties": False}
+        return {**kind, "properties": properties, "required": required}
+
+    return st.builds(made, st.dictionaries(names, inner, max_size=3), st.integers(0, 3))
+
+
+def _arrays(inner: st.SearchStrategy) -> st.SearchStrategy:
+    return st.builds(
+        lambda items, most: {"type": "array", "items": items, "maxItems": most},
+        inner,
+        st.integers(0, 3),
+    )
+
+
+@settings(max_examples=40)
+@given(json_schemas(), st.integers(0, 2**32 - 1))
+def test_drafts_and_what_is_pruned_are_those_of_the_masks(trained_tokenizer, schema, seed):
+    """Along a random text of a random grammar, at each token."""
+    grammar = rs.GrammarDrafts(trained_tokenizer, json_schema=schema)
+    rng, eos = np.random.default_rng(seed), trained_tokenizer.eos_token_id
+    masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def mask(path: tuple[int, ...]) -> np.ndarray:
+        if path not in masks:
+            state = grammar._grammar.start()
+            assert state.try_consume_tokens(list(path)) == len(path)
+            masks[path] = unpacked_mask(state)
+        return masks[path]
+
+    text: tuple[int, ...] = ()
+    with grammar.session(np.array([5]), len(trained_tokenizer)):
+        for _ in range(12):
+            draft = grammar.draft(16).checked(len(trained_tokenizer))
+            for node, parent in enumerate(draft.parents):
+                before = (*text, *draft.path(parent).tolist())
+                assert mask(before)[draft.tokens[node]]
+                if draft.probs[node] == 1:
+                    assert mask(before).sum() == 1
+            tree = random_tree(rng, draft, np.flatnonzero(mask(text)), len(trained_tokenizer))
+            kept = paths(grammar.prune(tree))
+            for node, parent in enumerate(tree.parents):
+                before, token = tree.path(parent).tolist(), tree.tokens[node]
+                goes_on = parent < 0 or (tuple(before) in kept and before[-1] != eos)
+                allowed = goes_on and mask((*text, *before))[token]
+                assert ((*before, token) in kept) == allowed
+            token = int(rng.choice(np.flatnonzero(mask(text))))
+            if token == eos:
+                break
+            grammar.observe(Observation(np.array([token])))
+            text += (token,)
+
+
+def random_tree(rng, draft: DraftTree, allowed: np.ndarray, vocab_size: int) -> DraftTree:
+    """A draft with other tokens beside and behind its nodes."""
+    edges = dict.fromkeys(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+    for _ in range(12):
+        token = int(rng.choice(allowed) if rng.random() < 0.5 else rng.integers(vocab_size))
+        edges[int(rng.integers(-1, len(edges))), token] = None
+    parents, tokens = zip(*edges, strict=True)
+    return DraftTree(tokens, parents, np.zeros(len(tokens))).checked(vocab_size)
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path(node).tolist()) for node in range(len(tree))}
+
+
+def test_a_path_leaves_the_text_as_it_was(grammar, tokenizer):
+    path = np.array(tokenizer('{"kind": "d')["input_ids"])
+    with grammar.session(np.array([5]), len(tokenizer)):
+        before = grammar.draft(16)
+        continued = grammar.continue_path(path, 16)
+        pruned = grammar.prune(DraftTree.chain(tokenizer("og")["input_ids"]), path)
+        wrong = grammar.continue_path(path[::-1], 16)
+        assert grammar.draft(16).tokens.tolist() == before.tokens.tolist()
+    assert tokenizer.decode(continued.best_chain().tokens).startswith('og", "tame": ')
+    assert len(continued) == 16
+    assert len(pruned) == 2
+    assert len(wrong) == 0
+
+
+def test_a_blend_drafts_nothing_that_is_forbidden(grammar, tokenizer):
+    """Noise drafts anything, at first tokens that nobody writes."""
+    blend = grammar | Noise()
+    with blend.session(np.array([5]), len(tokenizer)):
+        drafts = [blend.draft(64), blend.draft_chain(64)]
+        allowed = [len(grammar.prune(draft)) for draft in drafts]
+    assert allowed == [len(draft) for draft in drafts]
+    assert min(allowed) > 0
+
+
+def test_the_end_is_drafted(tokenizer):
+    grammar = rs.GrammarDrafts(tokenizer, regex="ab")
+    with grammar.session(np.array([5]), len(tokenizer)):
+        tokens = grammar.draft(8).tokens.tolist()
+    assert tokens == [*tokenizer("ab")["input_ids"], tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies(grammar, tokenizer, copied):
+    with grammar.session(np.array([5]), len(tokenizer)):
+        expected = grammar.draft(8).tokens.tolist()
+        other = copied(grammar)  # also while a call has it
+    with other.session(np.array([5]), len(tokenizer)):
+        assert other.draft(8).tokens.tolist() == expected
+
+
+BEAMS = {"num_beams": 3, "max_new_tokens": 40, "do_sample": False}
+LOOK_UP = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 60, "do_sample": False}
+
+
+@pytest.mark.parametrize("options", [BEAMS, LOOK_UP], ids=["beams", "look-up"])
+def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
+    """Beam search exchanges rows, and transformers' assisted decoding goes back."""
+    inputs = inputs_of(tokenizer, 'Rex: {"kind": "dog", "tame": true')
+
+    class Anew(type(grammar.processor())):
+        """Reads the whole text each time."""
+
+        def __call__(self, input_ids, scores):
+            length, self._texts = inputs["input_ids"].shape[1], []
+            for end in range(length, input_ids.shape[1] + 1):
+                processed = super().__call__(input_ids[:, :end], scores)
+            return processed
+
+    expected = byte_llama.generate(**inputs, **options, logits_processor=[Anew(grammar._grammar)])
+    given = byte_llama.generate(**inputs, **options, logits_processor=[grammar.processor()])
+    assert given.tolist() == expected.tolist()
+    # A text that was never accepted is not gone on with.
+    assert tokenizer.decode(given[0]).startswith('Rex: {"kind": "dog", "tame": true{"kind": "')
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, TypeError, "exactly one of json_schema, regex, lark and tools, but none"),
+        ({"regex": "a", "lark": "b"}, TypeError, "but regex and lark"),
+        ({"regex": 5}, TypeError, "regex must be a string, but is 5"),
+        ({"regex": "(a"}, ValueError, "(?s)regex cannot be compiled: .*unclosed group"),
+        ({"regex": r"[^\s\S]"}, ValueError, "regex matches no text"),
+        ({"lark": "start: b"}, ValueError, '(?s)lark cannot be compiled: .*unknown name: "b"'),
+        ({"lark": 'start: "a" start'}, ValueError, "lark forces a text that"),
+        ({"json_schema": "{}"}, TypeError, "json_schema must be a dict or a pydantic"),
+        ({"json_schema": {"type": "whole"}}, ValueError, "json_schema cannot be .*whole"),
+        ({"json_schema": {"not": {}}}, ValueError, 'json_schema cannot be .*"not"'),
+        (
+            {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}},
+            ValueError,
+            "json_schema cannot be compiled: Unsatisfiable",
+        ),
+        (
+            {
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"a": {"type": "string"}, "b": {"$ref": "#"}},
+                    "required": ["a", "b"],
+                }
+            },
+            ValueError,
+            "json_schema contains itself",
+        ),
+        ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
+        ({"tools": []}, ValueError, "tools is empty"),
+        ({"tools": [{"name": "route"}]}, TypeError, r"tools\[0\] must be a dict as"),
+    ],
+)
+def test_bad_grammars_are_refused(tokenizer, given, error, message):
+    with pytest.raises(error, match=message):
+        rs.GrammarDrafts(tokenizer, **given)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]},
+    ],
+)
+def test_schemas_that_contain_themselves_and_end(tokenizer, schema):
+    assert rs.GrammarDrafts(tokenizer, json_schema=schema).processor() is not None
+
+
+def test_bad_tokenizers_are_refused(tokenizer):
+    with pytest.raises(TypeError, match=r"tokenizer must be .* but is 'gpt2'"):
+        rs.GrammarDrafts("gpt2", regex="a")
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(ValueError, match="without an `eos_token`"):
+        rs.GrammarDrafts(endless, regex="a")
