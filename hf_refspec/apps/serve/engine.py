@@ -14,12 +14,7 @@ from threading import Condition, Thread
 from time import monotonic
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...drafting.blend import Blend
 from ...drafting.drafter import Drafter
@@ -194,7 +189,7 @@ class Engine:
             **request.options,
             seed=request.seed,
             num_return_sequences=1,
-            logits_processor=LogitsProcessorList(generation.processors),
+            logits_processor=generation.processors(),
             stopping_criteria=StoppingCriteriaList([generation]),
             candidate_generator=drafter,
         )

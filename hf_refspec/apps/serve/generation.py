@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from transformers import (
     BatchEncoding,
     LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedTokenizerBase,
     StoppingCriteria,
 )
@@ -21,6 +23,8 @@ from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import TextStream
 from .logprobs import LogprobRecorder, TokenLogprob
+
+logger = logging.getLogger(__name__)
 
 # "time": it took longer than a request may take. "cancelled": its client has left.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "error"]
@@ -86,13 +90,13 @@ class Generation(StoppingCriteria):
         self._recorder = None if top is None else LogprobRecorder(tokenizer, top)
         self._logprobs: list[TokenLogprob] = []  # of the tokens since the last piece
 
-    @property
-    def processors(self) -> list[LogitsProcessor]:
+    def processors(self) -> LogitsProcessorList:
         """What records the log probabilities, what the request asks for, what constrains it."""
         grammar = self.request.grammar
         first = [] if self._recorder is None else [self._recorder]
         last = [] if grammar is None else [grammar.processor()]
-        return [*first, *self.request.processors, *last]
+        asked = [*first, *self.request.processors, *last]
+        return LogitsProcessorList([_OfOneRequest(self, asked)] if asked else [])
 
     def begin(self, max_seconds: float) -> None:
         """It is decoded from now on, for so long at most."""
@@ -104,6 +108,8 @@ class Generation(StoppingCriteria):
             self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
+        if self.outcome == "error":
+            return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
         if self._recorder is not None:
             self._logprobs.append(self._recorder.of(self._last_token))
         self._send(self._stop.put(self._text.put(self._last_token)))
@@ -122,6 +128,8 @@ class Generation(StoppingCriteria):
 
     def end(self, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
+        if self.outcome == "error":
+            return
         rest = "" if self._stop.found else self._stop.put(self._text.end()) + self._stop.end()
         if rest or self._logprobs:
             self._pass_on(rest)
@@ -156,6 +164,26 @@ class Generation(StoppingCriteria):
     def rejected_prediction_tokens(self) -> int:
         predicted = () if self.request.prediction is None else self.request.prediction
         return max(0, len(predicted) - self.accepted_prediction_tokens)
+
+
+class _OfOneRequest(LogitsProcessor):
+    """A request's processors. If one fails, or leaves no token, the request ends, and those that
+    are decoded with it go on."""
+
+    def __init__(self, generation: Generation, processors: list[LogitsProcessor]) -> None:
+        self._generation = generation
+        self._processors = LogitsProcessorList(processors)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        try:
+            processed = self._processors(input_ids, scores)
+            if processed.max() == -torch.inf:
+                raise ValueError("no token may follow")
+        except Exception:
+            logger.exception("A logits processor failed.")
+            self._generation.outcome = "error"
+            return scores
+        return processed
 
 
 class StopStrings:
