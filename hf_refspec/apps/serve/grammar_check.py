@@ -57,7 +57,7 @@ class GrammarCheck:
             raise ValueError(f"cannot be compiled: {error}")
 
     def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             pipe = subprocess.PIPE
             command = [sys.executable, "-c", _PROGRAM]
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)

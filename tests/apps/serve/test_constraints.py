@@ -4,13 +4,13 @@ be compiled is refused, and no client waits for it."""
 from __future__ import annotations
 
 import json
-import re
 
 import openai
 import pytest
 from running_server import serving
 
 from hf_refspec import GrammarDrafts
+from hf_refspec.apps.serve import grammar_check
 
 pytest.importorskip("llguidance")
 
@@ -27,9 +27,8 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
-# The intersection of many expressions takes a compiler any time.
+# An intersection that no compiler can tell from the empty one.
 PATTERNS = [{"pattern": f"(a|b)*a(a|b){{{i}}}" + "c" * (i % 3)} for i in range(12, 24)]
 HOSTILE = {"type": "object", "properties": {"a": {"allOf": [{"type": "string"}, *PATTERNS]}}}
 
@@ -77,7 +76,7 @@ def test_json_or_a_call_where_the_model_may_choose(free_server):
         texts = [call.function.arguments for call in choice.message.tool_calls or []]
         for text in texts or [choice.message.content]:
             assert json.loads(text).keys() == SCHEMA["properties"].keys()
-    assert kinds <= {"stop", "tool_calls"}
+    assert kinds == {"stop", "tool_calls"}
 
 
 def test_no_call_where_the_client_wants_none(free_server):
@@ -87,16 +86,34 @@ def test_no_call_where_the_client_wants_none(free_server):
     assert answer.choices == same.choices
 
 
-def test_a_schema_that_takes_too_long_is_refused_and_others_go_on(free_server, plain, byte_llama):
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
+    free_server, plain, byte_llama, monkeypatch, ends
+):
     stream = free_server.chat("one", stream=True, max_tokens=60)
+    why = "cannot be compiled"
+    if not ends:
+        monkeypatch.setattr(grammar_check, "_SECONDS", 0)  # its process is ended
+        why = "takes more than 0 s to compile"
     hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": HOSTILE}}
-    with pytest.raises(openai.BadRequestError, match="compile") as refusal:
+    with pytest.raises(openai.BadRequestError, match=why) as refusal:
         free_server.chat("one", response_format=hostile)
     assert refusal.value.param == "response_format"
+    monkeypatch.undo()
     expected = plain("one", max_new_tokens=60, model=byte_llama)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
     answer = free_server.chat("one", response_format=FORMAT, max_tokens=200)
     assert json.loads(answer.choices[0].message.content)
+
+
+def test_a_compiler_that_has_died_is_started_again():
+    check = grammar_check.GrammarCheck()
+    check.check("json_schema", SCHEMA)
+    check._process.kill()
+    check._process.wait()
+    check.check("json_schema", SCHEMA)
+    check._process.kill()
+    check._process.communicate()
 
 
 def test_a_demanded_call_whose_schema_contradicts_itself_is_refused(free_server):

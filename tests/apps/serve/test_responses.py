@@ -19,7 +19,7 @@ def test_an_answer_that_ends_at_its_limit_is_incomplete_as_openais(server, plain
 def test_the_stream_of_an_incomplete_answer_ends_with_its_own_event(server, plain):
     with server.client.responses.stream(**OPTIONS) as stream:
         events = list(stream)
-        with pytest.raises(RuntimeError, match="response.completed"):  # with OpenAI's servers too
+        with pytest.raises(RuntimeError, match=r"response\.completed"):  # with OpenAI's servers too
             stream.get_final_response()
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == plain("one")
