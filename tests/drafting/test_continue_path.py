@@ -8,7 +8,7 @@ from datastores import write_store
 
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
-from hf_refspec.apps.serve.prediction import Prediction
+from hf_refspec.apps.serve.request_sources import Prediction
 from hf_refspec.drafting.observation import Observation
 
 VOCAB_SIZE = 50
@@ -41,7 +41,7 @@ def token_recycling(_) -> Drafter:
 
 def prediction(_) -> Drafter:
     drafter = Prediction()
-    drafter.ids = np.array(SEEN)
+    drafter.source = reference_copy(None)
     return drafter
 
 

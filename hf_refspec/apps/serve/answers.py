@@ -1,77 +1,213 @@
-"""The answers, as OpenAI documents them."""
+"""The answers, as OpenAI documents them, whole or in chunks."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from .generation import Generation
+from .logprobs import TokenLogprob
+from .tool_calls import Call, Part, Reasoning
+
+Event: TypeAlias = dict[str, Any]
 
 
-class CompletionAnswer:
-    """The answer to `/v1/completions`, whole or in chunks."""
+class Answer(ABC):
+    """What a client gets for the rows of its request: parts that come one after another, each with
+    the log probabilities of its tokens. Every method returns what a stream then sends."""
+
+    ends_with_done = True  # whether a stream says that it is over
+
+    def begin(self) -> list[Event]:
+        return []
+
+    @abstractmethod
+    def add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> list[Event]:
+        """Receives a row's next part."""
+
+    @abstractmethod
+    def end(self, row: int, generation: Generation) -> list[Event]:
+        """A row has ended."""
+
+    def close(self, generations: Sequence[Generation]) -> list[Event]:
+        """All rows have ended."""
+        return []
+
+    @abstractmethod
+    def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
+
+
+class Choice:
+    """What has come of a row."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
+
+
+class ChoicesAnswer(Answer):
+    """An answer of several choices, one for each row."""
+
+    kind = chunk_kind = ""
+
+    def __init__(self, model: str, rows: int, includes_usage: bool, logprobs: bool) -> None:
+        self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
+        self._choices = [Choice() for _ in range(rows)]
+        self._logprobs = logprobs
+        self._includes_usage = includes_usage
+
+    def add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> list[Event]:
+        choice = self._choices[row]
+        delta = self._delta(choice, part)
+        described = self._described(logprobs, len(choice.text)) if self._logprobs else None
+        choice.parts.append(part)
+        choice.logprobs += logprobs
+        return [self._chunk(row, delta, described)]
+
+    def end(self, row: int, generation: Generation) -> list[Event]:
+        choice = self._choices[row]
+        choice.finish_reason = generation.finish_reason
+        if choice.calls and choice.finish_reason == "stop":
+            choice.finish_reason = "tool_calls"
+        return [self._chunk(row, self._nothing(), None, choice.finish_reason)]
+
+    def close(self, generations: Sequence[Generation]) -> list[Event]:
+        if not self._includes_usage:
+            return []
+        about = {**self._about, "object": self.chunk_kind, "choices": []}
+        return [{**about, "usage": usage(generations)}]
+
+    def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        choices = [
+            {
+                **self._message(choice),
+                "index": row,
+                "logprobs": self._described(choice.logprobs, 0) if self._logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for row, choice in enumerate(self._choices)
+        ]
+        about = {**self._about, "object": self.kind, "choices": choices}
+        return {**about, "usage": usage(generations)}
+
+    def _chunk(
+        self, row: int, delta: Event, logprobs: Event | None, finish_reason: str | None = None
+    ) -> Event:
+        choice = {**delta, "index": row, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._about, "object": self.chunk_kind, "choices": [choice]}
+
+    @abstractmethod
+    def _message(self, choice: Choice) -> Event: ...
+
+    @abstractmethod
+    def _delta(self, choice: Choice, part: Part) -> Event: ...
+
+    @abstractmethod
+    def _nothing(self) -> Event: ...
+
+    @abstractmethod
+    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event: ...
+
+
+class CompletionAnswer(ChoicesAnswer):
+    """The answer to `/v1/completions`, which has no calls."""
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, model: str) -> None:
-        self._about = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
+    def _message(self, choice: Choice) -> Event:
+        return {"text": choice.text}
 
-    def whole(self, text: str, generation: Generation) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
-        choice = _choice(self._text(text), generation.finish_reason)
-        return {**self._about, "object": self.kind, "choices": [choice], "usage": usage(generation)}
+    def _delta(self, choice: Choice, part: Part) -> Event:
+        return {"text": part}
 
-    def first_chunk(self) -> dict[str, Any] | None:
-        """What a stream begins with, if anything."""
-        return None
+    def _nothing(self) -> Event:
+        return {"text": ""}
 
-    def chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        """A part of the text, or, where it has ended, the reason."""
-        return self._chunk([_choice(self._delta(text), finish_reason)])
-
-    def usage_chunk(self, generation: Generation) -> dict[str, Any]:
-        """What a stream ends with if the usage was asked for."""
-        return {**self._chunk([]), "usage": usage(generation)}
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._about, "object": self.chunk_kind, "choices": choices}
-
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    _delta = _text
+    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
+        offsets = [offset]
+        for each in logprobs:
+            offsets.append(offsets[-1] + len(each.token))
+        return {
+            "tokens": [each.token for each in logprobs],
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
+            "text_offset": offsets[:-1],
+        }
 
 
-class ChatAnswer(CompletionAnswer):
+class ChatAnswer(ChoicesAnswer):
     """The answer to `/v1/chat/completions`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def first_chunk(self) -> dict[str, Any]:
-        return self._chunk([_choice({"delta": {"role": "assistant", "content": ""}}, None)])
+    def begin(self) -> list[Event]:
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk(row, delta, None) for row in range(len(self._choices))]
 
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _message(self, choice: Choice) -> Event:
+        calls = [_described_call(each) for each in choice.calls]
+        message: Event = {"role": "assistant", "content": choice.text, "refusal": None}
+        if calls:
+            message |= {"content": choice.text or None, "tool_calls": calls}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        return {"message": message}
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def _delta(self, choice: Choice, part: Part) -> Event:
+        if isinstance(part, Call):
+            call = {"index": len(choice.calls), **_described_call(part)}
+            return {"delta": {"tool_calls": [call]}}
+        if isinstance(part, Reasoning):
+            return {"delta": {"reasoning_content": part.text}}
+        return {"delta": {"content": part}}
+
+    def _nothing(self) -> Event:
+        return {"delta": {}}
+
+    def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
+        content = [
+            {**each.described(), "top_logprobs": [top.described() for top in each.top]}
+            for each in logprobs
+        ]
+        return {"content": content, "refusal": None}
 
 
-def _choice(content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {**content, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+def _described_call(call: Call) -> Event:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-def usage(generation: Generation) -> dict[str, Any]:
-    """The tokens of a request. Tokens of a prediction are accepted if they were drafted and the
-    model chose them, and rejected otherwise; `completion_tokens` counts the answer alone."""
-    prompt, completion = generation.prompt_tokens, generation.tokens
+def usage(generations: Sequence[Generation]) -> dict[str, Any]:
+    """The tokens of a request, whose prompt counts once. Tokens of a prediction are accepted if
+    they were drafted and the model chose them, and rejected otherwise; `completion_tokens` counts
+    the answers alone."""
+    prompt = generations[0].prompt_tokens
+    completion = sum(each.tokens for each in generations)
+    accepted = sum(each.accepted_prediction_tokens for each in generations)
+    rejected = sum(each.rejected_prediction_tokens for each in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "completion_tokens_details": {
-            "accepted_prediction_tokens": generation.accepted_prediction_tokens,
-            "rejected_prediction_tokens": generation.rejected_prediction_tokens,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
         },
     }

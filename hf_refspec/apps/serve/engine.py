@@ -8,7 +8,8 @@ import gc
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Condition, Thread
 from time import monotonic
 
@@ -22,10 +23,10 @@ from ...generation.default_drafter import DrafterPool
 from ...generation.running_batch import RunningBatch
 from ...generation.running_text import RunningText
 from ..shared.prompts import text_inputs
-from .errors import shutting_down, too_many
-from .generation import Generation, GenerationRequest, Listener
+from .errors import ApiError, shutting_down, too_many
+from .generation import Generation, GenerationRequest, Piece
 from .metrics import Metrics
-from .prediction import Prediction
+from .request_sources import Grammar, Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Engine:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._drafter = Blend([Prediction(), *sources])
+        self._drafter = Blend([Prediction(), Grammar(), *sources])
         self._pool = DrafterPool(self._drafter)
         self._isolates = isolates
         self._max_seconds = max_seconds
@@ -89,19 +90,28 @@ class Engine:
         gc.freeze()
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, listener: Listener) -> Generation:
-        """Puts a request at the end of the queue; raises an `ApiError` if the queue is full, or
-        after [`~Engine.drain`]."""
-        generation = Generation(request, self._tokenizer, listener)
+    def submit(
+        self, requests: Sequence[GenerationRequest], listener: Callable[[int, Piece | None], None]
+    ) -> list[Generation]:
+        """Puts the rows of a request at the end of the queue; `listener` receives each one's index
+        with its pieces. Raises an `ApiError` if the queue has no room for all of them, or after
+        [`~Engine.drain`]."""
+        generations = [
+            Generation(request, self._tokenizer, partial(listener, index))
+            for index, request in enumerate(requests)
+        ]
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if self.waiting + self.running >= self._max_waiting + self._max_rows:
+            room = self._max_waiting + self._max_rows
+            if len(requests) > room:
+                raise ApiError(400, f"n: this server takes {room} at most", "n")
+            if self.waiting + self.running + len(requests) > room:
                 seconds = math.ceil(self._last_seconds)
                 raise too_many(f"the queue is full, {self.waiting} waiting", seconds)
-            self._waiting.append(generation)
+            self._waiting.extend(generations)
             self._changed.notify()
-        return generation
+        return generations
 
     def cancel(self, generation: Generation) -> None:
         """Ends a request in the queue, in its prefill or after its next token; does nothing if it
@@ -169,12 +179,17 @@ class Engine:
         else:
             drafter = generation.session.enter_context(self._pool.drafter())
         assert isinstance(drafter, Blend)
-        drafter.drafters[0].ids = request.prediction
+        prediction, grammar = drafter.drafters[:2]
+        if request.prediction is not None:
+            prediction.source = ReferenceCopy(request.prediction, include_prompt=False)
+        if request.grammar is not None:
+            grammar.source = request.grammar.fork()
         text = self._batch.add(
             **request.inputs.to(self._model.device),
             **request.options,
             seed=request.seed,
             num_return_sequences=1,
+            logits_processor=generation.processors(),
             stopping_criteria=StoppingCriteriaList([generation]),
             candidate_generator=drafter,
         )

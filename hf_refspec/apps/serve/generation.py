@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,27 +11,53 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from transformers import BatchEncoding, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import (
+    BatchEncoding,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 
+from ...drafting.grammar.grammar_drafts import GrammarDrafts
 from ...drafting.stats import SpeculationStats
 from ..shared.text_stream import TextStream
+from .logprobs import LogprobRecorder, TokenLogprob
+
+logger = logging.getLogger(__name__)
 
 # "time": it took longer than a request may take. "cancelled": its client has left.
 Outcome: TypeAlias = Literal["stop", "length", "time", "cancelled", "error"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text, and what is known of its tokens, if that was asked for."""
+
+    text: str
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
 # Receives each piece of the text, and `None` when it has ended, in the engine's thread.
-Listener: TypeAlias = Callable[[str | None], Any]
+Listener: TypeAlias = Callable[[Piece | None], Any]
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate`, a seed
-    for sampling, strings before which the text ends, and the ids that the client expects."""
+    """What is to be generated: the prompt's ids and mask `(1, n)`, options of `generate` and logits
+    processors, a seed for sampling, strings before which the text ends, the ids that the client
+    expects, how many log probabilities it wants beside each token's own, whether special tokens
+    belong to the text, and the grammar of the text."""
 
     inputs: BatchEncoding
     options: dict[str, Any]
+    processors: list[LogitsProcessor] = field(default_factory=list)
     seed: int | None = None
     stop_strings: list[str] = field(default_factory=list)
     prediction: np.ndarray | None = None
+    top_logprobs: int | None = None
+    keeps_special_tokens: bool = False
+    grammar: GrammarDrafts | None = None
 
 
 class Generation(StoppingCriteria):
@@ -57,8 +84,19 @@ class Generation(StoppingCriteria):
         self.began_at: float | None = None
         self.first_token_at: float | None = None
         self._ends_at = float("inf")
-        self._text = TextStream(tokenizer)
+        self._text = TextStream(tokenizer, not request.keeps_special_tokens)
         self._stop = StopStrings(request.stop_strings)
+        top = request.top_logprobs
+        self._recorder = None if top is None else LogprobRecorder(tokenizer, top)
+        self._logprobs: list[TokenLogprob] = []  # of the tokens since the last piece
+
+    def processors(self) -> LogitsProcessorList:
+        """What records the log probabilities, what the request asks for, what constrains it."""
+        grammar = self.request.grammar
+        first = [] if self._recorder is None else [self._recorder]
+        last = [] if grammar is None else [grammar.processor()]
+        asked = [*first, *self.request.processors, *last]
+        return LogitsProcessorList([_OfOneRequest(self, asked)] if asked else [])
 
     def begin(self, max_seconds: float) -> None:
         """It is decoded from now on, for so long at most."""
@@ -70,6 +108,10 @@ class Generation(StoppingCriteria):
             self.first_token_at = monotonic()
         self._last_token = int(input_ids[0, -1])
         self.tokens += 1
+        if self.outcome == "error":
+            return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
+        if self._recorder is not None:
+            self._logprobs.append(self._recorder.of(self._last_token))
         self._send(self._stop.put(self._text.put(self._last_token)))
         ended = self._stop.found or self.is_interrupted()
         if self._stop.found:
@@ -86,8 +128,11 @@ class Generation(StoppingCriteria):
 
     def end(self, end_tokens: Set[int | None]) -> None:
         """Sends the rest of the text, and settles the outcome; `end_tokens` end a text."""
-        if not self._stop.found:
-            self._send(self._stop.put(self._text.end()) + self._stop.end())
+        if self.outcome == "error":
+            return
+        rest = "" if self._stop.found else self._stop.put(self._text.end()) + self._stop.end()
+        if rest or self._logprobs:
+            self._pass_on(rest)
         if self._stop.found or self._last_token in end_tokens:
             self.outcome = "stop"
         elif self.outcome is None:
@@ -95,7 +140,11 @@ class Generation(StoppingCriteria):
 
     def _send(self, text: str) -> None:
         if text:
-            self.listener(text)
+            self._pass_on(text)
+
+    def _pass_on(self, text: str) -> None:
+        logprobs, self._logprobs = self._logprobs, []
+        self.listener(Piece(text, logprobs))
 
     @property
     def finish_reason(self) -> str:
@@ -115,6 +164,26 @@ class Generation(StoppingCriteria):
     def rejected_prediction_tokens(self) -> int:
         predicted = () if self.request.prediction is None else self.request.prediction
         return max(0, len(predicted) - self.accepted_prediction_tokens)
+
+
+class _OfOneRequest(LogitsProcessor):
+    """A request's processors. If one fails, or leaves no token, the request ends, and those that
+    are decoded with it go on."""
+
+    def __init__(self, generation: Generation, processors: list[LogitsProcessor]) -> None:
+        self._generation = generation
+        self._processors = LogitsProcessorList(processors)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        try:
+            processed = self._processors(input_ids, scores)
+            if processed.max() == -torch.inf:
+                raise ValueError("no token may follow")
+        except Exception:
+            logger.exception("A logits processor failed.")
+            self._generation.outcome = "error"
+            return scores
+        return processed
 
 
 class StopStrings:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -33,6 +33,7 @@ _MOST_PARTS = 1 << 18
 _PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
 RequestT = TypeVar("RequestT", bound=AnyRequest)
+GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
 
 
@@ -72,14 +73,14 @@ class Reader:
         self._thread = ThreadPoolExecutor(1, "reader")
         self._waiting = 0
 
-    async def read(self, function: Callable[[bytes], ResultT], body: bytes) -> ResultT:
-        """Calls a function with a body, unless too many requests wait for that."""
+    async def read(self, function: Callable[[GivenT], ResultT], given: GivenT) -> ResultT:
+        """Calls a function with a body, or what it says, unless too many requests wait for that."""
         if self._waiting == _MOST_UNREAD:
             raise too_many(f"{_MOST_UNREAD} requests wait to be read", 1)
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, function, body)
+            return await loop.run_in_executor(self._thread, function, given)
         finally:
             self._waiting -= 1
 
@@ -116,7 +117,8 @@ def _first_of(error: ValidationError) -> ApiError:
     # A field of several types has an error for each; one that got past the type says more.
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = next((each for each in of_field if not each["type"].endswith("_type")), errors[0])
-    place = ".".join(map(str, filter(_is_plain, first["loc"])))
+    # The kind of an object stands beside the field of the same name.
+    place = ".".join(name for name, _ in groupby(map(str, filter(_is_plain, first["loc"]))))
     why = "Input should be an object" if first["type"] == "model_type" else first["msg"]
     return ApiError(400, f"{place}: {why}", place)
 

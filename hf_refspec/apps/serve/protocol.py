@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from .errors import ApiError
 
 # Fields that change no answer.
-_IGNORED = {"metadata", "moderation", "parallel_tool_calls", "safety_identifier", "service_tier"}
-_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "store", "user"}
+_IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "truncation"}
 # Fields that would change the answer and are not supported, each with the values beside null that
-# ask for nothing.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(["audio", "reasoning_effort", "verbosity", "web_search_options"], ()),
-    **dict.fromkeys(["best_of", "n"], (1,)),
-    **dict.fromkeys(["echo", "logprobs"], (False,)),
-    **dict.fromkeys(["frequency_penalty", "presence_penalty", "top_logprobs"], (0,)),
-    **dict.fromkeys(["functions", "tools"], ([],)),
+# ask for nothing. docs/tasks/serving.md has the same table.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(["audio", "conversation", "max_tool_calls", "previous_response_id"], ()),
+    **dict.fromkeys(["prompt", "reasoning", "reasoning_effort"], ()),
+    **dict.fromkeys(["verbosity", "web_search_options"], ()),
+    **dict.fromkeys(["background", "echo"], (False,)),
+    "best_of": (1,),
     "function_call": ("none",),
-    "logit_bias": ({},),
+    "functions": ([],),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
 }
+
+_MOST = 2048  # messages of a chat, and parts of a message
+_MOST_ROWS = 128  # `n`
+_MOST_TOOLS = 128
+_MOST_BIASES = 1024
+_MOST_SCHEMA = 65_536  # characters of a JSON schema
+_DEEPEST_SCHEMA = 64
+_MOST_REFERENCES = 256  # of a JSON schema
 
 
 def _in_utf8(text: str) -> str:
@@ -38,34 +45,82 @@ def _in_utf8(text: str) -> str:
     return text
 
 
-_MOST = 2048  # messages of a chat, and parts of a message
+def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuses a JSON schema that is too large, too deep or no JSON."""
+    if _is_deeper(schema, _DEEPEST_SCHEMA):
+        message = f"is nested more than {_DEEPEST_SCHEMA} levels deep"
+        raise PydanticCustomError("deep_schema", message)
+    try:
+        text = _in_utf8(json.dumps(schema, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        raise PydanticCustomError("not_json", "has a number that is not finite") from None
+    if len(text) > _MOST_SCHEMA:
+        message = f"has more than {_MOST_SCHEMA:,} characters"
+        raise PydanticCustomError("large_schema", message)
+    if text.count('"$ref"') > _MOST_REFERENCES:
+        message = f"has more than {_MOST_REFERENCES} references"
+        raise PydanticCustomError("large_schema", message)
+    return schema
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in children)
+
 
 Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]
 StopString: TypeAlias = Annotated[Text, Field(min_length=1)]
 StopStrings: TypeAlias = Annotated[list[StopString], Field(max_length=4, fail_fast=True)]
+Schema: TypeAlias = Annotated[dict[str, Any], AfterValidator(_checked_schema)]
+FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(BaseModel):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
 
 
 Content: TypeAlias = Text | Annotated[list[TextPart], Field(max_length=_MOST, fail_fast=True)]
 
 
-def text_of(content: Content) -> str:
+def text_of(content: Content | None) -> str:
     """A message's text, or a prediction's."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+class FunctionCall(BaseModel):
+    """A call of a tool; the arguments are JSON."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(BaseModel):
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat, which may hold text alone. A `name` is ignored: no template uses it."""
+    """A message of a chat, which may hold text, or the model's calls and what they returned."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MOST, fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
+    content: Content | None = Field(None, validate_default=True)
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+
+    @field_validator("content")
+    @classmethod
+    def _only_calls_have_no_text(cls, content: Content | None, about: Any) -> Content | None:
+        if content is None and about.data.get("tool_calls") is None:
+            raise PydanticCustomError("no_content", "Input should be a text, or a list of texts")
+        return content
 
 
 class PredictedContent(BaseModel):
@@ -80,43 +135,118 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+class Function(BaseModel):
+    """What a model may call; without parameters it takes none."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionChoice(BaseModel):
+    name: Text
+
+
+class NamedTool(BaseModel):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+
+
+class JsonSchema(BaseModel):
+    name: Text = ""
+    description: Text | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class AnyText(BaseModel):
+    type: Literal["text"]
+
+
+class AnyObject(BaseModel):
+    type: Literal["json_object"]
+
+
+class ObjectOfSchema(BaseModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat: TypeAlias = Annotated[
+    AnyText | AnyObject | ObjectOfSchema, Field(discriminator="type")
+]
+
+
 class AnyRequest(BaseModel):
-    """What both kinds of requests have in common; null means that a field is left out."""
+    """What all kinds of requests have in common; null means that a field is left out."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     model: Text | None = None
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="0 and -1 mean all tokens")
+    min_p: float | None = Field(None, ge=0, le=1)
+    # Bounded so that logits stay finite.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: (
+        dict[int, Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, max_length=_MOST_BIASES)  # fmt: skip
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prediction: PredictedContent | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _only_supported(cls, data: dict[str, Any]) -> dict[str, Any]:
         for name, value in data.items():
-            if name in _UNSUPPORTED:
-                if value is not None and not any(value == each for each in _UNSUPPORTED[name]):
-                    why = f"{name} is not supported with this value; leave it out"
-                    raise ApiError(400, why, name)
-            elif name not in cls.model_fields and name not in _IGNORED:
+            if name in cls.model_fields or name in _IGNORED:
+                continue
+            if name not in UNSUPPORTED:
                 shown = ascii(name[:64])  # it may be no text
                 raise ApiError(400, f"there is no field {shown}; leave it out", shown[1:-1])
+            if value is not None and not any(value == each for each in UNSUPPORTED[name]):
+                why = f"{name} is not supported with this value; leave it out"
+                raise ApiError(400, why, name)
         return data
 
 
-class ChatRequest(AnyRequest):
+class TextRequest(AnyRequest):
+    """What chats and completions have in common."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=_MOST_ROWS)
+    stop: StopString | StopStrings | None = None
+    prediction: PredictedContent | None = None
+
+
+class ChatRequest(TextRequest):
     """The body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, max_length=_MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
 
-class CompletionRequest(AnyRequest):
+class CompletionRequest(TextRequest):
     """The body of `/v1/completions`; the prompt is one text, or its ids."""
 
     prompt: (
@@ -124,3 +254,4 @@ class CompletionRequest(AnyRequest):
         | Annotated[list[Text], Field(min_length=1, max_length=1)]
         | Annotated[list[int], Field(fail_fast=True)]
     )
+    logprobs: int | None = Field(None, ge=0, le=5)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +13,27 @@ from transformers import BatchEncoding, PretrainedConfig, PreTrainedTokenizerBas
 
 from ...text_config import context_length, text_config
 from ..shared.prompts import check_chat_template
+from .constraints import Constraint, constraint
 from .errors import ApiError
 from .generation import GenerationRequest
-from .protocol import AnyRequest, ChatRequest, CompletionRequest, text_of
+from .grammar_check import GrammarCheck
+from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
+from .responses_protocol import ResponsesRequest
+from .sampling import logits_processors, sampling_options
 from .token_bound import TokenBound
+from .tool_calls import OutputReader, PlainText, ToolFormat
 
-# Logits divided by less are no longer finite; the most probable token is chosen instead.
-_LEAST_TEMPERATURE = 1e-5
-_ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
+_OF_RESPONSES = {"messages": "input", "response_format": "text.format"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request's rows, what reads the text of each, and what constrains them."""
+
+    rows: list[GenerationRequest]
+    reader: Callable[[], OutputReader] = PlainText
+    constraint: Constraint | None = None  # that has not been compiled yet
 
 
 @dataclass(frozen=True)
@@ -34,28 +46,51 @@ class ServedModel:
     config: PretrainedConfig
     max_new_tokens: int
 
-    def chat(self, request: ChatRequest) -> GenerationRequest:
+    def chat(self, request: ChatRequest) -> Prepared:
         """Prepares a chat, or raises an `ApiError`."""
         self.check_name(request.model)
-        messages = [
-            {"role": _ROLES.get(each.role, each.role), "content": text_of(each.content)}
-            for each in request.messages
-        ]
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError(400, "top_logprobs: set logprobs to true as well", "top_logprobs")
+        tools = [] if request.tool_choice == "none" else request.tools or []
+        constrained = constraint(request)
+        text = self._prompt(request, tools)
+        ids = self._ids(text, "messages", add_special_tokens=False)
+        row = replace(
+            self._row(request, ids, request.max_completion_tokens or request.max_tokens),
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+        if not tools:
+            return Prepared(_rows(row, request), constraint=constrained)
+        common = constrained is not None or self._format.template is None
+        row = replace(row, keeps_special_tokens=not common)
+        return Prepared(
+            _rows(row, request), lambda: self._format.reader(text, tools, common), constrained
+        )
+
+    def constrained(self, prepared: Prepared) -> Prepared:
+        """Compiles what constrains a request, which may take seconds, or raises an `ApiError`."""
+        assert prepared.constraint is not None
+        grammar = prepared.constraint.compiled(self.tokenizer, self._checks)
+        return replace(prepared, rows=[replace(row, grammar=grammar) for row in prepared.rows])
+
+    def _prompt(self, request: ChatRequest, tools: list[Tool]) -> str:
+        """The chat in the model's template."""
         try:
             check_chat_template(self.tokenizer, self.name, "use /v1/completions")
-            text = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
+            messages, shown = self._format.messages(request.messages, tools)
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=shown, add_generation_prompt=True, tokenize=False
+                )
             )
         except ValueError as error:
             raise ApiError(400, str(error), "messages") from error
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             why = " ".join(str(error).split())
             message = f"the model's chat template does not take these messages: {why}"
             raise ApiError(400, message, "messages") from error
-        ids = self._ids(text, "messages", add_special_tokens=False)
-        return self._request(request, ids, request.max_completion_tokens or request.max_tokens)
 
-    def completion(self, request: CompletionRequest) -> GenerationRequest:
+    def completion(self, request: CompletionRequest) -> Prepared:
         """Prepares a completion, or raises an `ApiError`."""
         self.check_name(request.model)
         match request.prompt:
@@ -68,13 +103,30 @@ class ServedModel:
                     raise ApiError(400, f"the prompt's ids must be from 0 to {last}", "prompt")
         if not ids:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
-        return self._request(request, ids, request.max_tokens)
+        row = self._row(request, ids, request.max_tokens)
+        return Prepared(_rows(replace(row, top_logprobs=request.logprobs), request))
+
+    def response(self, request: ResponsesRequest) -> Prepared:
+        """Prepares a response as the chat that it describes, or raises an `ApiError`."""
+        try:
+            return self.chat(request.as_chat())
+        except ApiError as error:
+            param = _OF_RESPONSES.get(error.param or "", error.param)
+            raise ApiError(error.status_code, error.detail, param, error.code) from error
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""
         if name not in (None, self.name):
             message = f"there is no such model here; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
+
+    @cached_property
+    def _checks(self) -> GrammarCheck:
+        return GrammarCheck()
+
+    @cached_property
+    def _format(self) -> ToolFormat:
+        return ToolFormat(self.tokenizer)
 
     @cached_property
     def _bound(self) -> TokenBound:
@@ -95,9 +147,13 @@ class ServedModel:
             message = f"{_NOUNS[param]} has {length:,} {unit}, and {holds}; shorten it"
             raise ApiError(400, message, param, "context_length_exceeded")
 
-    def _request(
-        self, request: AnyRequest, ids: list[int], max_tokens: int | None
+    def _row(
+        self, request: TextRequest, ids: list[int], max_tokens: int | None
     ) -> GenerationRequest:
+        """What chats and completions have in common."""
+        last = text_config(self.config).vocab_size - 1
+        if not all(0 <= token <= last for token in request.logit_bias or ()):
+            raise ApiError(400, f"logit_bias: the ids must be from 0 to {last}", "logit_bias")
         fitting = min(max_tokens or self.max_new_tokens, self.max_new_tokens)
         if (longest := context_length(self.config)) is not None:
             fitting = min(fitting, longest - len(ids))
@@ -107,17 +163,15 @@ class ServedModel:
         input_ids = torch.tensor([ids], dtype=torch.int64)
         return GenerationRequest(
             BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}),
-            {"max_new_tokens": fitting, **_sampling(request)},
+            {"max_new_tokens": fitting, **sampling_options(request)},
+            logits_processors(request, len(ids)),
             request.seed,
             [stop] if isinstance(stop, str) else stop,
             np.array(predicted) if predicted else None,
         )
 
 
-def _sampling(request: AnyRequest) -> dict[str, Any]:
-    """The sampling options for `generate`; none if the request leaves them to the model."""
-    asked = {"temperature": request.temperature, "top_p": request.top_p}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if given.get("temperature", 1) < _LEAST_TEMPERATURE:
-        return {"do_sample": False}
-    return {"do_sample": True, **given} if given else {}
+def _rows(row: GenerationRequest, request: TextRequest) -> list[GenerationRequest]:
+    """As many rows as the request wants, each with a seed of its own."""
+    seeds = [None if row.seed is None else row.seed + i for i in range(request.n or 1)]
+    return [replace(row, seed=seed) for seed in seeds]

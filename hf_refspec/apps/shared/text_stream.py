@@ -8,11 +8,12 @@ PART_OF_CHARACTER = "\ufffd"
 
 
 class TextStream:
-    """Turns tokens into text one after another, without special tokens; the pieces together are the
-    text of all tokens."""
+    """Turns tokens into text one after another, by default without special tokens; the pieces
+    together are the text of all tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skips_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skips_special
         self._ids: list[int] = []  # a window: a token's text can depend on the one before it
         self._read = 0  # how many of these have been returned as text
 
@@ -35,5 +36,5 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import openai
@@ -13,6 +14,7 @@ import requests
 from running_server import NAME, serving
 
 from hf_refspec.apps.serve import parsing
+from hf_refspec.apps.serve.protocol import UNSUPPORTED
 
 MESSAGES = [{"role": "user", "content": "one"}]
 CHAT = {"model": NAME, "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
@@ -33,21 +35,35 @@ def goes_on(server):
     assert server.engine.running == server.engine.waiting == 0
 
 
+def json_schema(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+deep: dict = {}
+for _ in range(100):
+    deep = {"items": deep}
+SCHEMA_TOO_DEEP = json_schema(deep)
+SCHEMA_TOO_LARGE = json_schema({"enum": ["x" * 70_000]})
+SCHEMA_INFINITE = json_schema({"properties": {"a": {"maximum": float("inf")}}})
 PICTURE = {"type": "image_url", "image_url": {}}
 CALLS = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
 REFUSED = {
-    "n": [2],
-    "tools": [[{"type": "function"}]],
-    "response_format": [{"type": "json_object"}],
-    "logprobs": [True],
-    "logit_bias": [{"5": 1}],
-    "frequency_penalty": [0.1],
-    "presence_penalty": [-1],
+    "n": [0, 129, 100],
+    "tools": [[{"type": "function"}], [{"type": "web_search"}]],
+    "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
+    "response_format": [{"type": "xml"}, SCHEMA_TOO_DEEP, SCHEMA_TOO_LARGE, SCHEMA_INFINITE],
+    "top_logprobs": [21, 2],
+    "logit_bias": [{"x": 1}, {"5": 101}, {"-1": 1}, {"9999": 1}],
+    "frequency_penalty": [2.1],
+    "presence_penalty": [-3],
+    "repetition_penalty": [0, 1000],
+    "min_p": [1.5],
+    "top_k": [-2],
     "audio": [{}],
     "best_of": [3],
     "echo": [True],
     "suffix": ["x"],
-    "top_k": [5],
+    "functions": [[{}]],
     "nonsense": [None],
     "temperature": [-1, 2.5, "hot"],
     "top_p": [1.5],
@@ -55,7 +71,7 @@ REFUSED = {
     "seed": [2**63],
     "stop": ["", list("abcde")],
     "stream": ["perhaps"],
-    "messages": [[], None, [{"role": "user"}], [{"role": "tool", "content": "x"}], [CALLS]],
+    "messages": [[], None, [{"role": "user"}], [{"role": "tool"}], [CALLS]],
     "prediction": ["a text", {"type": "content"}, {"type": "content", "content": "\udfff"}],
     "\ud800": [1],
 }
@@ -107,6 +123,12 @@ BODIES += [json.dumps({**CHAT, "temperature": 0}).replace("0", "1e999")]
 def test_a_body_that_is_no_request_is_refused(server, body):
     for path in ("/chat/completions", "/completions"):
         refused(server.post(body, path))
+
+
+def test_the_documentation_lists_what_is_refused():
+    text = (Path(__file__).parents[3] / "docs/tasks/serving.md").read_text()
+    table = text.partition("## What is refused")[2].partition("\n## ")[0]
+    assert {*re.findall(r"`(\w+)`", table)} >= UNSUPPORTED.keys()
 
 
 def test_only_json_is_read(server):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 from running_server import Slow, serving, wait_until
+
+from hf_refspec.apps.serve.sampling import OutputPenalties
 
 MESSAGES = ["one", "what is it?", "größer 🙂", "a longer question than the others are, by far"]
 
@@ -86,3 +89,22 @@ def test_a_prompt_that_begins_like_another_is_not_read_again_unless_isolated(
             server.chat("a question of more than a few tokens", max_tokens=4)
         wait_until(lambda: len(shared) == 2)
     assert (shared[1] > 0) == (not isolates)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_of_a_requests_processor_ends_that_request_alone(
+    speller, tokenizer, plain, monkeypatch, stream
+):
+    def fail(self, input_ids, scores):
+        if len(input_ids[0]) > 24:
+            raise ValueError("of this request")
+        return scores
+
+    monkeypatch.setattr(OutputPenalties, "__call__", fail)
+    with serving(speller, tokenizer, max_rows=2) as server:
+        other = server.chat("one", stream=True, max_tokens=200)
+        first = next(other)
+        with pytest.raises(openai.APIError, match="the server failed on this request"):
+            text(server.chat("two", frequency_penalty=1, stream=stream))
+        assert text([first, *other]) == plain("one", max_new_tokens=200)
+        assert server.outcomes("error") == 1

@@ -1,0 +1,58 @@
+"""Sources of drafts that a request brings along."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...drafting.drafter import NO_PATH, Drafter
+from ...drafting.observation import Observation
+from ...drafting.tree import DraftTree
+
+
+class _Nothing(Drafter):
+    """Of requests that bring no source."""
+
+    def draft(self, budget: int) -> DraftTree:
+        return DraftTree.empty()
+
+
+class RequestSource(Drafter):
+    """Drafts what `source` does, which is the next call's own. It serves all requests, so that a
+    blend keeps what it has learned of its estimates."""
+
+    def __init__(self) -> None:
+        self.source: Drafter = _Nothing()
+
+    @property
+    def prunes(self) -> bool:  # type: ignore[override]
+        return self.source.prunes
+
+    def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.source.begin(prompt_ids, vocab_size)
+
+    def draft(self, budget: int) -> DraftTree:
+        return self.source.draft(budget)
+
+    def draft_chain(self, budget: int) -> DraftTree:
+        return self.source.draft_chain(budget)
+
+    def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
+        return self.source.continue_path(path, budget)
+
+    def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
+        return self.source.prune(tree, path)
+
+    def observe(self, observation: Observation) -> None:
+        self.source.observe(observation)
+
+    def end(self) -> None:
+        self.source.end()
+        self.source = _Nothing()
+
+
+class Prediction(RequestSource):
+    """Copies from the answer that a client expects."""
+
+
+class Grammar(RequestSource):
+    """Drafts what a schema or the form of a call forces."""

@@ -1,0 +1,130 @@
+"""A request's way through the engine, and its answer, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .answers import Answer, Event
+from .engine import Engine
+from .errors import ApiError, internal_error, shutting_down
+from .generation import Piece
+from .served_model import Prepared
+
+
+class Stream:
+    """Submits a request to the engine, and has its answer written in the event loop, piece by
+    piece."""
+
+    def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
+        self._engine = engine
+        self._answer = answer
+        self._readers = [prepared.reader() for _ in prepared.rows]
+        self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._generations = engine.submit(prepared.rows, self._put)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What is streamed; raises an `ApiError` if a row could not be generated."""
+        for event in self._answer.begin():
+            yield event
+        left = len(self._generations)
+        while left:
+            row, piece = await self._pieces.get()
+            left -= piece is None
+            for event in self._ended(row) if piece is None else self._read(row, piece):
+                yield event
+        for event in self._answer.close(self._generations):
+            yield event
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete answer."""
+        async for _ in self.events():
+            pass
+        return self._answer.whole(self._generations)
+
+    @property
+    def ends_with_done(self) -> bool:
+        return self._answer.ends_with_done
+
+    def cancel(self) -> None:
+        """Ends the generation: its client has left."""
+        for generation in self._generations:
+            self._engine.cancel(generation)
+
+    def _read(self, row: int, piece: Piece) -> list[Event]:
+        parts = self._readers[row].feed(piece.text)
+        if not parts and piece.logprobs:
+            parts = [""]  # the text is held back
+        events = []
+        for i, part in enumerate(parts):
+            events += self._answer.add(row, part, [] if i else piece.logprobs)
+        return events
+
+    def _ended(self, row: int) -> list[Event]:
+        generation = self._generations[row]
+        if generation.outcome == "error":
+            raise internal_error()
+        if generation.outcome == "cancelled":  # while its client still reads
+            raise shutting_down()
+        events = [
+            event for part in self._readers[row].end() for event in self._answer.add(row, part, [])
+        ]
+        return [*events, *self._answer.end(row, generation)]
+
+    def _put(self, row: int, piece: Piece | None) -> None:  # called in the engine's thread
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, (row, piece))
+        except RuntimeError:  # the event loop is closed
+            self._generations[row].cancelled = True
+
+
+async def whole(http: Request, stream: Stream) -> dict[str, Any]:
+    """The complete answer; however it ends, or if its client leaves, so does the generation."""
+
+    async def client_leaves() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(client_leaves())
+    leaving.add_done_callback(lambda _: stream.cancel())
+    try:
+        return await stream.whole()
+    finally:
+        leaving.cancel()
+
+
+class EventStream(StreamingResponse):
+    """The answer in chunks, as server-sent events. However it ends, so does the generation."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(_lines(stream), media_type="text/event-stream")
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.cancel()
+
+
+async def _lines(stream: Stream) -> AsyncIterator[str]:
+    try:
+        async for event in stream.events():
+            yield _line(event)
+    except ApiError as error:
+        yield _line(error.body)
+        return
+    if stream.ends_with_done:
+        yield "data: [DONE]\n\n"
+
+
+def _line(event: Event) -> str:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n"

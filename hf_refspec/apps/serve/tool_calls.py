@@ -1,0 +1,235 @@
+"""Tool calls: how a model learns of the tools, and how its calls are read from its text.
+
+Chat templates that know tools show them, and tokenizers may say how calls are to be read. Where
+they do not, the form is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": ...}
+</tool_call>`. Calls that a request demands always have it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from .protocol import ChatMessage, Tool, ToolCall, text_of
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name, which templates do not know
+OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
+
+# In the words that Hermes and Qwen were trained with.
+_TOOLS_TEXT = """You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+_HERMES = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": OPEN,  # prompts hold none that is open
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"allow_non_json": True},
+        },
+        "content": {"content": "text"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function's name, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+    # Mistral's templates refuse ids of any other length.
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:9])
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What the model thought before it answered."""
+
+    text: str
+
+
+Part = str | Reasoning | Call
+
+
+class OutputReader(Protocol):
+    """Reads a text as it comes: what it says, and what it calls."""
+
+    def feed(self, text: str) -> list[Part]: ...
+
+    def end(self) -> list[Part]: ...
+
+
+class PlainText:
+    """All of it is the answer."""
+
+    def feed(self, text: str) -> list[Part]:
+        return [text]
+
+    def end(self) -> list[Part]:
+        return []
+
+
+class CallReader:
+    """Finds calls by transformers' response parser. What is meant to be one and is not stays
+    text."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: dict[str, Any],
+        prompt: str,
+        tools: list[dict[str, Any]],
+    ) -> None:
+        self._parser = tokenizer.get_response_parser(template, prefix=prompt, tools=tools)
+        self._body = ""  # of the call that is being read
+        self._failed = False
+
+    def feed(self, text: str) -> list[Part]:
+        if self._failed:
+            return [text]
+        try:
+            return self._parts(self._parser.feed(text))
+        except (ValueError, KeyError, TypeError):  # of JSON, or of what it describes
+            self._failed = True
+            return [self._body + text]
+
+    def end(self) -> list[Part]:
+        if self._failed:
+            return []
+        try:
+            return self._parts(self._parser.finalize()[1])
+        except (ValueError, KeyError, TypeError):
+            return [self._body]
+
+    def _parts(self, events: Sequence[dict[str, Any]]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            is_call = event.get("field") == "tool_calls"
+            text = event.get("text") or ""
+            if is_call and event["type"] == "region_chunk":
+                self._body += text
+            elif is_call and event["type"] == "region_close":
+                parts += calls_in(event["value"]) or [self._body]
+                self._body = ""
+            elif text and event["type"] == "region_chunk":
+                parts.append(text if event["field"] == "content" else Reasoning(text))
+        return parts
+
+
+def calls_in(value: Any) -> list[Part]:
+    """The calls that a parsed value describes; none if it does not."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    calls: list[Part] = []
+    for each in value if isinstance(value, list) else [value]:
+        function = each.get("function", each) if isinstance(each, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments", {})
+        if not isinstance(name, str) or not isinstance(arguments, dict | str):
+            return []
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        calls.append(Call(name, text))
+    return calls
+
+
+class ToolFormat:
+    """How the tokenizer's chat template shows tools and calls, and how calls are read."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+
+    def messages(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Messages and tools for the chat template. If it knows no tools, the system message lists
+        them, and calls and their results are texts."""
+        shown = [each.model_dump(exclude_none=True) for each in tools]
+        template = self._tokenizer.get_chat_template(tools=shown or None)
+        if re.search(r"\btools\b", template):
+            return _with_calls(messages), shown or None
+        plain = [{"role": _role(each), "content": _as_text(each)} for each in messages]
+        if shown:
+            listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in shown)
+            if plain[0]["role"] != "system":
+                plain.insert(0, {"role": "system", "content": ""})
+            text = f"{plain[0]['content']}\n\n{_TOOLS_TEXT.format(tools=listed)}"
+            plain[0]["content"] = text.lstrip()
+        return plain, None
+
+    def reader(self, prompt: str, tools: Sequence[Tool], forced: bool) -> OutputReader:
+        """What reads an answer to a prompt, whose calls have the model's own form, or, where they
+        are `forced`, the common one."""
+        own = None if forced else self.template
+        shown = [each.model_dump(exclude_none=True) for each in tools]
+        if own is None:
+            return CallReader(self._tokenizer, _HERMES, "", shown)
+        return CallReader(self._tokenizer, own, prompt, shown)
+
+
+def _role(message: ChatMessage) -> str:
+    """For templates that know no tools, whose roles may be checked."""
+    return "user" if message.role == "tool" else _ROLES.get(message.role, message.role)
+
+
+def _as_text(message: ChatMessage) -> str:
+    text = text_of(message.content)
+    if message.role == "tool":
+        return f"<tool_response>\n{text}\n</tool_response>"
+    calls = [
+        f'{OPEN}{{"name": {json.dumps(each.function.name)}, '
+        f'"arguments": {each.function.arguments}}}{CLOSE}'
+        for each in message.tool_calls or []
+    ]
+    return "\n".join([*([text] if text or not calls else []), *calls])
+
+
+def _with_calls(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages for templates that know tools: with arguments as objects, and the name of the
+    function that a result is from."""
+    names: dict[str | None, str] = {}
+    described = []
+    for each in messages:
+        about: dict[str, Any] = {"role": _ROLES.get(each.role, each.role)}
+        about["content"] = text_of(each.content)
+        if each.tool_calls:
+            names |= {call.id: call.function.name for call in each.tool_calls}
+            about["tool_calls"] = [_described(call) for call in each.tool_calls]
+        if each.role == "tool":
+            about["tool_call_id"] = each.tool_call_id
+            about |= {"name": names[each.tool_call_id]} if each.tool_call_id in names else {}
+        described.append(about)
+    return described
+
+
+def _described(call: ToolCall) -> dict[str, Any]:
+    about = call.model_dump()
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        return about
+    if isinstance(arguments, dict):
+        about["function"]["arguments"] = arguments
+    return about

@@ -1,0 +1,136 @@
+"""Grammars change no text: it is that of plain `generate` with the grammar's processor. What cannot
+be compiled is refused, and no client waits for it."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from running_server import serving
+
+from hf_refspec import GrammarDrafts
+from hf_refspec.apps.serve import grammar_check
+
+pytest.importorskip("llguidance")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["human", "robot"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 999},
+        "marks": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+        "name": {"type": "string", "pattern": "^[a-z]{3,9}$"},
+    },
+    "required": ["kind", "age", "marks", "name"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+# An intersection that no compiler can tell from the empty one.
+PATTERNS = [{"pattern": f"(a|b)*a(a|b){{{i}}}" + "c" * (i % 3)} for i in range(12, 24)]
+HOSTILE = {"type": "object", "properties": {"a": {"allOf": [{"type": "string"}, *PATTERNS]}}}
+
+
+@pytest.fixture(scope="module")
+def free_server(byte_llama, tokenizer):
+    """Serves a model that may write any byte, and end its text."""
+    with serving(byte_llama, tokenizer, max_rows=2) as server:
+        yield server
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9}])
+def test_json_is_the_text_of_plain_generate_with_the_grammars_processor(
+    free_server, byte_llama, tokenizer, plain, sampling
+):
+    for seed, message in enumerate(["one", "größer 🙂"], start=3):
+        options = {"do_sample": True, **sampling} if sampling else {}
+        processors = [GrammarDrafts(tokenizer, json_schema=SCHEMA).processor()]
+        options |= {"seed": seed, "max_new_tokens": 200, "model": byte_llama}
+        expected = plain(message, logits_processor=processors, **options)
+        options = {"seed": seed, "max_tokens": 200, "response_format": FORMAT, **sampling}
+        [choice] = free_server.chat(message, **options).choices
+        assert choice.message.content == expected and choice.finish_reason == "stop"
+        assert json.loads(expected).keys() == SCHEMA["properties"].keys()
+        stream = free_server.chat(message, stream=True, **options)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+
+
+def test_what_a_grammar_forces_is_drafted(free_server):
+    before = free_server.metrics()
+    free_server.chat("two", max_tokens=200, response_format=FORMAT)
+    after = free_server.metrics()
+    tokens, passes = (
+        after[name] - before[name] for name in ("generated_tokens_total", "forward_passes_total")
+    )
+    assert tokens > 2 * passes
+
+
+def test_json_or_a_call_where_the_model_may_choose(free_server):
+    kinds = set()
+    for seed in range(12):
+        options = {"seed": seed, "temperature": 2.0, "max_tokens": 300, "tools": [TOOL]}
+        [choice] = free_server.chat("one", response_format=FORMAT, **options).choices
+        kinds.add(choice.finish_reason)
+        texts = [call.function.arguments for call in choice.message.tool_calls or []]
+        for text in texts or [choice.message.content]:
+            assert json.loads(text).keys() == SCHEMA["properties"].keys()
+    assert kinds == {"stop", "tool_calls"}
+
+
+def test_no_call_where_the_client_wants_none(free_server):
+    options = {"tools": [TOOL], "tool_choice": "none", "max_tokens": 200}
+    answer = free_server.chat("one", response_format=FORMAT, **options)
+    same = free_server.chat("one", response_format=FORMAT, max_tokens=200)
+    assert answer.choices == same.choices
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_schema_that_cannot_be_compiled_in_time_is_refused_and_others_go_on(
+    free_server, plain, byte_llama, monkeypatch, ends
+):
+    stream = free_server.chat("one", stream=True, max_tokens=60)
+    why = "cannot be compiled"
+    if not ends:
+        monkeypatch.setattr(grammar_check, "_SECONDS", 0)  # its process is ended
+        why = "takes more than 0 s to compile"
+    hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": HOSTILE}}
+    with pytest.raises(openai.BadRequestError, match=why) as refusal:
+        free_server.chat("one", response_format=hostile)
+    assert refusal.value.param == "response_format"
+    monkeypatch.undo()
+    expected = plain("one", max_new_tokens=60, model=byte_llama)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+    answer = free_server.chat("one", response_format=FORMAT, max_tokens=200)
+    assert json.loads(answer.choices[0].message.content)
+
+
+def test_a_compiler_that_has_died_is_started_again():
+    check = grammar_check.GrammarCheck()
+    check.check("json_schema", SCHEMA)
+    check._process.kill()
+    check._process.wait()
+    check.check("json_schema", SCHEMA)
+    check._process.kill()
+    check._process.communicate()
+
+
+def test_a_demanded_call_whose_schema_contradicts_itself_is_refused(free_server):
+    parameters = {"type": "object", "properties": {"a": {"type": "x"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(openai.BadRequestError) as refusal:
+        free_server.chat("one", tools=[tool], tool_choice="required")
+    assert refusal.value.param == "tools"
+
+
+def test_a_request_that_leaves_no_token_fails_alone(speller, tokenizer, plain):
+    """This model never ends a text, and the grammar must."""
+    with serving(speller, tokenizer, max_rows=2) as server:
+        stream = server.chat("one", stream=True, max_tokens=200)
+        first = next(stream)
+        with pytest.raises(openai.InternalServerError):
+            server.chat("two", response_format=FORMAT, temperature=1.0, max_tokens=200)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in [first, *stream])
+        assert text == plain("one", max_new_tokens=200)
+        assert server.outcomes("error") == 1

@@ -1,0 +1,92 @@
+"""Tools are shown to any model, and its calls are found in its text, however it is cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_refspec.apps.serve.protocol import ChatMessage, Tool
+from hf_refspec.apps.serve.tool_calls import Call, ToolFormat
+
+TOOL = Tool.model_validate({"type": "function", "function": {"name": "f"}})
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+ASKED = {"id": "123456789", "function": {"name": "f", "arguments": '{"a": 1}'}}
+MESSAGES = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "tool_calls": [ASKED]},
+    {"role": "tool", "tool_call_id": "123456789", "content": "7"},
+]
+
+
+def messages() -> list[ChatMessage]:
+    return [ChatMessage.model_validate(each) for each in MESSAGES]
+
+
+def read(tokenizer, pieces):
+    reader = ToolFormat(tokenizer).reader("", [TOOL], True)
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, [(part.name, part.arguments) for part in parts if isinstance(part, Call)]
+
+
+@given(st.lists(st.integers(0, 200), max_size=5))
+def test_calls_are_found_however_the_text_is_cut(tokenizer, places):
+    text = f"so: {CALL}\n{CALL}"
+    cuts = sorted({0, len(text), *(place for place in places if place < len(text))})
+    pieces = [text[a:b] for a, b in pairwise(cuts)]
+    assert read(tokenizer, pieces) == ("so:", [("f", '{"a": 1}')] * 2)
+
+
+@pytest.mark.parametrize("body", ["{", "3", '{"name": 3}', '{"name": "f", "arguments": 3}', "[]x"])
+def test_what_is_no_call_stays_text(tokenizer, body):
+    text, calls = read(tokenizer, [f"<tool_call>{body}</tool_call>", " end"])
+    assert calls == [] and body in text and text.endswith("end")
+    assert body in read(tokenizer, [f"<tool_call>{body}"])[0]  # cut off
+
+
+def test_several_calls_may_stand_in_a_list(tokenizer):
+    body = '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    assert read(tokenizer, [f"<tool_call>{body}</tool_call>"])[1] == [("f", "{}"), ("g", "{}")]
+
+
+def test_a_template_that_knows_no_tools_gets_texts(tokenizer):
+    shown, tools = ToolFormat(tokenizer).messages(messages(), [TOOL])
+    assert tools is None and [each["role"] for each in shown] == [
+        "system", "user", "assistant", "user"
+    ]  # fmt: skip
+    assert '{"type": "function", "function": {"name": "f"}}' in shown[0]["content"]
+    assert shown[2]["content"] == CALL
+    assert shown[3]["content"] == "<tool_response>\n7\n</tool_response>"
+
+
+def test_a_template_that_knows_tools_gets_objects(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}")
+    shown, tools = ToolFormat(tokenizer).messages(messages(), [TOOL])
+    assert tools == [{"type": "function", "function": {"name": "f"}}]
+    assert shown[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert shown[2] == {
+        "role": "tool", "content": "7", "tool_call_id": "123456789", "name": "f"
+    }  # fmt: skip
+
+
+def test_calls_in_the_models_own_form_are_read_as_its_tokenizer_says(tokenizer, monkeypatch):
+    template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "assistant: ",
+        "fields": {
+            "tool_calls": {
+                "open": "[[", "close": "]]", "repeats": True, "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"content": "text"},
+        },
+    }  # fmt: skip
+    monkeypatch.setattr(tokenizer, "response_template", template, raising=False)
+    reader = ToolFormat(tokenizer).reader("user: x\nassistant: ", [TOOL], False)
+    call = json.dumps({"name": "f", "arguments": {"a": 1}})
+    parts = [*reader.feed(f"well [[{call}]]"), *reader.feed("[[{nonsense]]"), *reader.end()]
+    assert parts[0] == "well " and isinstance(parts[1], Call) and "{nonsense" in parts[2]

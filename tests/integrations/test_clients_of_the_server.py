@@ -1,0 +1,160 @@
+"""Clients that nobody here wrote ask a real server process for calls and for objects."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Literal
+
+import openai
+import pytest
+import requests
+from pydantic import BaseModel
+
+pytest.importorskip("llguidance")
+NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+QUESTION = "Anna is 31 years old and human. Extract her data as JSON."
+WEATHER = "What is the weather in Paris?"
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    kind: Literal["human", "robot"]
+
+
+class GetWeather(BaseModel):
+    """Weather of a city."""
+
+    city: str
+
+
+ANNA = Person(name="Anna", age=31, kind="human")
+LIMITS = {"max_tokens": 200, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = "import sys; from hf_refspec.apps.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", "--port", str(port), "--max-rows", "2"]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        base = f"http://127.0.0.1:{port}"
+        ends = time.monotonic() + 300
+        while True:
+            try:
+                assert requests.get(base + "/health", timeout=300).ok
+                break
+            except requests.ConnectionError:
+                assert time.monotonic() < ends and process.poll() is None
+                time.sleep(0.2)
+        yield f"{base}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture
+def client(url):
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture
+def langchain(url):
+    langchain_openai = pytest.importorskip("langchain_openai")
+    return langchain_openai.ChatOpenAI(base_url=url, api_key="none", model=NAME, **LIMITS)
+
+
+def test_openai_parses_chats_and_responses(client):
+    messages = [{"role": "user", "content": QUESTION}]
+    chat = client.chat.completions.parse(
+        model=NAME, messages=messages, response_format=Person, **LIMITS
+    )
+    assert chat.choices[0].message.parsed == ANNA
+    response = client.responses.parse(
+        model=NAME, input=QUESTION, text_format=Person, max_output_tokens=200, temperature=0
+    )
+    assert response.output_parsed == ANNA and response.usage.output_tokens > 10
+
+
+def test_openai_parses_streams_of_calls(client):
+    with client.chat.completions.stream(
+        model=NAME,
+        messages=[{"role": "user", "content": WEATHER}],
+        tools=[openai.pydantic_function_tool(GetWeather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        **LIMITS,
+    ) as stream:
+        choice = stream.get_final_completion().choices[0]
+    [call] = choice.message.tool_calls
+    assert call.function.parsed_arguments == GetWeather(city="Paris")
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_openais_responses_stream_calls_and_take_what_they_returned(client):
+    tool = {"type": "function", "name": "f", "parameters": GetWeather.model_json_schema()}
+    with client.responses.stream(
+        model=NAME, input=WEATHER, tools=[{**tool, "strict": True}], tool_choice="required",
+        parallel_tool_calls=False, max_output_tokens=100, temperature=0,
+    ) as stream:  # fmt: skip
+        kinds = [event.type for event in stream]
+        [call] = stream.get_final_response().output
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert "response.function_call_arguments.done" in kinds
+    assert GetWeather.model_validate_json(call.arguments).city == "Paris"
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    question = {"role": "user", "content": WEATHER}
+    with client.responses.stream(
+        model=NAME, input=[question, call, output], instructions="Be brief.", temperature=0,
+        max_output_tokens=300,
+    ) as stream:  # fmt: skip
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text != ""
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain_has_objects(langchain, method):
+    assert langchain.with_structured_output(Person, method=method).invoke(QUESTION) == ANNA
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_langchain_binds_tools(langchain, streams):
+    bound = langchain.bind_tools([GetWeather], tool_choice="GetWeather")
+    chunks = [*bound.stream(WEATHER)] if streams else [bound.invoke(WEATHER)]
+    answer = chunks[0]
+    for chunk in chunks[1:]:
+        answer = answer + chunk
+    [call] = answer.tool_calls
+    assert (call["name"], call["args"]) == ("GetWeather", {"city": "Paris"})
+
+
+@pytest.mark.parametrize("model", ["OpenAIChatModel", "OpenAIResponsesModel"])
+def test_a_pydantic_ai_agent_has_objects(url, model):
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=url, api_key="none")
+    asked = getattr(models, model)(NAME, provider=provider)
+    agent = pydantic_ai.Agent(asked, output_type=Person, model_settings=LIMITS)
+    assert agent.run_sync(QUESTION).output == ANNA
+
+
+def test_a_smolagents_agent_comes_to_an_answer(url):
+    smolagents = pytest.importorskip("smolagents")
+    # The small model would not end its sentence otherwise.
+    options = {**LIMITS, "frequency_penalty": 1.0}
+    model = smolagents.OpenAIModel(NAME, api_base=url, api_key="none", **options)
+    agent = smolagents.ToolCallingAgent(tools=[], model=model, max_steps=2, verbosity_level=0)
+    agent.run(WEATHER)
+    calls = [
+        call for step in agent.memory.steps for call in getattr(step, "tool_calls", None) or []
+    ]
+    assert calls[-1].name == "final_answer"
