@@ -52,7 +52,7 @@ class GrammarCheck:
         process.stdin.flush()
         answer = self._line(process, _SECONDS)
         if answer is None:
-            raise ValueError(f"takes more than {_SECONDS} s to compile; make it simpler")
+            raise ValueError(f"takes more than {_SECONDS} s or 4 GiB to compile; make it simpler")
         if error := json.loads(answer):
             raise ValueError(f"cannot be compiled: {error}")
 
