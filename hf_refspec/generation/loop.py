@@ -181,15 +181,17 @@ class Loop:
         """Shows the drafters what the target expects inside the prompts; by now each row is one
         token longer."""
         k = max(row.drafter.observed_top_k for row in rows)
-        top = prompt_top_tokens(self.verifier.model, states, logits[:, None], k, fraction)
+        prompts = self.verifier.prompts
+        last = logits[[prompts.index(prompt) for prompt in range(max(prompts) + 1)], None]
+        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction)
         if top is None:
             return
-        for i, row in enumerate(rows):
+        for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
             if count > 0 and row.drafter.prompt_fraction > 0 and not row.drafter.waits:
-                expected = top.tokens[i, -count:], top.probs[i, -count:]
+                expected = top.tokens[prompt, -count:], top.probs[prompt, -count:]
                 none = DraftTree.empty()
                 row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
 

@@ -119,7 +119,7 @@ class PackedRows(Entries):
 
     running: PackedPass  # the pass that the layers write for
     padding: list[int]  # of each row of the prefill
-    prompts: list[int]  # of each row, the index of its prompt among those that were run
+    prompts: list[int]  # of each row, see `Verifier.prompts`
 
     def begin(self, prompt_length: int) -> None:
         self.rows: list[RowEntries] = []
@@ -220,25 +220,22 @@ class PackedVerifier(TreeVerifier):
         """Runs a prompt that several rows have, as in rollouts, once."""
         mask = kwargs.get("attention_mask")
         prompts = input_ids if mask is None else torch.cat([input_ids, mask], dim=1)
-        _, of_row = prompts.unique(dim=0, return_inverse=True)
-        self.entries.prompts = of_row.tolist()
-        own = torch.tensor([self.entries.prompts.index(i) for i in range(int(of_row.max()) + 1)])
-        own = own.to(input_ids.device)  # of each prompt, the first row that has it
-        if len(own) == len(input_ids):
-            self.entries.prompts = [*range(len(input_ids))]
+        found, of_row = prompts.unique(dim=0, return_inverse=True)
+        if len(found) == len(prompts):
             return super()._run_prompts(input_ids, kwargs)
+        self.prompts = of_row.tolist()
+        first = torch.tensor([self.prompts.index(prompt) for prompt in range(len(found))])
+        first = first.to(input_ids.device)  # the rows that stand for their prompts
         for name in ("attention_mask", "position_ids"):
-            if (value := kwargs.get(name)) is not None and value.shape[-2] == len(input_ids):
-                kwargs = {**kwargs, name: value.index_select(-2, own)}
-        outputs = super()._run_prompts(input_ids[own], kwargs)
+            if (value := kwargs.get(name)) is not None and value.shape[-2] == len(prompts):
+                kwargs = {**kwargs, name: value.index_select(-2, first)}
+        outputs = super()._run_prompts(input_ids[first], kwargs)
         outputs.logits = outputs.logits[of_row]
-        if self.prompt_states is not None:
-            self.prompt_states[:] = [states[of_row] for states in self.prompt_states]
         return outputs
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         super()._after_prefill(outputs)
-        self.entries.padding = self._inputs.padding
+        self.entries.padding, self.entries.prompts = self._inputs.padding, self.prompts
 
     def forward_flat(
         self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]

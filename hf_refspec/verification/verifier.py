@@ -92,6 +92,8 @@ class Verifier:
         # Whether the last pass ran the last token of each row, its draft, and nothing else that
         # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
+        # Of each row, which of the prompts that the prefill ran is its own: rows may share one.
+        self.prompts: list[int] = []
         # Whether the model has begun a new cache in the middle of the text. It may then do so at
         # every step, as Phi-3 does in transformers 5.17, and nothing can be drafted any more.
         self.replaced_cache = False
@@ -227,6 +229,7 @@ class Verifier:
         kwargs = self.model_kwargs
         if self.prompt_states is not None and records_prompt(self.model, kwargs):
             kwargs = {**kwargs, "logits_to_keep": last_token(self.prompt_states)}
+        self.prompts = [*range(len(rows))]
         outputs = self._run_prompts(input_ids, kwargs)
         if (cache := self._new_cache(outputs)) is not None:
             self.entries = self._entries(cache)
