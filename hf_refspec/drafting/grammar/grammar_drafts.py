@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,48 +99,45 @@ class GrammarDrafts(Drafter):
         return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
-        with self._after(path) as matcher:
-            return DraftTree.empty() if matcher is None else self._grown(matcher, budget)
+        matcher = self._after(path)
+        return DraftTree.empty() if matcher is None else self._grown(matcher, budget)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
-        with self._after(path) as matcher:
-            return tree if matcher is None else tree.part(self._allowed(matcher, tree))
+        matcher = self._after(path)
+        return tree if matcher is None else tree.part(self._allowed(matcher, tree))
 
-    @contextmanager
-    def _after(self, path: np.ndarray) -> Iterator[LLMatcher | None]:
+    def _after(self, path: np.ndarray) -> LLMatcher | None:
         """The state after the text and a path; `None` if the grammar does not allow them."""
         if self._matcher is None or self._matcher.is_error():  # as one that is too complex
-            yield None
-            return
-        read = self._matcher.try_consume_tokens(path.tolist())
-        try:
-            yield self._matcher if read == len(path) else None
-        finally:
-            self._matcher.rollback(read)
+            return None
+        # A copy, not this one and back: masks of states that were gone back to may be wrong.
+        matcher = self._matcher.deep_copy()
+        read = matcher.try_consume_tokens(path.tolist())
+        return matcher if read == len(path) else None
 
     def _grown(self, matcher: LLMatcher, budget: int) -> DraftTree:
         """What is forced behind a state, where it is a choice of few tokens each of them, and what
         each forces."""
         nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
-        paths: list[tuple[list[int], int, float]] = [([], ROOT, 1.0)]
-        for path, parent, prob in paths:  # it grows
-            matcher.consume_tokens(path)
-            forced = self._forced(matcher)[: budget - len(nodes)]
+        states: list[tuple[LLMatcher, int, float]] = [(matcher, ROOT, 1.0)]
+        for state, parent, prob in states:  # it grows
+            forced = self._forced(state)[: budget - len(nodes)]
             for token in forced:
                 nodes.append((token, parent, prob))
                 parent = len(nodes) - 1
-            if len(nodes) + len(paths) <= budget and self._grammar.eos_id not in forced:
-                read = matcher.try_consume_tokens(forced)
-                choices = self._choices(matcher)
-                matcher.rollback(read)
-                share = prob * _ALL / max(len(choices), 1)
-                if share < _LEAST_PROB:
-                    choices = []
-                for token in choices[: budget - len(nodes)]:
-                    nodes.append((token, parent, share))
-                    if token != self._grammar.eos_id:
-                        paths.append(([*path, *forced, token], len(nodes) - 1, share))
-            matcher.rollback(len(path))
+            if len(nodes) + len(states) > budget or self._grammar.eos_id in forced:
+                continue
+            state.try_consume_tokens(forced)
+            choices = self._choices(state)
+            share = prob * _ALL / max(len(choices), 1)
+            if share < _LEAST_PROB:
+                continue
+            for token in choices[: budget - len(nodes)]:
+                nodes.append((token, parent, share))
+                if token != self._grammar.eos_id:
+                    chosen = state.deep_copy()
+                    chosen.try_consume_tokens([token])
+                    states.append((chosen, len(nodes) - 1, share))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
@@ -165,10 +160,9 @@ class GrammarDrafts(Drafter):
     def _forced(self, matcher: LLMatcher) -> list[int]:
         """The tokens that must follow a state, perhaps to the end."""
         tokens = matcher.compute_ff_tokens()
-        matcher.consume_tokens(tokens)
-        ends = matcher.is_stopped()
-        matcher.rollback(len(tokens))
-        return [*tokens, self._grammar.eos_id] if ends else tokens
+        end = matcher.deep_copy()
+        end.consume_tokens(tokens)
+        return [*tokens, self._grammar.eos_id] if end.is_stopped() else tokens
 
     def _allowed(self, matcher: LLMatcher, tree: DraftTree) -> np.ndarray:
         """Which nodes the grammar allows behind a state, bool of shape `(T,)`."""
@@ -176,21 +170,18 @@ class GrammarDrafts(Drafter):
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             children.setdefault(parent, []).append(node)
-        depth, forced = 0, matcher.compute_ff_tokens()[:1]
-        stack = [(node, 0, forced) for node in children.get(ROOT, [])]
-        while stack:
-            node, parent_depth, forced = stack.pop()
-            matcher.rollback(depth - parent_depth)
-            depth, token = parent_depth, int(tree.tokens[node])
-            if token == self._grammar.eos_id:
-                allowed[node] = not forced and matcher.is_accepting()
-            elif token in forced or not forced:
-                read = matcher.try_consume_tokens([token])
-                depth, allowed[node] = depth + read, read
-                if read and node in children:
-                    forced = matcher.compute_ff_tokens()[:1]
-                    stack += [(child, depth, forced) for child in children[node]]
-        matcher.rollback(depth)
+        states = [(ROOT, matcher)]
+        for parent, state in states:  # it grows
+            forced = state.compute_ff_tokens()[:1]
+            for node in children.get(parent, []):
+                token = int(tree.tokens[node])
+                if token == self._grammar.eos_id:
+                    allowed[node] = not forced and state.is_accepting()
+                elif token in forced or not forced:
+                    after = state.deep_copy()
+                    allowed[node] = after.try_consume_tokens([token])
+                    if allowed[node] and node in children:
+                        states.append((node, after))
         return allowed
 
     def observe(self, observation: Observation) -> None:
