@@ -269,7 +269,7 @@ def _counting(passes: list[None]) -> Any:
     def count(*_: Any) -> None:
         passes.append(None)
 
-    count.only_reads = True  # type: ignore[attr-defined]  # so that the model is not probed anew
+    vars(count)["only_reads"] = True  # so that the model is not probed anew
     return count
 
 

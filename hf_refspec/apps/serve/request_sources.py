@@ -23,11 +23,8 @@ class RequestSource(Drafter):
     def __init__(self) -> None:
         self.source: Drafter = _Nothing()
 
-    @property
-    def prunes(self) -> bool:  # type: ignore[override]
-        return self.source.prunes
-
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
+        self.prunes = self.source.prunes
         self.source.begin(prompt_ids, vocab_size)
 
     def draft(self, budget: int) -> DraftTree:
@@ -47,7 +44,7 @@ class RequestSource(Drafter):
 
     def end(self) -> None:
         self.source.end()
-        self.source = _Nothing()
+        self.source, self.prunes = _Nothing(), False
 
 
 class Prediction(RequestSource):

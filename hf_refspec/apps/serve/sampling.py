@@ -25,8 +25,8 @@ class OutputPenalties(LogitsProcessor):
         self._frequency, self._presence = frequency, presence
         self._prompt_length = prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        scores = scores.clone()  # type: ignore[assignment]
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
         for row, ids in zip(scores, input_ids[:, self._prompt_length :], strict=True):
             tokens, counts = ids.unique(return_counts=True)
             row[tokens] -= self._frequency * counts + self._presence
