@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -74,8 +73,7 @@ class Blend(Drafter):
 
     def fork(self) -> Blend:
         fork = Blend([drafter.fork() for drafter in self.drafters])
-        fork.calibration = copy.deepcopy(self.calibration)
-        fork._calibrations = copy.deepcopy(self._calibrations)
+        fork.calibration, fork._calibrations = self.calibration, self._calibrations
         return fork
 
     def check_vocabulary(self, vocab_size: int) -> None:

@@ -172,8 +172,11 @@ class Drafter(AssistedDrafter):
         """Returns a drafter for another row of the same call, before `begin`.
 
         By default a deep copy. Override it to share what is large, or what all rows should add to.
+        What became of any row's drafts corrects the estimates of all: forks share `calibration`.
         """
-        return copy.deepcopy(self)
+        fork = copy.deepcopy(self)
+        fork.calibration = self.calibration
+        return fork
 
     def end(self) -> None:
         """Ends the call, also after an exception (one from `begin` too)."""

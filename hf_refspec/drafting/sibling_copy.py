@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import Any
 
@@ -88,7 +87,7 @@ class SiblingCopy(Drafter):
 
     def fork(self) -> SiblingCopy:
         fork = type(self)()
-        fork._groups, fork.calibration = self._groups, copy.deepcopy(self.calibration)
+        fork._groups, fork.calibration = self._groups, self.calibration
         return fork
 
     def end(self) -> None:

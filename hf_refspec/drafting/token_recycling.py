@@ -147,7 +147,7 @@ class TokenRecycling(Drafter):
 
     def fork(self) -> TokenRecycling:
         fork = copy.copy(self)
-        fork.stats, fork.calibration = SpeculationStats(), copy.deepcopy(self.calibration)
+        fork.stats = SpeculationStats()
         fork._forget_call()
         return fork
 

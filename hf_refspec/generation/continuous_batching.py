@@ -153,7 +153,7 @@ class BatchDrafts:
                 drafter = held.enter_context(self._source())
                 held.enter_context(drafter._owned())
                 self._held = held.pop_all()
-            self._pool, self._calibration = DrafterPool(drafter.fork()), drafter.calibration
+            self._pool = DrafterPool(drafter.fork())
             self._budget = make_shared_budget(self._max_draft_tokens, drafter, self._manager.model)
             self._stats = drafter.stats = SpeculationStats()
         type(self._manager).start(self._manager)
@@ -360,7 +360,6 @@ class BatchDrafts:
     def _begin(self, state: Any) -> _Request:
         call = ExitStack()
         drafter = call.enter_context(self._pool.drafter())
-        drafter.calibration = self._calibration  # what became of all drafts corrects all estimates
         text = np.array(state.initial_tokens + state.generated_tokens, dtype=np.int64)
         call.enter_context(drafter.session(text, self._vocab_size, self._sampling))
         request = _Request(drafter, call, _length(state))

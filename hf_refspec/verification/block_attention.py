@@ -12,8 +12,8 @@ from torch import nn
 from .row_blocks import RowEntries
 
 # Rows of a block attend in one call if that is at most so many times the work of attending one by
-# one: each call takes time by itself.
-_PADDED = 2.0
+# one, and what each call takes by itself: the time of so many queries and keys.
+_PADDED, _CALL = 2.0, 1024
 
 
 @dataclass
@@ -66,7 +66,9 @@ class BlockPass:
         work = sum(row.size * row.end for row in rows)
         padded = len(rows) * self._most * self._length
         self._together = (
-            len(rows) > 1 and padded <= _PADDED * work and all(row.hidden is None for row in rows)
+            len(rows) > 1
+            and padded <= _PADDED * work + _CALL * len(rows)
+            and all(row.hidden is None for row in rows)
         )
         # Where rows that attend together have fewer tokens than the longest: which tokens stand in
         # their places, and which of these places are their own.

@@ -74,7 +74,7 @@ class RetrievalCache(Drafter):
         OSError: If there is nothing at `path` and it cannot be made.
     """
 
-    _SHARED = ("tokenizer", "top_k", "_memory")
+    _SHARED = ("tokenizer", "top_k", "calibration", "_memory")
     _prompt: np.ndarray | None
     _view: View | None
     _references: LinkedText | None
