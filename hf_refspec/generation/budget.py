@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
-_MARGIN = 1.02
+_MARGIN = 1.05
 # After so many drafts in a row that did not pay, drafting pauses. Fewer save time on text that
 # repeats nothing, and miss the first repetition of others.
 _PATIENCE = 8
@@ -33,6 +33,9 @@ _PATIENCE = 8
 _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
 # With each pass, earlier ones count so much less for what a token takes.
 _RECENT = 0.9
+# So many tokens ahead of another row of its call, a row is e times less likely to be the last to
+# end. Fewer leave the rows that are ahead without drafts sooner.
+_LEAD = 4.0
 
 
 class Budget:
@@ -64,8 +67,9 @@ class AutoBudget(Budget):
     """As many draft nodes a row as give the most expected tokens per second, none if none pay.
 
     `costs` returns those of the target model for a number of rows, at the `widths` that passes are
-    padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Each pass is
-    logged, at level DEBUG: what was expected of each size, and what came.
+    padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Where one call
+    `waits` for all rows, tokens of those that are behind count more. Each pass is logged, at level
+    DEBUG: what was expected of each size, and what came.
     """
 
     def __init__(
@@ -73,10 +77,11 @@ class AutoBudget(Budget):
         costs: Callable[[int], PassCosts],
         widths: tuple[int, ...] | None = None,
         packs: bool = False,
+        waits: bool = False,
     ) -> None:
         self._tokens = np.array(PACKED_TOKENS if packs else widths or PASS_TOKENS)
         super().__init__((widths or PASS_TOKENS)[-1] - 1)
-        self._packs = packs
+        self._packs, self._waits = packs, waits
         self._costs = cache(costs)
         self._padded = widths is not None
         self._pause = _Pause()
@@ -150,20 +155,38 @@ class AutoBudget(Budget):
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _paying_together(self, rows: Sequence[Row]) -> list[DraftTree]:
-        probs = [row.drafter.calibration.calibrated(row.draft).probs for row in rows]
-        going = sum(not row.stands_still for row in rows)
-        paying = partial(_paying_nodes, self._costs(1), going)
+        costs = self._costs(1)
+        worth = self._worth(rows, costs)
+        probs = [
+            each * row.drafter.calibration.calibrated(row.draft).probs
+            for each, row in zip(worth, rows, strict=True)
+        ]
+        paying = partial(_paying_nodes, costs, sum(not row.stands_still for row in rows))
         return _best_parts([row.draft for row in rows], probs, paying)
+
+    def _worth(self, rows: Sequence[Row], costs: PassCosts) -> np.ndarray:
+        """What a token of each row is worth, 1 on average.
+
+        Where a call waits for all rows, the last one to end costs a whole pass for each of its
+        tokens, and any other only what one more token adds to these passes."""
+        going = np.array([not row.stands_still for row in rows])
+        if not self._waits:
+            return going.astype(float)
+        lengths = np.array([len(row) for row in rows])
+        last = going * np.exp((lengths[going].min() - lengths) / _LEAD)
+        fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, int(going.sum())), 1.0)
+        return (1 - fixed) * going + fixed * going.sum() * last / last.sum()
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
         tokens but one, of which no row has drafted more than `widest`."""
         costs = self._costs(rows)
-        sizes = np.minimum(self._tokens - 1, widest)
-        run = self._tokens if self._padded else sizes + 1
-        speed = expected / np.interp(run, self._tokens, costs.seconds())
+        allowed = self._tokens[self._tokens <= costs.most_tokens]
+        sizes = np.minimum(allowed - 1, widest)
+        run = allowed if self._padded else sizes + 1
+        speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
         speed[0] *= _MARGIN
-        return min(int(sizes[speed.argmax()]), costs.most_tokens - 1)
+        return int(sizes[speed.argmax()])
 
 
 class SharedBudget:
@@ -270,12 +293,13 @@ def _best_parts(
 def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
     """How many of the nodes of all rows, the most probable first, give the most expected tokens per
     second; a pass costs what its tokens cost."""
-    most = max(costs.most_tokens - rows, 0)
-    tokens = rows + np.arange(min(len(probs), most) + 1)
-    expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[: len(tokens)]
+    totals = np.array(costs.tokens)
+    totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(probs)))]
+    tokens = np.unique([rows, *totals, min(rows + len(probs), max(costs.most_tokens, rows))])
+    expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[tokens - rows]
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
     speed[0] *= _MARGIN
-    return int(speed.argmax())
+    return int(tokens[speed.argmax()]) - rows
 
 
 def _pass_seconds(costs: PassCosts, tokens: int) -> float:
@@ -283,8 +307,9 @@ def _pass_seconds(costs: PassCosts, tokens: int) -> float:
 
 
 def _node_seconds(costs: PassCosts, tokens: int) -> float:
-    """What one more adds to a pass over so many tokens."""
-    return _pass_seconds(costs, tokens + 1) - _pass_seconds(costs, tokens)
+    """What a node adds to a pass over so many tokens, if as many again are added."""
+    added = _pass_seconds(costs, 2 * tokens) - _pass_seconds(costs, tokens)
+    return max(added, 0.0) / tokens
 
 
 class _Pause:
@@ -324,10 +349,11 @@ def make_budget(
     kind_of_pass: str,
     widths: tuple[int, ...] | None = None,
     packs: bool = False,
+    waits: bool = False,
 ) -> Budget:
     """The budget that a call asks for, where a verifier runs passes of this kind, padded to these
-    `widths`, or `packs` rows. `"auto"` does not cut a drafter that decides itself how long its
-    drafts are."""
+    `widths`, or `packs` rows, for all of which the call `waits`. `"auto"` does not cut a drafter
+    that decides itself how long its drafts are."""
     if isinstance(max_draft_tokens, int):
         return Budget(max_draft_tokens)
     if drafter.decides_length:
@@ -335,7 +361,7 @@ def make_budget(
     costs = partial(pass_costs, model, kind_of_pass)
     if packs or widths is not None:
         costs = partial(costs, tokens=PACKED_TOKENS if packs else widths)
-    return AutoBudget(costs, widths, packs)
+    return AutoBudget(costs, widths, packs, waits)
 
 
 def make_shared_budget(

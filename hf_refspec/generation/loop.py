@@ -100,7 +100,9 @@ class Loop:
 
     def _record_prompts(self, rows: Sequence[Row]) -> float:
         """Lets the verifier record what drafters may learn from; returns what that may cost."""
-        fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
+        # What several rows learn is learned once, and pays less where passes are wide as it is.
+        fraction = max(row.drafter.prompt_fraction for row in rows) / len(rows)
+        fraction = fraction if self.reads_prompts else 0
         fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
         self.verifier.prompt_states = self._states if fraction > 0 else None
         return fraction

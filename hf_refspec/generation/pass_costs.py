@@ -11,24 +11,25 @@ from torch import nn
 
 from ..verification.facts import facts_about_state
 
-# The numbers of tokens of a row in a forward pass whose cost is estimated: the last token and 0, 1,
-# 2, 4, ... draft nodes. More of them follow the cost closer, and take longer to know.
-PASS_TOKENS = (1, 2, 3, 5, 9, 17, 33, 65)
+# The numbers of tokens of a pass whose cost is estimated. Small ones each by itself: libraries have
+# kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight.
+PASS_TOKENS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
 # Of all rows, where they are packed.
-PACKED_TOKENS = (*PASS_TOKENS, 129, 257, 513, 1025)
+PACKED_TOKENS = (*PASS_TOKENS, 96, 128, 192, 256, 512, 1024)
 
 # All that follows is in logarithms: 0.1 is about ten percent.
 
-# How costs grow from each of `PASS_TOKENS` to the next before anything is measured: on a GPU hardly
-# at all; on a CPU a matrix product over one to three tokens waits for the weights, over five to
-# nine for the arithmetic, which 16-bit types have more of.
+# How costs grow with each doubling of the tokens, from one to 64, before anything is measured: on a
+# GPU hardly at all; on a CPU a matrix product over few tokens waits for the weights, over more of
+# them for the arithmetic, which 16-bit types have more of.
 _GROWTH = {
-    "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.03, 0.06),
-    "16 bits": (0.08, 0.03, 0.02, 0.03, 0.08, 0.16, 0.22),
-    "32 bits": (0.10, 0.06, 0.35, 0.25, 0.10, 0.20, 0.30),
+    "cuda": (0.03, 0.01, 0.01, 0.01, 0.02, 0.06),
+    "16 bits": (0.08, 0.05, 0.04, 0.10, 0.17, 0.25),
+    "32 bits": (0.20, 0.20, 0.20, 0.15, 0.25, 0.35),
 }
-# How far each of them may be off. More believes the first measurements, less neighbouring numbers.
-_GROWTH_ERROR = 0.2
+# How far each of them may be off, and the cost of each number by itself. More of the first believes
+# the first measurements, of the second tells less of other numbers.
+_GROWTH_ERROR, _OWN_ERROR = 0.2, 0.1
 # How far two passes over the same number of tokens differ on a shared machine; the first one over a
 # number, which may set up memory or kernels; and the first one of all, which nothing is known to
 # compare with: it may have taken many times as long.
@@ -41,30 +42,40 @@ _DISTURBED = 2.0
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A size whose cost is uncertain is assumed cheaper by so many standard deviations, so that it is
 # tried where it may be the best: more explores more, less keeps to sizes that were measured.
-_OPTIMISM = 0.5
+_OPTIMISM = 0.25
 
 
 class PassCosts:
     """What a forward pass of a model costs over its number of tokens, measured as it goes.
 
-    A Kalman filter over the logarithms of the costs at `PASS_TOKENS`: what is known of one number
-    says something of its neighbours, the more the closer they are, and a change of the machine's
-    speed moves all of them."""
+    A Kalman filter over the logarithms of the costs: what is known of one number says something of
+    others, the more the closer they are, and a change of the machine's speed moves all of them.
+
+    Args:
+        growth (`tuple[float, ...]`): By how much each doubling of the tokens raises the logarithm.
+        tokens (`tuple[int, ...]`): The numbers of tokens of a row whose cost is estimated.
+        rows (`int`): The rows of each pass.
+    """
 
     def __init__(
         self,
         growth: tuple[float, ...] = _GROWTH["32 bits"],
         tokens: tuple[int, ...] = PASS_TOKENS,
+        rows: int = 1,
     ) -> None:
         self.tokens = tokens
         self.passes = [0] * len(tokens)
-        self._log_seconds = np.concatenate(([0.0], np.cumsum(growth)))
         self._largest_known = 0
+        doublings = np.log2(np.array(tokens) * rows)
+        expected = np.interp(doublings, np.arange(1 + len(growth)), np.cumsum((0.0, *growth)))
+        past_last = np.maximum(doublings - len(growth), 0.0)
+        self._log_seconds = expected + growth[-1] * past_last
         # Of sums of independent growths: entry (i, j) counts those that i and j have in common.
-        common = np.minimum.outer(np.arange(len(tokens)), np.arange(len(tokens)))
-        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * np.eye(len(tokens))
+        common = np.minimum.outer(doublings, doublings)
+        own = np.eye(len(tokens))
+        self._drift = _DRIFT**2 + _OWN_DRIFT**2 * own
         # How long a pass takes at all is not known before the first one.
-        self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common
+        self._covariance = 100.0**2 + _GROWTH_ERROR**2 * common + _OWN_ERROR**2 * own
 
     def record(self, tokens: int, seconds: float) -> None:
         """Counts a forward pass."""
@@ -96,17 +107,19 @@ class PassCosts:
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a row that may be tried now: the next number past the largest known.
+        """The most tokens of a row that may be tried now: four, or twice as many as are known.
 
         Where each token costs as much as a pass, the first drafts would else cost dozens of passes.
         """
-        return self.tokens[min(self._largest_known + 1, len(self.tokens) - 1)]
+        following = self.tokens[min(self._largest_known + 1, len(self.tokens) - 1)]
+        most = max(4, 2 * self.tokens[self._largest_known])
+        return max(following, min(most, self.tokens[-1]))
 
     def seconds(self) -> np.ndarray:
-        """The cost of a pass over each of `tokens`, float64: longer passes are never cheaper.
-        Those that are not well known are taken to be cheap, within reason."""
+        """The cost of a pass over each of `tokens`, float64. Those that are not well known are
+        taken to be cheap, within reason."""
         errors = np.sqrt(np.maximum(self._relative_variance(), 0.0))
-        return np.exp(np.maximum.accumulate(self._log_seconds - _OPTIMISM * errors))
+        return np.exp(self._log_seconds - _OPTIMISM * errors)
 
     def _relative_variance(self) -> np.ndarray:
         """How unsure each cost is beside the one that is known best: what all have in common does
@@ -129,19 +142,12 @@ def pass_costs(
     key = ("pass costs", parameter.device, verification, rows, tokens, threads)
     facts = facts_about_state(model)
     if key not in facts:
-        facts[key] = PassCosts(_expected_growth(parameter, rows, tokens), tokens)
+        facts[key] = PassCosts(_expected_growth(parameter), tokens, rows)
     return facts[key]
 
 
-def _expected_growth(
-    parameter: torch.Tensor, rows: int, tokens: tuple[int, ...]
-) -> tuple[float, ...]:
+def _expected_growth(parameter: torch.Tensor) -> tuple[float, ...]:
     kind = parameter.device.type
     if kind == "cpu":
         kind = "16 bits" if parameter.element_size() <= 2 else "32 bits"
-    costs = np.concatenate(([0.0], np.cumsum(_GROWTH.get(kind, _GROWTH["cuda"]))))
-    known = np.log(PASS_TOKENS)
-    # What counts is the number of tokens of all rows; past the last one costs grow on as before it.
-    of_all = np.log(tokens) + np.log(rows)
-    past = np.maximum(of_all - known[-1], 0.0) * (costs[-1] - costs[-2]) / (known[-1] - known[-2])
-    return tuple(np.diff(np.interp(of_all, known, costs) + past))
+    return _GROWTH.get(kind, _GROWTH["cuda"])

@@ -181,6 +181,7 @@ class _Call:
                     verifier.kind_of_pass,
                     verifier.widths,
                     verifier.packs,
+                    waits=True,
                 ),
                 Reach(type(verifier), model, len(rows), kwargs, verifier.probed),
                 drafter.stats,

@@ -110,15 +110,16 @@ class BlockPass:
         keys, values = self._block.layers[layer]
         # Of a single token, the heads that share keys may stand in the place of tokens.
         per_token = query.shape[2] // self.size
-        masked_for = query.shape[1] // keys.shape[1], query.device
+        groups = query.shape[1] // keys.shape[1]
+        masked_for = groups, query.device
         if masked_for != self._masked_for:
-            self._repeated = [_repeated(mask, *masked_for) for mask in self._masks]
+            self._repeated = [_repeated(mask, groups, query) for mask in self._masks]
             self._masked_for = masked_for
         if self._together and per_token == 1:
             return self._attend_together(keys, values, query, scale)
         masks = self._repeated
         if self._together:
-            masks = [_repeated(row.mask(), *masked_for) for row in self._rows]
+            masks = [_repeated(row.mask(), groups, query) for row in self._rows]
         queries = query.split([per_token * size for size in self._sizes], dim=2)
         parts = zip(queries, self._rows, masks, strict=True)
         return torch.cat(
@@ -151,14 +152,14 @@ class BlockPass:
         return attended.index_select(2, self._padded[1].to(query.device))
 
 
-def _repeated(mask: torch.Tensor | None, groups: int, device: torch.device) -> torch.Tensor | None:
-    """A mask `(S, length)` or `(rows, S, length)` for queries whose heads share keys, as they stand
-    one behind another."""
+def _repeated(mask: torch.Tensor | None, groups: int, like: torch.Tensor) -> torch.Tensor | None:
+    """A mask `(S, length)` or `(rows, S, length)` as it is added to the scores of such queries,
+    `(..., groups * S, length)`: their heads that share keys stand one behind another."""
     if mask is None:
         return None
-    if mask.ndim == 2:
-        return mask.repeat(groups, 1).to(device, non_blocking=True)
-    return mask.repeat(1, groups, 1)[:, None].to(device, non_blocking=True)
+    repeated = mask.repeat(groups, 1) if mask.ndim == 2 else mask.repeat(1, groups, 1)[:, None]
+    hidden = ~repeated.to(like.device, non_blocking=True)
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
 def _attended(
@@ -169,8 +170,14 @@ def _attended(
     scale: float | None,
 ) -> torch.Tensor:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
-    are not repeated: the queries that share them stand one behind another."""
+    are not repeated: the queries that share them stand one behind another, unless they are single
+    ones, for which torch has a faster kernel on CPUs."""
     rows, heads, size, head_dim = query.shape
+    if size == 1 and query.device.type == "cpu":
+        mask = None if mask is None else mask[..., :1, :]
+        return nn.functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+        )
     grouped = query.reshape(rows, keys.shape[1], -1, head_dim)
     attended = nn.functional.scaled_dot_product_attention(
         grouped, keys, values, attn_mask=mask, scale=scale
