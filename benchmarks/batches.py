@@ -1,12 +1,13 @@
 """Batches of `generate`: how many times as fast as plain decoding, for each number of draft nodes.
 
-    OMP_WAIT_POLICY=passive python benchmarks/batches.py --data DATA [--rows 2 4 8 16] [--dtypes ...]
+    OMP_WAIT_POLICY=passive python benchmarks/batches.py --data DATA [--rows 2 4 8 16]
 
 A batch is questions of one of Spec-Bench's categories, padded on the left. Plain decoding and each
 of `--nodes` answer it at once, in threads of their own that take turns: a column of tokens at a
 time, and the call whose clock is behind goes next. So all of them meet the same moments of a shared
-machine. Threads that wait must not spin, hence OMP_WAIT_POLICY. Every drafter is fresh; what passes
-cost is known from the batches before, as in a process that goes on.
+machine. Threads that wait must not spin, hence OMP_WAIT_POLICY. The prefill is one turn, of the
+same work in all of them, so that speeds are those of decoding after it and of whole calls. Every
+drafter is fresh; what passes cost is known from the batches before, as in a process that goes on.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ class Turns:
     """A streamer that ends its lane's turn when a column of tokens comes."""
 
     lane: Lane
+    prefill_seconds = 0.0
 
     def put(self, value: torch.Tensor) -> None:
         self.lane.put((), ())
+        if self.lane.passes == 2:  # the prompts, and the first tokens
+            self.prefill_seconds = self.lane.seconds
 
     def end(self) -> None:
         pass
@@ -61,11 +65,16 @@ class Call:
         self._generate = partial(
             model.generate, **batch, max_new_tokens=new_tokens, do_sample=False, **options
         )
-        turns = Turns()
-        self.lane = turns.lane = Lane(tokenizer, partial(self._decode, turns))
+        self._turns = Turns()
+        self.lane = self._turns.lane = Lane(tokenizer, self._decode)
 
-    def _decode(self, turns: Turns) -> None:
-        self.ids = self._generate(streamer=turns)
+    def _decode(self) -> None:
+        self.ids = self._generate(streamer=self._turns)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of decoding after the prefill, and of the whole call."""
+        return self.lane.seconds - self._turns.prefill_seconds, self.lane.seconds
 
 
 def raced(calls: Sequence[Call]) -> None:
@@ -92,6 +101,11 @@ def batches(
     }
 
 
+def speeds(seconds: np.ndarray) -> list[str]:
+    """Times as fast as the first call: decoding / the whole call."""
+    return [f"{decoding:.2f} / {whole:.2f}x" for decoding, whole in seconds[0] / seconds[1:]]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
@@ -114,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
     for dtype in args.dtypes:
         model = load_model(name, "cpu", getattr(torch, dtype))
         for rows in args.rows:
-            total = np.zeros(len(every))
+            total = np.zeros((len(every), 2))
             chosen = batches(questions, tokenizer, rows, args.longest)
             first = next(iter(chosen.values()))
             raced([Call(model, tokenizer, first, 4, "auto")])  # probes the model
@@ -122,16 +136,14 @@ def main(arguments: list[str] | None = None) -> None:
                 batch = chosen[category]
                 calls = [Call(model, tokenizer, batch, args.max_new_tokens, n) for n in every]
                 raced(calls)
-                seconds = np.array([call.lane.seconds for call in calls])
+                seconds = np.array([call.seconds for call in calls])
                 total += seconds
-                equal = [torch.equal(call.ids, calls[0].ids) for call in calls]
-                mats = [call.drafter.stats.mat for call in calls[1:] if call.drafter]
-                line = [dtype, rows, category, *(f"{x:.2f}x" for x in seconds[0] / seconds[1:])]
-                line += [*(f"{mat:.2f}" for mat in mats), f"{sum(equal[1:])} of {len(mats)}"]
-                lines.append(line)
-                print(*lines[-1], f"{seconds[0]:.1f} s", flush=True)
-            speeds = (f"{x:.2f}x" for x in total[0] / total[1:])
-            lines.append([dtype, rows, "**all**", *speeds, *[""] * len(every)])
+                equal = [torch.equal(call.ids, calls[0].ids) for call in calls[1:]]
+                mats = [call.drafter.stats.mat for call in calls if call.drafter]
+                line = [dtype, rows, category, *speeds(seconds), *(f"{mat:.2f}" for mat in mats)]
+                lines.append([*line, f"{sum(equal)} of {len(equal)}"])
+                print(*lines[-1], f"{seconds[0, 1]:.1f} s", flush=True)
+            lines.append([dtype, rows, "**all**", *speeds(total), *[""] * len(every)])
             print(*lines[-1], flush=True)
     heads = [*args.nodes, *(f"MAT {each}" for each in args.nodes), "equal ids"]
     print(table(["", "rows", "category", *heads], lines))

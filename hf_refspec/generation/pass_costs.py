@@ -33,7 +33,7 @@ _GROWTH_ERROR, _OWN_ERROR = 0.2, 0.1
 # How far two passes over the same number of tokens differ on a shared machine; the first one over a
 # number, which may set up memory or kernels; and the first one of all, which nothing is known to
 # compare with: it may have taken many times as long.
-_NOISE, _FIRST_NOISE, _VERY_FIRST_NOISE = 0.12, 0.3, 0.6
+_NOISE, _FIRST_NOISE, _VERY_FIRST_NOISE = 0.12, 0.3, 1.2
 # A pass that took this many standard deviations longer than expected was disturbed by other load,
 # and counts the less the longer it took. Fewer would discard true measurements.
 _DISTURBED = 2.0

@@ -41,7 +41,7 @@ class MadeUp(PassCosts):
         pass
 
     def seconds(self):
-        return np.maximum.accumulate([self.formula(tokens) for tokens in PASS_TOKENS])
+        return np.array([self.formula(tokens) for tokens in PASS_TOKENS], dtype=float)
 
 
 class Copier(Drafter):
@@ -128,7 +128,7 @@ def test_all_nodes_are_kept_where_passes_cost_nothing_more(tree):
 
 
 @settings(deadline=None, max_examples=150)
-@given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=7, max_size=7))
+@given(draft_trees(most=7), st.lists(st.floats(0, 1), min_size=23, max_size=23))
 def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     prices = dict(zip(PASS_TOKENS, np.cumsum([1.0, *more]), strict=True))
     budget = budget_at(prices.__getitem__)
@@ -156,7 +156,7 @@ def test_the_nodes_kept_are_the_best_of_all_that_could_be(tree, more):
     )
     best = max(map(speed, closed))
     # A draft that promises next to nothing is not verified.
-    assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.05)
+    assert speed(positions) == pytest.approx(best, rel=1e-5 if positions else 0.1)
 
 
 def test_a_draft_that_pays_as_a_whole_stays_the_same_object():
@@ -164,15 +164,16 @@ def test_a_draft_that_pays_as_a_whole_stays_the_same_object():
     assert budget_at(same).trim(tree) is tree
 
 
-def test_the_first_drafts_of_a_model_grow_by_one_size_at_a_time():
+def test_the_first_drafts_of_a_model_are_at_most_twice_as_long_as_those_before():
     budget = OneRow(PassCosts())
     tree = DraftTree.chain(range(64), [1.0] * 64)
     sizes = []
-    while not sizes or sizes[-1] < MOST_NODES:
+    while MOST_NODES not in sizes:
         kept = budget.trim(tree)
         sizes.append(len(kept))
         budget.record(kept, range(1 + len(kept)), 1.0)
-    assert sizes == [tokens - 1 for tokens in PASS_TOKENS[1:]]
+    assert sizes[0] <= 3 and len(sizes) < 20
+    assert all(after <= 1 + 2 * max(sizes[:i]) for i, after in enumerate(sizes) if i)
 
 
 def test_drafts_that_are_not_verified_are_learned_from_too():
@@ -290,6 +291,27 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
         nodes.append(max(map(len, kept)))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 8
+
+
+class Text(SimpleNamespace):
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
+    """A pass over six tokens costs as much as one over three, and more do not pay."""
+    costs = MadeUp(lambda tokens: 1.0 if tokens <= 6 else 9.0)
+    draft = DraftTree.chain(np.arange(4), 0.9 ** np.arange(1, 5, dtype=np.float32))
+
+    def kept(waits: bool, *lengths: int) -> list[int]:
+        rows = [Text(drafter=Copier(), draft=draft, stands_still=False, length=n) for n in lengths]
+        budget = AutoBudget(lambda rows: costs, packs=True, waits=waits)
+        return list(map(len, budget.trim(rows, 0.0)))
+
+    assert kept(True, 10, 60, 60) == [3, 0, 0]
+    assert kept(True, 60, 60, 10) == [0, 0, 3]
+    # Rows of one length, and those of a server, which others follow, are worth the same.
+    assert kept(True, 10, 10, 10) == kept(False, 10, 60, 60) == [1, 1, 1]
 
 
 def test_each_row_learns_from_its_own_text():

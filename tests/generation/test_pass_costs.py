@@ -29,26 +29,27 @@ def ratios(costs: PassCosts) -> list[float]:
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.05, 30.0])
 def test_one_pass_predicts_all_by_their_expected_growth(seconds):
-    growth = (0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5)
+    growth = (0.0, 0.0, 0.5, 0.0, 0.0, 0.5)
     costs = PassCosts(growth)
     costs.record(1, seconds)
     assert costs.plain_seconds == pytest.approx(seconds, rel=0.01)
     # The less is known about a number, the cheaper it is assumed to be.
-    expected = np.exp(np.concatenate(([0.0], np.cumsum(growth))))
+    doublings = np.log2(PASS_TOKENS)
+    expected = np.exp(np.interp(doublings, range(7), np.cumsum((0.0, *growth))))
     assert (costs.seconds() <= 1.01 * seconds * expected).all()
     assert (costs.seconds() >= 0.7 * seconds * expected).all()
 
 
 def test_before_the_first_pass_nothing_is_known():
     assert PassCosts().plain_seconds == 0
-    assert PassCosts().most_tokens == 2
+    assert PassCosts().most_tokens == 4
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
 def test_frequent_measurements_are_believed(power):
     costs = recorded(*[(tokens, tokens**power) for tokens in PASS_TOKENS * 20])
     assert costs.seconds().tolist() == pytest.approx([t**power for t in PASS_TOKENS], rel=0.1)
-    assert costs.passes == [20] * 8
+    assert costs.passes == [20] * len(PASS_TOKENS)
 
 
 def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
@@ -60,10 +61,18 @@ def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
 
 
 def test_a_number_between_two_informs_both():
-    costs = recorded(*[(1, 1.0), (11, 3.0)] * 20)
-    assert seconds_of(costs, 9) <= 3.1 and seconds_of(costs, 17) >= 2.9
-    assert costs.passes == [20, 0, 0, 0, 20, 0, 0, 0]
+    costs = recorded(*[(1, 1.0), (18, 3.0)] * 20)
+    assert seconds_of(costs, 16) <= 3.1 and seconds_of(costs, 20) >= 2.9
+    counts = dict(zip(PASS_TOKENS, costs.passes, strict=True))
+    assert counts[1] == counts[16] == 20 and sum(costs.passes) == 40
     assert seconds_of(recorded(*[(100, 5.0)] * 9), PASS_TOKENS[-1]) == pytest.approx(5, rel=0.1)
+
+
+def test_a_number_of_tokens_may_cost_more_than_larger_ones():
+    """As products of matrices of three rows do where there are kernels for four."""
+    costs = recorded(*[(1, 1.0), (3, 2.0), (4, 1.3), (8, 1.2)] * 20)
+    measured = [seconds_of(costs, tokens) for tokens in (1, 3, 4, 8)]
+    assert measured == pytest.approx([1.0, 2.0, 1.3, 1.2], rel=0.1)
 
 
 passes_lists = st.lists(st.tuples(st.integers(1, 80), st.floats(1e-6, 1e3)), max_size=60)
@@ -71,10 +80,9 @@ passes_lists = st.lists(st.tuples(st.integers(1, 80), st.floats(1e-6, 1e3)), max
 
 @settings(deadline=None)
 @given(passes_lists)
-def test_a_longer_pass_is_never_cheaper(passes):
+def test_costs_stay_finite(passes):
     seconds = recorded(*passes).seconds()
     assert np.isfinite(seconds).all() and (seconds >= 0).all()
-    assert (np.diff(seconds) >= 0).all()
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
@@ -114,21 +122,24 @@ def test_when_the_machine_becomes_slower_all_numbers_do():
 
 
 def test_an_old_slow_measurement_is_believed_less_and_less():
-    costs = recorded(*[(1, 1.0)] * 3, *[(33, 8.0)] * 2)
-    believed = [seconds_of(costs, 33)]
+    costs = recorded(*[(1, 1.0)] * 3, *[(32, 8.0)] * 2)
+    believed = [seconds_of(costs, 32)]
     for _ in range(3):
         for _ in range(2000):
             costs.record(1, 1.0)
-        believed.append(seconds_of(costs, 33))
+        believed.append(seconds_of(costs, 32))
     assert believed == sorted(believed, reverse=True) and believed[-1] < 0.98 * believed[0]
 
 
-def test_the_next_number_tried_is_the_one_past_what_is_known():
-    costs, tried = PassCosts(), []
+@pytest.mark.parametrize(
+    ("tokens", "tries"), [(PASS_TOKENS, [4, 8, 16, 32, 64]), ((1, 8, 16, 65), [8, 16, 65])]
+)
+def test_at_most_twice_as_many_tokens_are_tried_as_are_known(tokens, tries):
+    costs, tried = PassCosts(tokens=tokens), []
     while costs.passes[-1] == 0:
         tried.append(costs.most_tokens)
         costs.record(costs.most_tokens, 1.0)
-    assert tuple(tried) == PASS_TOKENS[1:]
+    assert tried == tries
 
 
 def test_a_gpu_and_16_bits_are_expected_to_make_long_passes_cheap():
