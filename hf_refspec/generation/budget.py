@@ -8,8 +8,10 @@ its widest row, and all rows get the same number of nodes.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Protocol
 
 import numpy as np
 from torch import nn
@@ -18,7 +20,6 @@ from ..drafting.drafter import Drafter
 from ..drafting.payoff import Prices
 from ..drafting.tree import DraftTree
 from .pass_costs import PACKED_TOKENS, PASS_TOKENS, PassCosts, pass_costs
-from .row import Row
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,22 @@ _RECENT = 0.9
 _LEAD = 4.0
 
 
+class Drafted(Protocol):
+    """What a pass verifies of a text, a [`Row`] or a request of a continuous batch."""
+
+    @property
+    def drafter(self) -> Drafter: ...
+    @property
+    def draft(self) -> DraftTree: ...
+    @property
+    def stands_still(self) -> bool: ...
+    @property
+    def path(self) -> list[int] | None: ...
+    @property
+    def emitted(self) -> np.ndarray: ...
+    def __len__(self) -> int: ...
+
+
 class Budget:
     """The number of draft nodes of a row that the call has named."""
 
@@ -54,11 +71,17 @@ class Budget:
         """What drafting may cost: anything, for the number of nodes was named."""
         return Prices()
 
-    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
-        """The parts of the drafts that are worth verifying in the next pass: all of them."""
-        return [row.draft for row in rows]
+    def trim(
+        self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
+    ) -> list[DraftTree]:
+        """The parts of the drafts that are worth verifying in the next pass, which has room for so
+        many nodes: all of them, or the best ones."""
+        drafts = [row.draft for row in rows]
+        if sum(map(len, drafts)) <= room:
+            return drafts
+        return _best_parts(drafts, [_estimates(row) for row in rows], lambda probs: room)
 
-    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
+    def record(self, rows: Sequence[Drafted], pass_tokens: int, seconds: float) -> None:
         """Learns from a pass with so many tokens of each row, the last token among them, that took
         so long until the next tokens were known: nothing."""
 
@@ -107,18 +130,21 @@ class AutoBudget(Budget):
         token_seconds = min(self._seconds / self._emitted, plain_seconds)
         return Prices(token_seconds, _node_seconds(costs, tokens))
 
-    def trim(self, rows: Sequence[Row], drafting_seconds: float) -> list[DraftTree]:
+    def trim(
+        self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
+    ) -> list[DraftTree]:
         """The nodes of each draft that pay."""
         self._drafting_seconds = drafting_seconds
         self._expected = None
         drafts = [row.draft for row in rows]
-        paying = self._paying_together if self._packs else self._paying
-        kept = paying(rows) if any(map(len, drafts)) else drafts
+        kept = drafts
+        if any(map(len, drafts)):
+            kept = self._paying_together(rows, room) if self._packs else self._paying(rows)
         if not self._pause.lasts:
             self._pause.record_drafts(any(map(len, kept)), drafting_seconds)
         return kept
 
-    def record(self, rows: Sequence[Row], pass_tokens: int, seconds: float) -> None:
+    def record(self, rows: Sequence[Drafted], pass_tokens: int, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
         for row in rows:
             if row.path is not None and len(row.draft):
@@ -138,12 +164,12 @@ class AutoBudget(Budget):
         self._emitted = _RECENT * self._emitted + sum(len(row.emitted) for row in rows)
         self._last = len(rows), sum(row.path is not None for row in rows), pass_tokens
 
-    def _paying(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def _paying(self, rows: Sequence[Drafted]) -> list[DraftTree]:
         sizes = self._tokens - 1
         expected = np.zeros(len(sizes))  # tokens of all rows, by the nodes of a row
         orders = []
         for row in rows:
-            probs = row.drafter.calibration.calibrated(row.draft).probs
+            probs = _estimates(row)
             # Parents stand before their children, also where they are equally probable.
             order = np.argsort(-probs, kind="stable")
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
@@ -154,17 +180,17 @@ class AutoBudget(Budget):
         nodes = self._most_expected_per_second(len(rows), expected, widest)
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
-    def _paying_together(self, rows: Sequence[Row]) -> list[DraftTree]:
-        costs = self._costs(1)
+    def _paying_together(self, rows: Sequence[Drafted], room: int) -> list[DraftTree]:
+        costs, going = self._costs(1), sum(not row.stands_still for row in rows)
         worth = self._worth(rows, costs)
-        probs = [
-            each * row.drafter.calibration.calibrated(row.draft).probs
-            for each, row in zip(worth, rows, strict=True)
-        ]
-        paying = partial(_paying_nodes, costs, sum(not row.stands_still for row in rows))
-        return _best_parts([row.draft for row in rows], probs, paying)
+        gains = [each * _estimates(row) for each, row in zip(worth, rows, strict=True)]
+        return _best_parts(
+            [row.draft for row in rows],
+            gains,
+            lambda best: min(_paying_nodes(costs, going, best), room),
+        )
 
-    def _worth(self, rows: Sequence[Row], costs: PassCosts) -> np.ndarray:
+    def _worth(self, rows: Sequence[Drafted], costs: PassCosts) -> np.ndarray:
         """What a token of each row is worth, 1 on average.
 
         Where a call waits for all rows, the last one to end costs a whole pass for each of its
@@ -187,91 +213,6 @@ class AutoBudget(Budget):
         speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
         speed[0] *= _MARGIN
         return int(sizes[speed.argmax()])
-
-
-class SharedBudget:
-    """Which nodes of several requests' drafts a pass verifies, each request as many as it likes:
-    the best ones of all, as many as there is room for.
-
-    Attributes:
-        most (`int`): That a request ever drafts.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self.most = nodes
-
-    @property
-    def nodes(self) -> int:
-        """The most nodes that a request should draft now."""
-        return self.most
-
-    @property
-    def prices(self) -> Prices:
-        """What drafting may cost: anything, for the number of nodes was named."""
-        return Prices()
-
-    def share(
-        self,
-        drafts: Sequence[DraftTree],
-        probs: Sequence[np.ndarray],
-        room: int,
-        drafting_seconds: float,
-    ) -> list[DraftTree]:
-        """The part of each draft that is verified, `room` nodes at most together, by the corrected
-        estimates `probs` of their nodes."""
-        return _best_parts(drafts, probs, lambda best: min(self._paying(len(drafts), best), room))
-
-    def _paying(self, requests: int, probs: np.ndarray) -> int:
-        """How many of the nodes, the best first, pay."""
-        return len(probs)
-
-    def record(self, pass_tokens: int, seconds: float) -> None:
-        """Learns from a pass over so many tokens of all requests that took so long: nothing."""
-
-
-class AutoSharedBudget(SharedBudget):
-    """As many nodes as give the most expected tokens of all requests per second."""
-
-    def __init__(self, costs: PassCosts) -> None:
-        super().__init__(PASS_TOKENS[-1] - 1)
-        self._costs = costs
-        self._pause = _Pause()
-        self._requests = 1
-
-    @property
-    def nodes(self) -> int:
-        """The same; where drafts have not paid for long, mostly none."""
-        return 0 if self._pause.lasts else super().nodes
-
-    @property
-    def prices(self) -> Prices:
-        """What a token of any request takes without drafts; 0 before the first pass."""
-        if self._costs.plain_seconds == 0:
-            return Prices(0.0)
-        token_seconds = _pass_seconds(self._costs, self._requests) / self._requests
-        return Prices(token_seconds, _node_seconds(self._costs, self._requests))
-
-    def share(
-        self,
-        drafts: Sequence[DraftTree],
-        probs: Sequence[np.ndarray],
-        room: int,
-        drafting_seconds: float,
-    ) -> list[DraftTree]:
-        """The part of each draft that pays."""
-        self._requests = max(len(drafts), 1)
-        parts = super().share(drafts, probs, room, drafting_seconds)
-        if not self._pause.lasts:
-            self._pause.record_drafts(any(map(len, parts)), drafting_seconds)
-        return parts
-
-    def _paying(self, requests: int, probs: np.ndarray) -> int:
-        return _paying_nodes(self._costs, requests, probs)
-
-    def record(self, pass_tokens: int, seconds: float) -> None:
-        """Learns what the pass cost."""
-        self._costs.record(pass_tokens, seconds)
-        self._pause.record_pass(self._costs.plain_seconds)
 
 
 def _best_parts(
@@ -364,15 +305,8 @@ def make_budget(
     return AutoBudget(costs, widths, packs, waits)
 
 
-def make_shared_budget(
-    max_draft_tokens: int | str, drafter: Drafter, model: nn.Module
-) -> SharedBudget:
-    """The budget of continuous batches, as [`make_budget`] makes that of a call."""
-    if isinstance(max_draft_tokens, int):
-        return SharedBudget(max_draft_tokens)
-    if drafter.decides_length:
-        return SharedBudget(np.iinfo(np.int32).max)
-    return AutoSharedBudget(pass_costs(model, "continuous batches", tokens=PACKED_TOKENS))
+def _estimates(row: Drafted) -> np.ndarray:
+    return row.drafter.calibration.calibrated(row.draft).probs
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

@@ -32,7 +32,7 @@ from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import DraftTree
 from ..text_config import context_length, text_config
-from .budget import make_shared_budget
+from .budget import make_budget
 from .default_drafter import DrafterPool
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class _Part:
         state: the request's state there.
         request: `None` before its first token.
         draft: What was drafted, and
-        verified: the part of it that is verified.
+        verified: the part of it that is verified, and
+        path: the nodes of that which were accepted, once known.
+        emitted: The tokens that the pass yielded.
     """
 
     future: Any
@@ -92,6 +94,17 @@ class _Part:
     request: _Request | None
     draft: DraftTree = field(default_factory=DraftTree.empty)
     verified: DraftTree = field(default_factory=DraftTree.empty)
+    path: list[int] | None = None
+    emitted: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    stands_still = False
+
+    def __len__(self) -> int:
+        return _length(self.state)
+
+    @property
+    def drafter(self) -> Drafter:
+        assert self.request is not None  # it decodes
+        return self.request.drafter
 
     @property
     def decodes(self) -> bool:
@@ -154,7 +167,8 @@ class BatchDrafts:
                 held.enter_context(drafter._owned())
                 self._held = held.pop_all()
             self._pool = DrafterPool(drafter.fork())
-            self._budget = make_shared_budget(self._max_draft_tokens, drafter, self._manager.model)
+            model, kind = self._manager.model, "continuous batches"
+            self._budget = make_budget(self._max_draft_tokens, drafter, model, kind, packs=True)
             self._stats = drafter.stats = SpeculationStats()
         type(self._manager).start(self._manager)
 
@@ -223,13 +237,10 @@ class BatchDrafts:
     def _draft(self, parts: list[_Part], room: int) -> int:
         """Appends drafts, of `room` nodes at most together; returns of how many."""
         began = perf_counter()
-        probs = []
         for part in parts:
             assert part.request is not None  # it decodes
             part.draft = self._drafted(part.state, part.request, room)
-            probs.append(part.request.drafter.calibration.calibrated(part.draft).probs)
-        drafts = [part.draft for part in parts]
-        shares = self._budget.share(drafts, probs, room, perf_counter() - began)
+        shares = self._budget.trim(parts, perf_counter() - began, room)
         for part, share in zip(parts, shares, strict=True):
             part.verified = share.best_path_first()
             part.future.query_length += len(share)
@@ -302,17 +313,19 @@ class BatchDrafts:
             self._passed.prefill_seconds = seconds
         else:
             self._passed.verifying_seconds = seconds
-            self._budget.record(self._pass_tokens, seconds)
         roots = np.cumsum([0, *(1 + len(part.verified) for part in parts)]).tolist()
         rows = [slice(*each) for each in pairwise(roots)]
         nodes = []  # of each request the root and the path behind it, where tokens were chosen
         for part, at in zip(parts, rows, strict=True):
-            path = part.verified.chosen_path(chosen[at])
+            part.path = path = part.verified.chosen_path(chosen[at])
             nodes.append([at.start, *(at.start + 1 + node for node in path)])
+            part.emitted = np.array([chosen[i] for i in nodes[-1]], dtype=np.int64)
             # The next pass writes over all nodes but those that stand in place.
             in_place = next((i for i, node in enumerate(path) if i != node), len(path))
             part.state.position_offset -= len(part.verified) - in_place
-        self._observe(parts, [[chosen[i] for i in each] for each in nodes], rows, logits)
+        if self._pass_tokens is not None:
+            self._budget.record(parts, self._pass_tokens, seconds)
+        self._observe(parts, rows, logits)
         for part, (*earlier, _) in zip(parts, nodes, strict=True):
             state = part.state
             for i in earlier:
@@ -322,33 +335,22 @@ class BatchDrafts:
         last = [each[-1] for each in nodes]
         return futures, [chosen[i] for i in last], logprobs and [logprobs[i] for i in last]
 
-    def _observe(
-        self,
-        parts: list[_Part],
-        emitted: list[list[int]],
-        rows: list[slice],
-        logits: torch.Tensor,
-    ) -> None:
+    def _observe(self, parts: list[_Part], rows: list[slice], logits: torch.Tensor) -> None:
         """Shows the drafters what was verified, and counts it."""
         began = perf_counter()
         requests = [part.request or self._begin(part.state) for part in parts]
         drafters = [request.drafter for request in requests if not request.drafter.waits]
         k = max((drafter.observed_top_k for drafter in drafters), default=0)
         top = top_tokens(logits[None], k) if k > 0 else None
-        for part, request, tokens, at in zip(parts, requests, emitted, rows, strict=True):
-            request.seen += len(tokens)
-            request.output += tokens
+        for part, request, at in zip(parts, requests, rows, strict=True):
+            request.seen += len(part.emitted)
+            request.output += part.emitted.tolist()
             if request.drafter.waits:
                 continue
-            new = np.array(tokens, dtype=np.int64)
-            if len(part.draft):
-                request.drafter.calibration.record(part.draft, new)
             expected = () if top is None else (top.tokens[0, at], top.probs[0, at])
-            request.drafter.observe(Observation(new, part.verified, logits[at], *expected))
-        self._passed.record_rows(
-            (len(part.verified), len(tokens) - 1)
-            for part, tokens in zip(parts, emitted, strict=True)
-        )
+            seen = Observation(part.emitted, part.verified, logits[at], *expected)
+            request.drafter.observe(seen)
+        self._passed.record_rows((len(part.verified), len(part.emitted) - 1) for part in parts)
         self._passed.learning_seconds = perf_counter() - began
         self._count(self._passed)
 

@@ -17,9 +17,7 @@ from hf_refspec.drafting.candidates import CandidateChain
 from hf_refspec.drafting.payoff import Prices
 from hf_refspec.generation.budget import (
     AutoBudget,
-    AutoSharedBudget,
     Budget,
-    SharedBudget,
     make_budget,
 )
 from hf_refspec.generation.pass_costs import PASS_TOKENS, PassCosts, pass_costs
@@ -287,7 +285,7 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
         rows = rows_of([Copier() for _ in range(count)], [draft] * count)
         for row in rows:
             row.stands_still = False
-        kept = AutoBudget(lambda rows: costs, packs=True)._paying_together(rows)
+        kept = AutoBudget(lambda rows: costs, packs=True).trim(rows, 0.0)
         nodes.append(max(map(len, kept)))
     assert nodes[0] == 0
     assert 0 < nodes[1] < nodes[2] == 8
@@ -389,11 +387,14 @@ def test_rows_share_what_a_pass_takes(packs, seconds):
 
 
 def test_a_call_that_names_its_drafts_pays_any_price():
-    assert Budget(8).prices == SharedBudget(8).prices == Prices()
+    assert Budget(8).prices == Prices()
 
 
-def test_a_request_of_a_continuous_batch_pays_its_part_of_a_pass():
-    costs = MadeUp(lambda tokens: 0.5 + 0.5 * tokens)
-    budget = AutoSharedBudget(costs)
-    budget.share([DraftTree.empty()] * 2, [np.empty(0)] * 2, 8, 0.0)
-    assert budget.prices == Prices(0.75, 0.5)
+@pytest.mark.parametrize("budget", [Budget(8), AutoBudget(lambda rows: MadeUp(same), packs=True)])
+def test_the_best_nodes_are_verified_for_which_a_pass_has_room(budget):
+    drafts = [DraftTree.chain([4, 5, 6], probs) for probs in ([0.9, 0.8, 0.2], [0.7, 0.3, 0.1])]
+    rows = rows_of([Copier(), Copier()], drafts)
+    for row in rows:
+        row.stands_still = False
+    for room, kept in ((6, [3, 3]), (3, [2, 1]), (1, [1, 0]), (0, [0, 0])):
+        assert list(map(len, budget.trim(rows, 0.0, room))) == kept
