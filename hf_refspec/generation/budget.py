@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.05
-# After so many drafts in a row that did not pay, drafting pauses. Fewer save time on text that
-# repeats nothing, and miss the first repetition of others.
+# The same where a call waits for several rows: what some of them gain is lost where another becomes
+# the last one.
+_WAITING_MARGIN = 1.15
+# After so many drafts in a row that did not pay, drafting pauses; those of several rows count each.
+# Fewer save time on text that repeats nothing, and miss the first repetition of others.
 _PATIENCE = 8
 # In a pause, drafting may take this fraction of the time, and happens once in so many passes at
 # least: more notices sooner that drafts pay again.
@@ -141,7 +144,7 @@ class AutoBudget(Budget):
         if any(map(len, drafts)):
             kept = self._paying_together(rows, room) if self._packs else self._paying(rows)
         if not self._pause.lasts:
-            self._pause.record_drafts(any(map(len, kept)), drafting_seconds)
+            self._pause.record_drafts(len(rows), any(map(len, kept)), drafting_seconds)
         return kept
 
     def record(self, rows: Sequence[Drafted], pass_tokens: int, seconds: float) -> None:
@@ -187,8 +190,11 @@ class AutoBudget(Budget):
         return _best_parts(
             [row.draft for row in rows],
             gains,
-            lambda best: min(_paying_nodes(costs, going, best), room),
+            lambda best: min(_paying_nodes(costs, going, best, self._margin(going)), room),
         )
+
+    def _margin(self, rows: int) -> float:
+        return _WAITING_MARGIN if self._waits and rows > 1 else _MARGIN
 
     def _worth(self, rows: Sequence[Drafted], costs: PassCosts) -> np.ndarray:
         """What a token of each row is worth, 1 on average.
@@ -211,7 +217,7 @@ class AutoBudget(Budget):
         sizes = np.minimum(allowed - 1, widest)
         run = allowed if self._padded else sizes + 1
         speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
-        speed[0] *= _MARGIN
+        speed[0] *= self._margin(rows)
         return int(sizes[speed.argmax()])
 
 
@@ -231,15 +237,15 @@ def _best_parts(
     return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
 
 
-def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
+def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray, margin: float) -> int:
     """How many of the nodes of all rows, the most probable first, give the most expected tokens per
-    second; a pass costs what its tokens cost."""
+    second, `margin` times as many as none; a pass costs what its tokens cost."""
     totals = np.array(costs.tokens)
     totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(probs)))]
     tokens = np.unique([rows, *totals, min(rows + len(probs), max(costs.most_tokens, rows))])
     expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[tokens - rows]
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
-    speed[0] *= _MARGIN
+    speed[0] *= margin
     return int(tokens[speed.argmax()]) - rows
 
 
@@ -271,9 +277,9 @@ class _Pause:
             and self._passes < _LONGEST_PAUSE
         )
 
-    def record_drafts(self, paid: bool, seconds: float) -> None:
-        """Counts drafts, which took so long."""
-        self._unpaid = 0 if paid else self._unpaid + 1
+    def record_drafts(self, rows: int, paid: bool, seconds: float) -> None:
+        """Counts the drafts of so many rows, which took so long."""
+        self._unpaid = 0 if paid else self._unpaid + rows
         self._passes = 0
         self._drafting_seconds = seconds
 
