@@ -29,9 +29,10 @@ _MARGIN = 1.05
 # The same where a call waits for several rows: what some of them gain is lost where another becomes
 # the last one.
 _WAITING_MARGIN = 1.15
-# After so many drafts in a row that did not pay, drafting pauses; those of several rows count each.
-# Fewer save time on text that repeats nothing, and miss the first repetition of others.
-_PATIENCE = 8
+# After so many drafts in a row that did not pay, drafting pauses; after so many of several rows,
+# which take longer. Fewer save time on text that repeats nothing, and miss the first repetition of
+# others.
+_PATIENCE, _ROWS_PATIENCE = 8, 3
 # In a pause, drafting may take this fraction of the time, and happens once in so many passes at
 # least: more notices sooner that drafts pay again.
 _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
@@ -264,6 +265,7 @@ class _Pause:
 
     def __init__(self) -> None:
         self._unpaid = 0  # drafts in a row of which nothing was worth verifying
+        self._patience = _PATIENCE
         self._passes = 0  # passes since the last of them
         self._plain_seconds = 0.0  # what one without a draft takes
         self._drafting_seconds = 0.0  # what the last draft took
@@ -272,14 +274,15 @@ class _Pause:
     def lasts(self) -> bool:
         spared = self._passes * _DRAFTING_FRACTION * self._plain_seconds
         return (
-            self._unpaid >= _PATIENCE
+            self._unpaid >= self._patience
             and spared < self._drafting_seconds
             and self._passes < _LONGEST_PAUSE
         )
 
     def record_drafts(self, rows: int, paid: bool, seconds: float) -> None:
         """Counts the drafts of so many rows, which took so long."""
-        self._unpaid = 0 if paid else self._unpaid + rows
+        self._unpaid = 0 if paid else self._unpaid + 1
+        self._patience = _ROWS_PATIENCE if rows > 1 else _PATIENCE
         self._passes = 0
         self._drafting_seconds = seconds
 
