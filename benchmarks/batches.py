@@ -87,7 +87,8 @@ def raced(calls: Sequence[Call]) -> None:
 def batches(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, rows: int, longest: int
 ) -> dict[str, BatchEncoding]:
-    """The first `rows` questions of each category whose prompts have at most `longest` tokens."""
+    """The first `rows` questions of each category that has as many whose prompts have at most
+    `longest` tokens."""
     chosen: dict[str, list[str]] = {}
     for question in questions:
         texts = chosen.setdefault(question.id.partition("/")[0], [])
@@ -98,6 +99,7 @@ def batches(
     return {
         category: tokenizer(texts, return_tensors="pt", padding=True)
         for category, texts in chosen.items()
+        if len(texts) == rows
     }
 
 

@@ -85,9 +85,13 @@ class Budget:
             return drafts
         return _best_parts(drafts, [_estimates(row) for row in rows], lambda probs: room)
 
-    def record(self, rows: Sequence[Drafted], pass_tokens: int, seconds: float) -> None:
+    def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
         """Learns from a pass with so many tokens of each row, the last token among them, that took
-        so long until the next tokens were known: nothing."""
+        so long until the next tokens were known: what became of the drafts. The tokens are `None`
+        where it ran a prompt as well."""
+        for row in rows:
+            if row.path is not None and len(row.draft):
+                row.drafter.calibration.record(row.draft, row.emitted)
 
 
 class AutoBudget(Budget):
@@ -95,8 +99,9 @@ class AutoBudget(Budget):
 
     `costs` returns those of the target model for a number of rows, at the `widths` that passes are
     padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Where one call
-    `waits` for all rows, tokens of those that are behind count more. Each pass is logged, at level
-    DEBUG: what was expected of each size, and what came.
+    `waits` for several rows, drafts must promise more, and of packed rows those that are behind
+    count more. Each pass is logged, at level DEBUG: what came, and without packing what was
+    expected of each size.
     """
 
     def __init__(
@@ -148,12 +153,14 @@ class AutoBudget(Budget):
             self._pause.record_drafts(len(rows), any(map(len, kept)), drafting_seconds)
         return kept
 
-    def record(self, rows: Sequence[Drafted], pass_tokens: int, seconds: float) -> None:
+    def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
         """Learns what became of the drafts and what the pass cost."""
-        for row in rows:
-            if row.path is not None and len(row.draft):
-                row.drafter.calibration.record(row.draft, row.emitted)
+        super().record(rows, pass_tokens, seconds)
         costs = self._costs(1 if self._packs else len(rows))
+        drafting_seconds, self._drafting_seconds = self._drafting_seconds, 0.0
+        if pass_tokens is None:
+            self._pause.record_pass(costs.plain_seconds)
+            return
         if logger.isEnabledFor(logging.DEBUG):
             expected = None if self._expected is None else self._expected.round(3).tolist()
             logger.debug(
@@ -164,24 +171,26 @@ class AutoBudget(Budget):
             )
         costs.record(pass_tokens, seconds)
         self._pause.record_pass(costs.plain_seconds)
-        self._seconds = _RECENT * self._seconds + seconds + self._drafting_seconds
+        self._seconds = _RECENT * self._seconds + seconds + drafting_seconds
         self._emitted = _RECENT * self._emitted + sum(len(row.emitted) for row in rows)
         self._last = len(rows), sum(row.path is not None for row in rows), pass_tokens
 
     def _paying(self, rows: Sequence[Drafted]) -> list[DraftTree]:
         sizes = self._tokens - 1
-        expected = np.zeros(len(sizes))  # tokens of all rows, by the nodes of a row
+        expected = np.zeros(len(sizes))  # tokens of the rows that go on, by the nodes of each
         orders = []
         for row in rows:
             probs = _estimates(row)
             # Parents stand before their children, also where they are equally probable.
             order = np.argsort(-probs, kind="stable")
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
-            expected += sums[np.minimum(sizes, len(row.draft))]
+            if not row.stands_still:
+                expected += sums[np.minimum(sizes, len(row.draft))]
             orders.append(order)
         self._expected = expected
         widest = max(len(row.draft) for row in rows)
-        nodes = self._most_expected_per_second(len(rows), expected, widest)
+        margin = self._margin(sum(not row.stands_still for row in rows))
+        nodes = self._most_expected_per_second(len(rows), expected, widest, margin)
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _paying_together(self, rows: Sequence[Drafted], room: int) -> list[DraftTree]:
@@ -191,7 +200,7 @@ class AutoBudget(Budget):
         return _best_parts(
             [row.draft for row in rows],
             gains,
-            lambda best: min(_paying_nodes(costs, going, best, self._margin(going)), room),
+            lambda best: _paying_nodes(costs, going, best[:room], self._margin(going)),
         )
 
     def _margin(self, rows: int) -> float:
@@ -206,32 +215,35 @@ class AutoBudget(Budget):
         if not self._waits:
             return going.astype(float)
         lengths = np.array([len(row) for row in rows])
-        last = going * np.exp((lengths[going].min() - lengths) / _LEAD)
+        last = going * np.exp(np.minimum(lengths[going].min() - lengths, 0) / _LEAD)
         fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, int(going.sum())), 1.0)
         return (1 - fixed) * going + fixed * going.sum() * last / last.sum()
 
-    def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
+    def _most_expected_per_second(
+        self, rows: int, expected: np.ndarray, widest: int, margin: float
+    ) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
         tokens but one, of which no row has drafted more than `widest`."""
         costs = self._costs(rows)
         allowed = self._tokens[self._tokens <= costs.most_tokens]
+        allowed = allowed[: 1 + np.searchsorted(allowed, 1 + widest)]  # no wider than it will run
         sizes = np.minimum(allowed - 1, widest)
         run = allowed if self._padded else sizes + 1
         speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
-        speed[0] *= self._margin(rows)
+        speed[0] *= margin
         return int(sizes[speed.argmax()])
 
 
 def _best_parts(
     drafts: Sequence[DraftTree],
-    probs: Sequence[np.ndarray],
+    gains: Sequence[np.ndarray],
     count: Callable[[np.ndarray], int],
 ) -> list[DraftTree]:
-    """The best nodes of all drafts together, as many as `count` says of their probabilities, the
-    highest first."""
+    """The best nodes of all drafts together, as many as `count` says of their gains, the highest
+    first."""
     owners = np.repeat(np.arange(len(drafts)), [len(draft) for draft in drafts])
     nodes = np.concatenate([[], *(np.arange(len(draft)) for draft in drafts)]).astype(np.int64)
-    together = np.concatenate([[], *probs])
+    together = np.concatenate([[], *gains])
     # Parents stand before their children, also where they are equally probable.
     order = np.argsort(-together, kind="stable")
     best = order[: count(together[order])]
@@ -240,7 +252,8 @@ def _best_parts(
 
 def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray, margin: float) -> int:
     """How many of the nodes of all rows, the most probable first, give the most expected tokens per
-    second, `margin` times as many as none; a pass costs what its tokens cost."""
+    second, `margin` times as many as none, of all of them and the numbers whose cost is known; a
+    pass costs what its tokens cost."""
     totals = np.array(costs.tokens)
     totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(probs)))]
     tokens = np.unique([rows, *totals, min(rows + len(probs), max(costs.most_tokens, rows))])
@@ -255,9 +268,10 @@ def _pass_seconds(costs: PassCosts, tokens: int) -> float:
 
 
 def _node_seconds(costs: PassCosts, tokens: int) -> float:
-    """What a node adds to a pass over so many tokens, if as many again are added."""
-    added = _pass_seconds(costs, 2 * tokens) - _pass_seconds(costs, tokens)
-    return max(added, 0.0) / tokens
+    """What a node adds to a pass over so many tokens: the mean up to twice as many."""
+    most = min(2 * tokens, costs.tokens[-1])
+    added = _pass_seconds(costs, most) - _pass_seconds(costs, most // 2)
+    return max(added, 0.0) / (most - most // 2)
 
 
 class _Pause:

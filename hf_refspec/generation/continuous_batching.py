@@ -212,7 +212,8 @@ class BatchDrafts:
         for part in self._parts:
             tokens += self._run_again(part)
         # Passes over single tokens may read more of the cache than others have room for.
-        drafted = self._draft(decoding, token_budget - tokens) if reads <= cache_budget else 0
+        has_room = decoding and reads <= cache_budget
+        drafted = self._draft(decoding, token_budget - tokens) if has_room else 0
         only_decodes = len(decoding) == len(futures or ())
         self._pass_tokens = tokens + drafted if only_decodes else None
         self._began = perf_counter()
@@ -323,8 +324,7 @@ class BatchDrafts:
             # The next pass writes over all nodes but those that stand in place.
             in_place = next((i for i, node in enumerate(path) if i != node), len(path))
             part.state.position_offset -= len(part.verified) - in_place
-        if self._pass_tokens is not None:
-            self._budget.record(parts, self._pass_tokens, seconds)
+        self._budget.record(parts, self._pass_tokens, seconds)
         self._observe(parts, rows, logits)
         for part, (*earlier, _) in zip(parts, nodes, strict=True):
             state = part.state

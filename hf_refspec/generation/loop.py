@@ -100,9 +100,7 @@ class Loop:
 
     def _record_prompts(self, rows: Sequence[Row]) -> float:
         """Lets the verifier record what drafters may learn from; returns what that may cost."""
-        # What several rows learn is learned once, and pays less where passes are wide as it is.
-        fraction = max(row.drafter.prompt_fraction for row in rows) / len(rows)
-        fraction = fraction if self.reads_prompts else 0
+        fraction = max(row.drafter.prompt_fraction for row in rows) if self.reads_prompts else 0
         fraction = self.ranks.agree(fraction)  # the output layer may be split over all ranks
         self.verifier.prompt_states = self._states if fraction > 0 else None
         return fraction
@@ -185,7 +183,8 @@ class Loop:
         k = max(row.drafter.observed_top_k for row in rows)
         prompts = self.verifier.prompts
         last = logits[[prompts.index(prompt) for prompt in range(max(prompts) + 1)], None]
-        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction)
+        # All prompts together cost no more than one would: drafts of several rows pay less.
+        top = prompt_top_tokens(self.verifier.model, states, last, k, fraction / len(last))
         if top is None:
             return
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):

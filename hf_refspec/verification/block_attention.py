@@ -14,6 +14,8 @@ from .row_blocks import RowEntries
 # Rows of a block attend in one call if that is at most so many times the work of attending one by
 # one, and what each call takes by itself: the time of so many queries and keys.
 _PADDED, _CALL = 2.0, 1024
+# Before, torch copies the keys and values that heads share.
+_SHARES_KEYS = torch.__version__ >= "2.9"
 
 
 @dataclass
@@ -84,9 +86,9 @@ class BlockPass:
         self._masks: list[torch.Tensor | None] = (
             [self._mask_of_all()] if self._together else [row.mask() for row in rows]
         )
-        # So many heads share keys, for which masks are repeated, on this device: layers may be on
-        # several.
-        self._masked_for: tuple[int, torch.device] | None = None
+        # So many heads share keys, for which masks are repeated, on this device and in this type:
+        # layers may be on several.
+        self._masked_for: tuple[int, torch.device, torch.dtype] | None = None
 
     def _mask_of_all(self) -> torch.Tensor | None:
         """What each token sees of its row, bool `(rows, S, length)`."""
@@ -111,7 +113,7 @@ class BlockPass:
         # Of a single token, the heads that share keys may stand in the place of tokens.
         per_token = query.shape[2] // self.size
         groups = query.shape[1] // keys.shape[1]
-        masked_for = groups, query.device
+        masked_for = groups, query.device, query.dtype
         if masked_for != self._masked_for:
             self._repeated = [_repeated(mask, groups, query) for mask in self._masks]
             self._masked_for = masked_for
@@ -171,9 +173,9 @@ def _attended(
 ) -> torch.Tensor:
     """Attention of queries `(rows, heads, S, head_dim)` to keys and values of fewer heads, which
     are not repeated: the queries that share them stand one behind another, unless they are single
-    ones, for which torch has a faster kernel on CPUs."""
+    ones, for which torch's kernel on CPUs is faster with heads that share keys."""
     rows, heads, size, head_dim = query.shape
-    if size == 1 and query.device.type == "cpu":
+    if size == 1 and _SHARES_KEYS and query.device.type == "cpu":
         mask = None if mask is None else mask[..., :1, :]
         return nn.functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True

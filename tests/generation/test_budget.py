@@ -53,6 +53,7 @@ def rows_of(drafters, drafts, emitted=()) -> list[SimpleNamespace]:
         SimpleNamespace(
             drafter=drafter,
             draft=draft,
+            stands_still=False,
             path=None if tokens is None else [],
             emitted=np.array([] if tokens is None else tokens),
         )
@@ -283,8 +284,6 @@ def test_few_rows_get_the_nodes_that_the_others_gave_up():
     nodes = []
     for count in (9, 4, 1):
         rows = rows_of([Copier() for _ in range(count)], [draft] * count)
-        for row in rows:
-            row.stands_still = False
         kept = AutoBudget(lambda rows: costs, packs=True).trim(rows, 0.0)
         nodes.append(max(map(len, kept)))
     assert nodes[0] == 0
@@ -394,7 +393,5 @@ def test_a_call_that_names_its_drafts_pays_any_price():
 def test_the_best_nodes_are_verified_for_which_a_pass_has_room(budget):
     drafts = [DraftTree.chain([4, 5, 6], probs) for probs in ([0.9, 0.8, 0.2], [0.7, 0.3, 0.1])]
     rows = rows_of([Copier(), Copier()], drafts)
-    for row in rows:
-        row.stands_still = False
     for room, kept in ((6, [3, 3]), (3, [2, 1]), (1, [1, 0]), (0, [0, 0])):
         assert list(map(len, budget.trim(rows, 0.0, room))) == kept
