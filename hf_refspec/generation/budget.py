@@ -26,9 +26,6 @@ logger = logging.getLogger(__name__)
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.05
-# The same where a call waits for several rows: what some of them gain is lost where another becomes
-# the last one.
-_WAITING_MARGIN = 1.15
 # After so many drafts in a row that did not pay, drafting pauses; after so many of several rows,
 # which take longer. Fewer save time on text that repeats nothing, and miss the first repetition of
 # others.
@@ -41,6 +38,8 @@ _RECENT = 0.9
 # So many tokens ahead of another row of its call, a row is e times less likely to be the last to
 # end. Fewer leave the rows that are ahead without drafts sooner.
 _LEAD = 4.0
+# This part of what several rows gain makes their call shorter: it ends with the slowest of them.
+_SLOWEST = 0.5
 
 
 class Drafted(Protocol):
@@ -99,9 +98,8 @@ class AutoBudget(Budget):
 
     `costs` returns those of the target model for a number of rows, at the `widths` that passes are
     padded to, if they are; or, if it `packs` rows, by the tokens of all of them. Where one call
-    `waits` for several rows, drafts must promise more, and of packed rows those that are behind
-    count more. Each pass is logged, at level DEBUG: what came, and without packing what was
-    expected of each size.
+    `waits` for several rows, gains count less, and most those of rows that are behind. Each pass is
+    logged, at level DEBUG: what came, and without packing what was expected of each size.
     """
 
     def __init__(
@@ -179,8 +177,7 @@ class AutoBudget(Budget):
         sizes = self._tokens - 1
         expected = np.zeros(len(sizes))  # tokens of the rows that go on, by the nodes of each
         orders = []
-        for row in rows:
-            probs = _estimates(row)
+        for row, probs in zip(rows, self._gains(rows, self._costs(len(rows))), strict=True):
             # Parents stand before their children, also where they are equally probable.
             order = np.argsort(-probs, kind="stable")
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
@@ -189,39 +186,35 @@ class AutoBudget(Budget):
             orders.append(order)
         self._expected = expected
         widest = max(len(row.draft) for row in rows)
-        margin = self._margin(sum(not row.stands_still for row in rows))
-        nodes = self._most_expected_per_second(len(rows), expected, widest, margin)
+        nodes = self._most_expected_per_second(len(rows), expected, widest)
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _paying_together(self, rows: Sequence[Drafted], room: int) -> list[DraftTree]:
         costs, going = self._costs(1), sum(not row.stands_still for row in rows)
-        worth = self._worth(rows, costs)
-        gains = [each * _estimates(row) for each, row in zip(worth, rows, strict=True)]
         return _best_parts(
             [row.draft for row in rows],
-            gains,
-            lambda best: _paying_nodes(costs, going, best[:room], self._margin(going)),
+            self._gains(rows, costs),
+            lambda best: _paying_nodes(costs, going, best[:room]),
         )
 
-    def _margin(self, rows: int) -> float:
-        return _WAITING_MARGIN if self._waits and rows > 1 else _MARGIN
+    def _gains(self, rows: Sequence[Drafted], costs: PassCosts) -> list[np.ndarray]:
+        """What each node of each draft is expected to gain, in tokens of a row.
 
-    def _worth(self, rows: Sequence[Drafted], costs: PassCosts) -> np.ndarray:
-        """What a token of each row is worth, 1 on average.
-
-        Where a call waits for all rows, the last one to end costs a whole pass for each of its
-        tokens, and any other only what one more token adds to these passes."""
+        Where a call waits for several rows, the last one to end costs a whole pass for each of its
+        tokens, and any other only what one more row adds to these passes."""
+        estimates = [_estimates(row) for row in rows]
         going = np.array([not row.stands_still for row in rows])
-        if not self._waits:
-            return going.astype(float)
+        count = int(going.sum())
+        if not self._waits or count <= 1:
+            return estimates
         lengths = np.array([len(row) for row in rows])
         last = going * np.exp(np.minimum(lengths[going].min() - lengths, 0) / _LEAD)
-        fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, int(going.sum())), 1.0)
-        return (1 - fixed) * going + fixed * going.sum() * last / last.sum()
+        rows_seconds = _pass_seconds(costs, count) if self._packs else costs.plain_seconds
+        fixed = min(_pass_seconds(costs, 1) / rows_seconds, 1.0)
+        worth = _SLOWEST * ((1 - fixed) + fixed * count * last / last.sum())
+        return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
-    def _most_expected_per_second(
-        self, rows: int, expected: np.ndarray, widest: int, margin: float
-    ) -> int:
+    def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
         """The best number of nodes; `expected` tokens come of as many nodes a row as passes have
         tokens but one, of which no row has drafted more than `widest`."""
         costs = self._costs(rows)
@@ -230,7 +223,7 @@ class AutoBudget(Budget):
         sizes = np.minimum(allowed - 1, widest)
         run = allowed if self._padded else sizes + 1
         speed = expected[: len(allowed)] / np.interp(run, self._tokens, costs.seconds())
-        speed[0] *= margin
+        speed[0] *= _MARGIN
         return int(sizes[speed.argmax()])
 
 
@@ -250,16 +243,15 @@ def _best_parts(
     return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
 
 
-def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray, margin: float) -> int:
-    """How many of the nodes of all rows, the most probable first, give the most expected tokens per
-    second, `margin` times as many as none, of all of them and the numbers whose cost is known; a
-    pass costs what its tokens cost."""
+def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
+    """How many of the nodes of all rows, the best first, give the most expected tokens per second;
+    a pass costs what its tokens cost. Tried are the numbers whose cost is known, and all nodes."""
     totals = np.array(costs.tokens)
     totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(probs)))]
     tokens = np.unique([rows, *totals, min(rows + len(probs), max(costs.most_tokens, rows))])
     expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[tokens - rows]
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
-    speed[0] *= margin
+    speed[0] *= _MARGIN
     return int(tokens[speed.argmax()]) - rows
 
 
