@@ -12,10 +12,11 @@ from torch import nn
 from ..verification.facts import facts_about_state
 
 # The numbers of tokens of a pass whose cost is estimated. Small ones each by itself: libraries have
-# kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight.
-PASS_TOKENS = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
+# kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight. Few
+# of the larger ones: the first pass over each may compile its kernels.
+PASS_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 # Of all rows, where they are packed.
-PACKED_TOKENS = (*PASS_TOKENS, 96, 128, 192, 256, 512, 1024)
+PACKED_TOKENS = (*PASS_TOKENS, 96, 128, 256, 512, 1024)
 
 # All that follows is in logarithms: 0.1 is about ten percent.
 

@@ -78,14 +78,14 @@ def check(model, seen: list[Observed]) -> None:
 
 
 class Dear(PassCosts):
-    """Known from the first pass on: a node costs a fifth of a pass."""
+    """Known from the first pass on: a node costs a twentieth of a pass."""
 
     @property
     def most_tokens(self):
         return self.tokens[-1]
 
     def seconds(self):
-        return 1 + 0.2 * np.array(self.tokens)
+        return 1 + 0.05 * np.array(self.tokens)
 
 
 def dear(model, verification, rows=1, tokens=PASS_TOKENS) -> Dear:

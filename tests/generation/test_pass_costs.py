@@ -62,7 +62,7 @@ def test_a_measurement_informs_its_neighbours_and_the_nearer_ones_more():
 
 def test_a_number_between_two_informs_both():
     costs = recorded(*[(1, 1.0), (18, 3.0)] * 20)
-    assert seconds_of(costs, 16) <= 3.1 and seconds_of(costs, 20) >= 2.9
+    assert seconds_of(costs, 16) <= 3.1 and seconds_of(costs, 24) >= 2.9
     counts = dict(zip(PASS_TOKENS, costs.passes, strict=True))
     assert counts[1] == counts[16] == 20 and sum(costs.passes) == 40
     assert seconds_of(recorded(*[(100, 5.0)] * 9), PASS_TOKENS[-1]) == pytest.approx(5, rel=0.1)
@@ -113,10 +113,10 @@ def test_costs_follow_a_machine_that_becomes_faster_or_slower(now):
 
 
 def test_when_the_machine_becomes_slower_all_numbers_do():
-    costs = recorded(*[(1, 1.0), (9, 2.0)] * 10)
+    costs = recorded(*[(1, 1.0), (8, 2.0)] * 10)
     before = ratios(costs)
     for _ in range(60):
-        costs.record(9, 4.0)
+        costs.record(8, 4.0)
     assert costs.plain_seconds == pytest.approx(2.0, rel=0.1)
     assert ratios(costs) == pytest.approx(before, rel=0.1)
 
