@@ -1,11 +1,12 @@
 """Batches of `generate`: how many times as fast as plain decoding, for each number of draft nodes.
 
-    OMP_WAIT_POLICY=passive python benchmarks/batches.py --data DATA [--rows 2 4 8 16]
+    OMP_WAIT_POLICY=passive MALLOC_ARENA_MAX=1 python benchmarks/batches.py --data DATA
 
 A batch is questions of one of Spec-Bench's categories, padded on the left. Plain decoding and each
 of `--nodes` answer it at once, in threads of their own that take turns: a column of tokens at a
 time, and the call whose clock is behind goes next. So all of them meet the same moments of a shared
-machine. Threads that wait must not spin, hence OMP_WAIT_POLICY. The prefill is one turn, of the
+machine. Threads that wait must not spin, and all of them should reuse the same memory, hence what
+is set before the command. The prefill is one turn, of the
 same work in all of them, so that speeds are those of decoding after it and of whole calls. Every
 drafter is fresh; what passes cost is known from the batches before, as in a process that goes on.
 """
