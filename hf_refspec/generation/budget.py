@@ -209,8 +209,9 @@ class AutoBudget(Budget):
             return estimates
         lengths = np.array([len(row) for row in rows])
         last = going * np.exp(np.minimum(lengths[going].min() - lengths, 0) / _LEAD)
-        rows_seconds = _pass_seconds(costs, count) if self._packs else costs.plain_seconds
-        fixed = min(_pass_seconds(costs, 1) / rows_seconds, 1.0)
+        fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
+        if self._packs:
+            fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, count), 1.0)
         worth = _SLOWEST * ((1 - fixed) + fixed * count * last / last.sum())
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
