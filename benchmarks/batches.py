@@ -6,9 +6,9 @@ A batch is questions of one of Spec-Bench's categories, padded on the left. Plai
 of `--nodes` answer it at once, in threads of their own that take turns: a column of tokens at a
 time, and the call whose clock is behind goes next. So all of them meet the same moments of a shared
 machine. Threads that wait must not spin, and all of them should reuse the same memory, hence what
-is set before the command. The prefill is one turn, of the
-same work in all of them, so that speeds are those of decoding after it and of whole calls. Every
-drafter is fresh; what passes cost is known from the batches before, as in a process that goes on.
+is set before the command. The prefill is one turn, of the same work in all of them, so that speeds
+are those of decoding after it and of whole calls. Every drafter is fresh; what passes cost is known
+from the batches before, as in a process that goes on.
 """
 
 from __future__ import annotations
