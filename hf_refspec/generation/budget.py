@@ -1,8 +1,8 @@
 """How many draft nodes pay for themselves: expected tokens against the cost of a forward pass.
 
 A pass over packed rows costs what their tokens cost, so that the best nodes of all rows together
-are verified: a row that drafts well gets more. Where rows make a rectangle, a pass is as wide as
-its widest row, and all rows get the same number of nodes.
+are verified: a row that drafts well, or one that the others wait for, gets more. Where rows make a
+rectangle, a pass is as wide as its widest row, and all rows get the same number of nodes.
 """
 
 from __future__ import annotations
@@ -244,13 +244,13 @@ def _best_parts(
     return [_part(draft, nodes[best[owners[best] == i]]) for i, draft in enumerate(drafts)]
 
 
-def _paying_nodes(costs: PassCosts, rows: int, probs: np.ndarray) -> int:
+def _paying_nodes(costs: PassCosts, rows: int, gains: np.ndarray) -> int:
     """How many of the nodes of all rows, the best first, give the most expected tokens per second;
     a pass costs what its tokens cost. Tried are the numbers whose cost is known, and all nodes."""
     totals = np.array(costs.tokens)
-    totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(probs)))]
-    tokens = np.unique([rows, *totals, min(rows + len(probs), max(costs.most_tokens, rows))])
-    expected = rows + np.concatenate(([0.0], np.cumsum(probs, dtype=float)))[tokens - rows]
+    totals = totals[(totals > rows) & (totals <= min(costs.most_tokens, rows + len(gains)))]
+    tokens = np.unique([rows, *totals, min(rows + len(gains), max(costs.most_tokens, rows))])
+    expected = rows + np.concatenate(([0.0], np.cumsum(gains, dtype=float)))[tokens - rows]
     speed = expected / np.interp(tokens, costs.tokens, costs.seconds())
     speed[0] *= _MARGIN
     return int(tokens[speed.argmax()]) - rows
