@@ -43,7 +43,7 @@ _DISTURBED = 2.0
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A size whose cost is uncertain is assumed cheaper by so many standard deviations, so that it is
 # tried where it may be the best: more explores more, less keeps to sizes that were measured.
-_OPTIMISM = 0.25
+_OPTIMISM = 0.5
 
 
 class PassCosts:
