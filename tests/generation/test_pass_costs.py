@@ -147,7 +147,7 @@ def test_a_gpu_and_16_bits_are_expected_to_make_long_passes_cheap():
     single = ratios(pass_costs(model, "tree"))[-1]
     half = ratios(pass_costs(model.to(torch.bfloat16), "tree"))[-1]
     other = ratios(pass_costs(model.to("meta"), "tree"))[-1]  # as any device but a CPU
-    assert 1 <= other < half < single
+    assert other < half < single
 
 
 def test_costs_are_kept_for_each_model_dtype_device_and_verifier():
