@@ -22,6 +22,8 @@ from ..drafting.top_tokens import TopTokens, top_tokens
 
 # Tokens whose logits are there at once: 64 of a vocabulary of 150,000 take 38 MB in float32.
 _PIECE = 64
+# For fewer tokens of a prompt the output layer's weights are not read again.
+_FEWEST = 4
 # How far logits of the same states may be apart, beside the largest: in bfloat16 a pass over one
 # token rounds otherwise than one over several, by less than a hundredth.
 _ROUNDING = 0.02
@@ -72,7 +74,7 @@ def prompt_top_tokens(
     fraction: float,
 ) -> TopTokens | None:
     """The best next tokens after the last tokens of the prompts, but not after the very last:
-    `(R, m)`, for as many tokens as `fraction` pays for. `None` if it pays for none, or if the
+    `(R, m)`, for as many tokens as `fraction` pays for. `None` if those are too few, or if the
     model's logits are not those of its output layer."""
     head = model.get_output_embeddings()
     if head is None or not states:
@@ -80,26 +82,30 @@ def prompt_top_tokens(
     hidden = torch.cat(list(states), dim=1)  # (R, n, hidden_size)
     positions = hidden.shape[1]
     count = int(min(positions - 1, fraction * positions / _relative_cost(model, head)))
-    if count <= 0 or hidden.shape[0] != logits.shape[0]:
+    if count < _FEWEST or hidden.shape[0] != logits.shape[0] or not _takes(head, hidden):
         return None
-    if not _matches_logits(head, hidden[:, -1:], logits):
-        return None
-    pieces = [
-        top_tokens(head(piece), k)
-        for piece in hidden[:, positions - 1 - count : positions - 1].split(_PIECE, dim=1)
-    ]
-    return TopTokens(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
+    pieces: list[TopTokens] = []
+    for piece in reversed(hidden[:, positions - 1 - count :].split(_PIECE, dim=1)):
+        own = head(piece)
+        if not pieces and not _are_equal(own[:, -1:], logits):
+            return None
+        pieces.insert(0, top_tokens(own, k))
+    every = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
+    return TopTokens(*(each[:, :-1] for each in every))
 
 
-def _matches_logits(head: nn.Module, states: torch.Tensor, logits: torch.Tensor) -> bool:
-    """Whether the output layer is all there is between these states and the logits: some models
-    project before it, and scale or cap behind it."""
+def _takes(head: nn.Module, states: torch.Tensor) -> bool:
+    """Whether the output layer takes such states: some models project before it."""
     weight = getattr(head, "weight", None)  # of quantised layers it may be a method
-    if isinstance(weight, torch.Tensor) and weight.shape[-1] != states.shape[-1]:
-        return False
-    own = head(states).float()
+    return not isinstance(weight, torch.Tensor) or weight.shape[-1] == states.shape[-1]
+
+
+def _are_equal(own: torch.Tensor, logits: torch.Tensor) -> bool:
+    """Whether the output layer is all there is before these logits: some models scale or cap
+    behind it."""
+    own, logits = own.float(), logits.float()
     return own.shape == logits.shape and bool(
-        (own - logits.float()).abs().max() <= _ROUNDING * logits.float().abs().max()
+        (own - logits).abs().max() <= _ROUNDING * logits.abs().max()
     )
 
 

@@ -43,15 +43,15 @@ def test_they_are_the_models_own_best_tokens(models_by_type, model_type):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.5, 1.0])
-def test_they_cost_no_more_than_a_fraction_of_the_prefill(llama, fraction):
+def test_they_are_what_a_fraction_of_the_prefill_pays_for_or_none_if_few(llama, fraction):
     head = llama.lm_head.weight.numel()
     before = (
         sum(p.numel() for p in llama.model.layers.parameters()) + llama.model.norm.weight.numel()
     )
     top, logits = prefilled(llama, fraction)
     count = 0 if top is None else top.tokens.shape[1]
-    assert count * head <= fraction * 12 * before
-    assert (count + 1) * head > fraction * 12 * before or count == 11
+    paid = min(int(fraction * 12 * before / head), 11)
+    assert count == (paid if paid >= 4 else 0)
     if count:  # the last ones
         assert top.choices.tolist() == logits[:, -1 - count : -1].argmax(dim=-1).tolist()
 
