@@ -66,7 +66,8 @@ class Drafter(AssistedDrafter):
             decoding, which sets no budget (10, as its prompt look-up has).
         decides_length (`bool`): Whether a call without `max_draft_tokens` verifies drafts as they
             are; otherwise it verifies only what pays.
-        calibration ([`Calibration`]): The outcomes of its estimates so far.
+        calibration ([`Calibration`]): The outcomes of its estimates so far; its forks share it.
+        row_calibration ([`Calibration`]): Of the present row, on top of what it says.
         sampling ([`Sampling`], *optional*): How the call samples, known when it begins; `None` if
             it is greedy.
         costly (`bool`): Whether it runs a model to draft: a blend asks it after the others.
@@ -90,6 +91,7 @@ class Drafter(AssistedDrafter):
     sampling: Sampling | None = None
     stats: SpeculationStats
     calibration: Calibration
+    row_calibration: Calibration
     _in_use: threading.Lock
     # The prompt and the vocabulary's size of a call that could not begin yet.
     _awaited: tuple[np.ndarray, int] | None = None
@@ -103,6 +105,7 @@ class Drafter(AssistedDrafter):
         drafter = super().__new__(cls)
         drafter.stats = SpeculationStats()
         drafter.calibration = Calibration(PRIOR_EXPONENT)
+        drafter.row_calibration = Calibration()
         drafter._in_use = threading.Lock()
         return drafter
 
@@ -238,6 +241,7 @@ class Drafter(AssistedDrafter):
     def _call(self, prompt_ids: np.ndarray, vocab_size: int) -> Iterator[None]:
         self._assisted_ids = None
         self.stats = SpeculationStats()
+        self.row_calibration = Calibration()
         self.check_vocabulary(vocab_size)
         self._awaited = prompt_ids, vocab_size
         try:

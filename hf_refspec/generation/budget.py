@@ -36,10 +36,11 @@ _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
 # With each pass, earlier ones count so much less for what a token takes.
 _RECENT = 0.9
 # So many tokens ahead of another row of its call, a row is e times less likely to be the last to
-# end. Fewer leave the rows that are ahead without drafts sooner.
-_LEAD = 4.0
+# end. Fewer leave the rows that are ahead without drafts sooner. A row is taken to gain as much as
+# now in so many passes to come: more spare rows that draft well, which will be ahead.
+_LEAD, _HORIZON = 4.0, 8.0
 # This part of what several rows gain makes their call shorter: it ends with the slowest of them.
-_SLOWEST = 0.5
+_SLOWEST = 0.35
 
 
 class Drafted(Protocol):
@@ -74,6 +75,10 @@ class Budget:
         """What drafting may cost: anything, for the number of nodes was named."""
         return Prices()
 
+    def filled(self, tokens: int) -> int:
+        """How many tokens a pass over so many of packed rows is filled up to."""
+        return tokens
+
     def trim(
         self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
     ) -> list[DraftTree]:
@@ -82,7 +87,7 @@ class Budget:
         drafts = [row.draft for row in rows]
         if sum(map(len, drafts)) <= room:
             return drafts
-        return _best_parts(drafts, [_estimates(row) for row in rows], lambda probs: room)
+        return _best_parts(drafts, _estimates(rows), lambda probs: room)
 
     def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
         """Learns from a pass with so many tokens of each row, the last token among them, that took
@@ -90,7 +95,9 @@ class Budget:
         where it ran a prompt as well."""
         for row in rows:
             if row.path is not None and len(row.draft):
-                row.drafter.calibration.record(row.draft, row.emitted)
+                of_all_rows = row.drafter.calibration
+                row.drafter.row_calibration.record(of_all_rows.calibrated(row.draft), row.emitted)
+                of_all_rows.record(row.draft, row.emitted)
 
 
 class AutoBudget(Budget):
@@ -136,6 +143,10 @@ class AutoBudget(Budget):
         plain_seconds = _pass_seconds(costs, going if self._packs else 1) / going
         token_seconds = min(self._seconds / self._emitted, plain_seconds)
         return Prices(token_seconds, _node_seconds(costs, tokens))
+
+    def filled(self, tokens: int) -> int:
+        """As many as take less time than so few, if there are such."""
+        return self._costs(1).cheapest(tokens)
 
     def trim(
         self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
@@ -201,14 +212,16 @@ class AutoBudget(Budget):
         """What each node of each draft is expected to gain, in tokens of a row.
 
         Where a call waits for several rows, the last one to end costs a whole pass for each of its
-        tokens, and any other only what one more row adds to these passes."""
-        estimates = [_estimates(row) for row in rows]
+        tokens, and any other only what one more row adds to these passes. The last one is that
+        which is behind and drafts little."""
+        estimates = _estimates(rows)
         going = np.array([not row.stands_still for row in rows])
         count = int(going.sum())
         if not self._waits or count <= 1:
             return estimates
         lengths = np.array([len(row) for row in rows])
-        last = going * np.exp(np.minimum(lengths[going].min() - lengths, 0) / _LEAD)
+        ahead = lengths + _HORIZON * np.array([each.sum() for each in estimates])
+        last = going * np.exp(np.minimum(ahead[going].min() - ahead, 0) / _LEAD)
         fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
         if self._packs:
             fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, count), 1.0)
@@ -321,8 +334,14 @@ def make_budget(
     return AutoBudget(costs, widths, packs, waits)
 
 
-def _estimates(row: Drafted) -> np.ndarray:
-    return row.drafter.calibration.calibrated(row.draft).probs
+def _estimates(rows: Sequence[Drafted]) -> list[np.ndarray]:
+    """How likely each node is accepted, by what became of all rows' drafts; and of several rows by
+    what became of their own, since a row is behind whose drafts failed."""
+    drafts = [row.drafter.calibration.calibrated(row.draft) for row in rows]
+    if len(rows) > 1:
+        pairs = zip(rows, drafts, strict=True)
+        drafts = [row.drafter.row_calibration.calibrated(draft) for row, draft in pairs]
+    return [draft.probs for draft in drafts]
 
 
 def _part(draft: DraftTree, nodes: np.ndarray) -> DraftTree:

@@ -44,6 +44,10 @@ class Loop:
     # Inputs of the output layer in the prompts, see `Verifier.prompt_states`.
     _states: list[torch.Tensor] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.ranks.alone:  # others may have measured something else
+            self.verifier.filled = self.budget.filled
+
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
     ) -> None:

@@ -44,6 +44,9 @@ _DRIFT, _OWN_DRIFT = 0.03, 0.002
 # A size whose cost is uncertain is assumed cheaper by so many standard deviations, so that it is
 # tried where it may be the best: more explores more, less keeps to sizes that were measured.
 _OPTIMISM = 0.5
+# A pass is filled with tokens that nobody needs where it takes so much less time then, known of so
+# many passes.
+_WORTH_FILLING, _WELL_KNOWN = 0.05, 3
 
 
 class PassCosts:
@@ -115,6 +118,14 @@ class PassCosts:
         following = self.tokens[min(self._largest_known + 1, len(self.tokens) - 1)]
         most = max(4, 2 * self.tokens[self._largest_known])
         return max(following, min(most, self.tokens[-1]))
+
+    def cheapest(self, tokens: int) -> int:
+        """The number of tokens, so many or more, whose passes are known to take the least time."""
+        least = float(np.interp(tokens, self.tokens, self._log_seconds)) - _WORTH_FILLING
+        for i in range(bisect_right(self.tokens, tokens), self._largest_known + 1):
+            if self.passes[i] >= _WELL_KNOWN and self._log_seconds[i] < least:
+                tokens, least = self.tokens[i], float(self._log_seconds[i])
+        return tokens
 
     def seconds(self) -> np.ndarray:
         """The cost of a pass over each of `tokens`, float64. Those that are not well known are

@@ -36,9 +36,11 @@ class PackedPass:
     """What the layers of one pass share: which of its tokens belong to which row, and what they
     see."""
 
-    def __init__(self, rows: Sequence[RowPass], device: torch.device) -> None:
-        """`rows` that share a block stand one behind another, in its order."""
+    def __init__(self, rows: Sequence[RowPass], device: torch.device, unused: int = 0) -> None:
+        """`rows` that share a block stand one behind another, in its order. So many tokens behind
+        them all belong to no row, and nothing comes of them."""
         self._blocks: list[BlockPass] = []
+        self._unused = unused
         start = 0
         for _, group in groupby(rows, key=lambda row: id(row.entries.block)):
             members = [*group]
@@ -58,12 +60,15 @@ class PackedPass:
         if self._layer is None:
             raise RuntimeError("a layer attends without having written to the cache")
         layer, self._layer = self._layer, None
-        if len(self._blocks) == 1:
+        if len(self._blocks) == 1 and not self._unused:
             return self._blocks[0].attend(layer, query, scale)
-        per_token = query.shape[2] // sum(block.size for block in self._blocks)
-        queries = query.split([per_token * block.size for block in self._blocks], dim=2)
-        parts = zip(self._blocks, queries, strict=True)
-        return torch.cat([block.attend(layer, q, scale) for block, q in parts], dim=2)
+        sizes = [*(block.size for block in self._blocks), self._unused]
+        per_token = query.shape[2] // sum(sizes)
+        *queries, unused = query.split([per_token * size for size in sizes], dim=2)
+        parts = [
+            block.attend(layer, q, scale) for block, q in zip(self._blocks, queries, strict=True)
+        ]
+        return torch.cat([*parts, unused.new_zeros((*unused.shape[:-1], parts[0].shape[-1]))], 2)
 
 
 class PackedMask(torch.Tensor):
@@ -264,19 +269,22 @@ class PackedVerifier(TreeVerifier):
         self._roots = [0] * len(order)
         for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
             self._roots[i] = end - len(now.drafts[i]) - 1
-        self.pass_tokens = sum(sizes)
+        count = sum(sizes)
+        self.pass_tokens = self.filled(count)
+        unused = self.pass_tokens - count
         rows = [
             RowPass(self.entries.rows[i], each, self._hidden(i))
             for i, each in zip(order, visible, strict=True)
         ]
-        self.entries.running = PackedPass(rows, device)
-        of_row = torch.from_numpy(np.repeat(order, sizes))
-        ids, at = (torch.from_numpy(np.concatenate(each))[None] for each in (tokens, places))
+        self.entries.running = PackedPass(rows, device, unused)
+        of_row = torch.from_numpy(np.pad(np.repeat(order, sizes), (0, unused), mode="edge"))
+        flat = (np.pad(np.concatenate(each), (0, unused), mode="edge") for each in (tokens, places))
+        ids, at = (torch.from_numpy(each)[None] for each in flat)
         ids, at = ids.to(device, non_blocking=True), at.to(device, non_blocking=True)
         mask = PackedMask.of(self.entries.running, device)
         model_inputs = inputs.of_pass(ids, at, mask, kept=0, of_row=of_row)
         try:
-            return self.model(**model_inputs, return_dict=True).logits
+            return self.model(**model_inputs, return_dict=True).logits[:, :count]
         finally:
             del self.entries.running  # rows may leave and are not kept for the last pass
 

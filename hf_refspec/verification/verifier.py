@@ -25,7 +25,7 @@ The model itself decides which of them is exact, see `probe.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ class Verifier:
         self.cached: list[int] = []
         # Of a row in the last pass, including padding; of all rows, if it `packs`.
         self.pass_tokens = 0
+        # How many tokens a pass over so many is filled up to, where it `packs`.
+        self.filled: Callable[[int], int] = int
         # Whether the last pass ran the last token of each row, its draft, and nothing else that
         # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
