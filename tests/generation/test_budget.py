@@ -324,6 +324,22 @@ def test_each_row_learns_from_its_own_text():
     assert wrong < 0.02 < unknown == never_drafted < 0.5 < 0.8 < right
 
 
+def test_of_rows_that_share_outcomes_the_one_whose_drafts_fail_is_trusted_less():
+    budget = AutoBudget(lambda rows: MadeUp(lambda tokens: 1 + 0.1 * tokens), packs=True)
+    drafters = [Copier(), Copier()]
+    drafters[1].calibration = drafters[0].calibration
+    tree = DraftTree.chain([4], [0.5])
+
+    def kept() -> list[int]:
+        return list(map(len, budget.trim(rows_of(drafters, [tree] * 2), 0.0)))
+
+    for _ in range(10):
+        budget.record(rows_of(drafters, [tree] * 2, [[4], [9]]), 2, 1.0)
+    assert kept() == [1, 0]
+    with drafters[1].session(np.array([1]), 10):  # the next text has failed nowhere
+        assert kept() == [1, 1]
+
+
 def test_costs_are_kept_for_each_number_of_rows():
     model = torch.nn.Linear(1, 1)
     budget = make_budget("auto", Copier(), model, "tree")

@@ -85,6 +85,23 @@ def test_costs_stay_finite(passes):
     assert np.isfinite(seconds).all() and (seconds >= 0).all()
 
 
+@given(st.lists(st.tuples(st.integers(1, 70), st.floats(1e-3, 10.0)), max_size=40))
+def test_a_pass_is_filled_up_to_a_number_that_is_known_to_take_less_time(passes):
+    costs = recorded(*passes)
+    for tokens in range(1, 80):
+        filled = costs.cheapest(tokens)
+        assert filled >= tokens
+        if filled > tokens:
+            assert costs.passes[PASS_TOKENS.index(filled)] >= 3
+
+
+def test_three_tokens_are_filled_up_to_eight_where_eight_take_less_time_and_one_is_not():
+    costs = recorded(*[(1, 0.06), (3, 0.12), (5, 0.08), (8, 0.072), (16, 0.09)] * 10)
+    assert [costs.cheapest(tokens) for tokens in (1, 2, 3, 4, 5, 7, 8, 12, 99)] == [
+        *(1, 8, 8, 8, 8, 7, 8, 12, 99)
+    ]
+
+
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_a_pass_that_was_disturbed_changes_next_to_nothing(tokens):
     quiet = [(1, 1.0), (9, 2.0)] * 5

@@ -19,6 +19,7 @@ from torch._dynamo.utils import counters
 from transformers import CompileConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_refspec as rs
+from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
 from hf_refspec.verification.static_rows import StaticRowsVerifier
 
@@ -88,7 +89,7 @@ def seeded(model, call: SimpleNamespace) -> torch.Tensor:
     return model.generate(**call.kwargs())
 
 
-def run_schedule(model, seed: int) -> int:
+def run_schedule(model, seed: int, max_draft_tokens=("auto", 0, 4, 16)) -> int:
     """Lets texts join at random times and some be removed; returns how many there were."""
     rng = random.Random(seed)
     batch = RunningBatch(
@@ -96,7 +97,7 @@ def run_schedule(model, seed: int) -> int:
         max_rows=rng.randint(1, 5),
         prefill_tokens=rng.randint(2, 30),
         prefix_tokens=rng.choice([0, 50, 300]),
-        max_draft_tokens=rng.choice(["auto", 0, 4, 16]),
+        max_draft_tokens=rng.choice(max_draft_tokens),
     )
     shared = ids(rng.randint(1, 40), rng.randrange(1000))
     calls = [random_call(rng, shared) for _ in range(rng.randint(1, 7))]
@@ -133,6 +134,15 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
     model_type, models_by_type, seed
 ):
     run_schedule(models_by_type(model_type), seed)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "falcon", "qwen3_moe"])
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoBudget, "filled", lambda self, tokens: tokens + tokens % 4)
+        run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "mamba2", "mamba", "gemma3_text"])

@@ -56,10 +56,11 @@ def alone(row: RowPass, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
     )
 
 
-def check(rows: list[RowPass], heads: int) -> None:
-    size = sum(row.size for row in rows)
+def check(rows: list[RowPass], heads: int, unused: int = 0) -> None:
+    """`unused` tokens of the pass belong to no row."""
+    size = sum(row.size for row in rows) + unused
     query, keys = torch.randn(1, heads, size, 4), torch.randn(1, 2, size, 4)
-    packed, expected, begin = PackedPass(rows, torch.device("cpu")), [], 0
+    packed, expected, begin = PackedPass(rows, torch.device("cpu"), unused), [], 0
     for row in rows:
         end = begin + row.size
         expected.append(alone(row, query[:, :, begin:end], keys[:, :, begin:end]))
@@ -67,7 +68,8 @@ def check(rows: list[RowPass], heads: int) -> None:
     packed.update(0, keys, -keys)
     given = PackedMask.of(packed, torch.device("cpu")).to(torch.float32)  # as models may cast it
     attended = torch.nn.functional.scaled_dot_product_attention(query, keys, keys, attn_mask=given)
-    torch.testing.assert_close(attended, torch.cat(expected, dim=2))
+    torch.testing.assert_close(attended[:, :, :begin], torch.cat(expected, dim=2))
+    assert attended.shape == query.shape and not attended[:, :, begin:].any()
 
 
 @pytest.mark.parametrize("heads", [2, 6])
@@ -84,11 +86,13 @@ def test_packed_rows_attend_to_their_own_entries_alone(heads, hidden, shape, len
 @given(
     rows=st.lists(st.tuples(st.integers(1, 400), st.sampled_from([ONE, TREE, CHAIN, NOTHING]))),
     seed=st.integers(0, 100),
+    unused=st.integers(0, 3),
 )
-def test_any_rows_attend_to_their_own_entries_alone(rows, seed):
+def test_any_rows_attend_to_their_own_entries_alone(rows, seed, unused):
     torch.manual_seed(seed)
     if any(len(visible) for _, visible in rows):
-        check(rows_of([length for length, _ in rows], [visible for _, visible in rows]), heads=4)
+        lengths, visible = zip(*rows, strict=True)
+        check(rows_of([*lengths], [*visible]), heads=4, unused=unused)
 
 
 def test_attention_that_comes_before_the_cache_is_an_error():
