@@ -39,8 +39,6 @@ _RECENT = 0.9
 # end. Fewer leave the rows that are ahead without drafts sooner. A row is taken to gain as much as
 # now in so many passes to come: more spare rows that draft well, which will be ahead.
 _LEAD, _HORIZON = 4.0, 8.0
-# This part of what several rows gain makes their call shorter: it ends with the slowest of them.
-_SLOWEST = 0.35
 
 
 class Drafted(Protocol):
@@ -225,7 +223,8 @@ class AutoBudget(Budget):
         fixed = 1.0  # the part of a pass that is the same for fewer rows: all of a rectangle
         if self._packs:
             fixed = min(_pass_seconds(costs, 1) / _pass_seconds(costs, count), 1.0)
-        worth = _SLOWEST * ((1 - fixed) + fixed * count * last / last.sum())
+        worth = (1 - fixed) + fixed * count * last / last.sum()
+        worth /= np.sqrt(count)  # the slowest of more rows gains less than their mean
         return [each * probs for each, probs in zip(worth, estimates, strict=True)]
 
     def _most_expected_per_second(self, rows: int, expected: np.ndarray, widest: int) -> int:
