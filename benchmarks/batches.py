@@ -135,8 +135,9 @@ def main(arguments: list[str] | None = None) -> None:
             chosen = batches(questions, tokenizer, rows, args.longest)
             first = next(iter(chosen.values()))
             raced([Call(model, tokenizer, first, 4, "auto")])  # probes the model
-            for category in args.categories or chosen:
-                batch = chosen[category]
+            for category, batch in chosen.items():
+                if args.categories and category not in args.categories:
+                    continue
                 calls = [Call(model, tokenizer, batch, args.max_new_tokens, n) for n in every]
                 raced(calls)
                 seconds = np.array([call.seconds for call in calls])
