@@ -203,7 +203,8 @@ class Drafter(AssistedDrafter):
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_in_use"}
+        left_out = {"_in_use", "row_calibration"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     @contextmanager
     def session(
