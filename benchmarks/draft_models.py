@@ -4,7 +4,8 @@
 
 takes the arguments of `hf-refspec bench` that choose model and prompts, and writes its report. An
 assistant is `layers-N`, the model's own first N layers as early exit; `bfloat16`, the model itself
-in that type; or a folder or a Hub id of a model with the same tokenizer, as `distill.py` makes it.
+in that type; or a folder or a Hub id of a model with the same tokenizer. Of a folder that
+`distill.py` made, `DraftModel` drafts the tokens of `vocabulary.npy` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fewer_layers import with_layers
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -38,16 +40,23 @@ def assistant_of(model: Any, name: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(name, dtype=model.dtype).to(model.device).eval()
 
 
-def all_methods(assistants: dict[str, PreTrainedModel]) -> list[Method]:
+def draft_model(model: Any, name: str) -> DraftModel:
+    """A drafter by its assistant's name."""
+    tokens = Path(name, "vocabulary.npy")
+    vocabulary = np.load(tokens) if tokens.exists() else None
+    return DraftModel(assistant_of(model, name), vocabulary=vocabulary)
+
+
+def all_methods(drafters: dict[str, DraftModel]) -> list[Method]:
     """Plain decoding, look-up, and of each assistant transformers' own assisted generation, drafts
     of it alone, and blended with look-up."""
     methods = [Method(PLAIN), Method(DEFAULT, "auto", default_drafter())]
-    for name, assistant in assistants.items():
-        theirs = {"assistant_model": assistant}
-        blend = default_drafter() | DraftModel(assistant)
+    for name, drafter in drafters.items():
+        theirs = {"assistant_model": drafter.assistant}
+        blend = default_drafter() | copy.deepcopy(drafter)
         methods += [
             Method(f"transformers' assisted, {name}", options=theirs),
-            Method(f"DraftModel, {name}", "auto", DraftModel(assistant)),
+            Method(f"DraftModel, {name}", "auto", copy.deepcopy(drafter)),
             Method(f"{DEFAULT} | DraftModel, {name}", "auto", blend),
         ]
     return methods
@@ -62,8 +71,8 @@ def measure(args: argparse.Namespace, names: Sequence[str]) -> int:
 
     def load(dtype: str) -> Any:
         bench = load_bench(args, dtype, tokenizer, list)
-        assistants = {Path(name).name: assistant_of(bench.model, name) for name in names}
-        bench.new_methods = lambda: all_methods(assistants)
+        drafters = {Path(name).name: draft_model(bench.model, name) for name in names}
+        bench.new_methods = lambda: all_methods(drafters)
         bench.warm_up()
         return bench
 

@@ -9,15 +9,19 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from .draft_vocabulary import DraftVocabulary
 from .top_tokens import TopTokens, top_tokens
 
 
 class AssistantText:
     """Forward passes of an assistant model over one text and its drafts. A pass reads the tokens
-    that are not in the cache yet; what no longer belongs to the text leaves the cache before."""
+    that are not in the cache yet; what no longer belongs to the text leaves the cache before. With
+    a `vocabulary`, its logits are those of these tokens alone."""
 
-    def __init__(self, assistant: PreTrainedModel) -> None:
-        self._assistant = assistant
+    def __init__(
+        self, assistant: PreTrainedModel, vocabulary: DraftVocabulary | None = None
+    ) -> None:
+        self._assistant, self._vocabulary = assistant, vocabulary
         # Without a configuration it keeps every position, those past a sliding window too, so that
         # it can always go back.
         self._cache = DynamicCache()
@@ -45,17 +49,21 @@ class AssistantText:
             [`TopTokens`]: Of one row, `(1, count, k)`.
         """
         logits = self.read(ids, count)[:, :, :vocab_size]
-        return top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
+        top = top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
+        if self._vocabulary is None:
+            return top
+        names = self._vocabulary.ids
+        return top._replace(choices=names[top.choices], tokens=names[top.tokens])
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, count: int) -> torch.Tensor:
-        """The logits after each of the last `count` ids, `(1, count, vocab_size)`."""
+        """The logits after each of the last `count` ids, `(1, count, vocab_size)`, or of its
+        vocabulary."""
         kept = min(len(ids) - self.unread(ids), len(ids) - count)
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
         self._read = ids
-        logits = self._forward(torch.from_numpy(ids[kept:])[None], len(ids), count)
-        return logits[:, -count:]
+        return self._forward(torch.from_numpy(ids[kept:])[None], len(ids), count)
 
     def keeps_keys(self) -> bool:
         """Whether the model has put the keys of each token into the cache, and nothing else."""
@@ -64,15 +72,18 @@ class AssistantText:
         return attends and self._cache.get_seq_length() == len(self._read)
 
     def _forward(self, new_ids: torch.Tensor, length: int, count: int) -> torch.Tensor:
-        assistant = self._assistant
+        assistant, vocabulary = self._assistant, self._vocabulary
         device = assistant.device
         if device.type == "meta":  # offloaded: its hooks move what it reads
             device = new_ids.device
-        last = {"logits_to_keep": count} if assistant._supports_logits_to_keep() else {}
+        model, last = assistant.base_model, {}
+        if vocabulary is None:
+            model = assistant
+            last = {"logits_to_keep": count} if assistant._supports_logits_to_keep() else {}
         # Dropout must not use up the random numbers of a call that samples.
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices) if assistant.training else nullcontext():
-            output = assistant(
+            output = model(
                 input_ids=new_ids.to(device),
                 attention_mask=torch.ones((1, length), dtype=torch.int64, device=device),
                 past_key_values=self._cache,
@@ -80,7 +91,9 @@ class AssistantText:
                 return_dict=True,
                 **last,
             )
-        logits: torch.Tensor = output.logits
+        if vocabulary is not None:
+            return vocabulary.logits(output.last_hidden_state[:, -count:])
+        logits: torch.Tensor = output.logits[:, -count:]
         return logits
 
 

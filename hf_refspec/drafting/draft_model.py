@@ -13,10 +13,11 @@ from ..text_config import context_length, text_config
 from .assistant_text import AssistantText
 from .calibration import Calibration
 from .draft_path import DraftPath
+from .draft_vocabulary import DraftVocabulary
 from .drafter import Drafter
 from .observation import Observation
 from .payoff import Payoff, Prices
-from .token_ids import check_tokenizer
+from .token_ids import Reference, check_tokenizer
 from .top_tokens import TopTokens
 from .translated_text import TranslatedText
 from .tree import ROOT, DraftTree
@@ -47,12 +48,17 @@ class DraftModel(Drafter):
             assistant's. Where they differ, texts are translated as in transformers' universal
             assisted decoding, and drafts are chains; otherwise they say that vocabularies of
             different sizes are the same but for padding.
+        vocabulary (ids in any form, *optional*): The only tokens that it drafts. Its output layer
+            is read for them alone, which of a small assistant is the larger part of a pass
+            (FR-Spec, arXiv 2502.14856, section 3): the most frequent of a corpus, for example.
 
     Raises:
-        TypeError: If `assistant` is no `PreTrainedModel`.
+        TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
         ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
-            an encoder-decoder model; if there is one tokenizer without the other. Without them, a
-            call raises it if the target's vocabulary has another size.
+            an encoder-decoder model; if there is one tokenizer without the other; if `vocabulary`
+            holds ids that are not its own, tokenizers differ, or its logits are not those of a
+            linear layer. Without tokenizers, a call raises it if the target's vocabulary has
+            another size.
     """
 
     costly = True
@@ -65,6 +71,7 @@ class DraftModel(Drafter):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         assistant_tokenizer: PreTrainedTokenizerBase | None = None,
+        vocabulary: Reference | None = None,
     ) -> None:
         check_tokenizer(tokenizer)
         check_tokenizer(assistant_tokenizer)
@@ -72,6 +79,13 @@ class DraftModel(Drafter):
         self.assistant = assistant
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
         self._translates = _differ(tokenizer, assistant_tokenizer)
+        self._vocabulary = None
+        if vocabulary is not None:
+            if self._translates:
+                raise ValueError(
+                    "vocabulary is for an assistant with the target's tokenizer; leave it out"
+                )
+            self._vocabulary = _checked_vocabulary(assistant, vocabulary)
         self.calibration = Calibration()  # its estimates are a model's own: nothing to doubt
         self._outcomes = Calibration()  # of all that it says of the next tokens, verified or not
         self._payoff = Payoff()
@@ -81,19 +95,25 @@ class DraftModel(Drafter):
         return f"DraftModel({type(self.assistant).__name__})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DraftModel:
-        for shared in (self.assistant, self.tokenizer, self.assistant_tokenizer):
+        tokenizers = self.tokenizer, self.assistant_tokenizer
+        for shared in (self.assistant, self._vocabulary, *tokenizers):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         copied.__dict__ |= copy.deepcopy(self.__getstate__(), memo)
         return copied
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        own = self._vocabulary
+        own = self._assistant_size
         if own != vocab_size and self.tokenizer is None:
             raise ValueError(
                 f"assistant is a {type(self.assistant).__name__} with a vocabulary of {own}, but "
                 f"the target model's has {vocab_size}; pass DraftModel(assistant, tokenizer=..., "
                 "assistant_tokenizer=...)"
+            )
+        if self._vocabulary is not None and self._vocabulary.ids[-1] >= vocab_size:
+            raise ValueError(
+                f"vocabulary has the id {self._vocabulary.ids[-1]}, which the target model's, of "
+                f"{vocab_size} tokens, does not have"
             )
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
@@ -128,7 +148,7 @@ class DraftModel(Drafter):
 
     def _forget_call(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)  # the text so far
-        self._text = AssistantText(self.assistant)
+        self._text = AssistantText(self.assistant, self._vocabulary)
         self._translated = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
@@ -144,7 +164,7 @@ class DraftModel(Drafter):
         passes = 0
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
-            ids = np.minimum(ids, self._vocabulary - 1)  # the target's may have more
+            ids = np.minimum(ids, self._assistant_size - 1)  # the target's may have more
             if self._payoff.pays(path.missed, self._text.unread(ids)):
                 path.extend(self._pass(ids, path.unread), self._outcomes)
                 passes += 1
@@ -176,8 +196,8 @@ class DraftModel(Drafter):
         return top
 
     @property
-    def _vocabulary(self) -> int:
-        """The size of the assistant's."""
+    def _assistant_size(self) -> int:
+        """How many tokens the assistant knows."""
         size: int = text_config(self.assistant).vocab_size
         return size
 
@@ -239,3 +259,17 @@ def _check_assistant(assistant: PreTrainedModel) -> None:
             f"assistant is a {name}, which cannot go back in its text: it does not keep just the "
             "keys and values of each token. Use one with attention alone."
         ) from reason
+
+
+def _checked_vocabulary(assistant: PreTrainedModel, tokens: Reference) -> DraftVocabulary:
+    """A part of the assistant's; refuses it where the assistant's logits have another order."""
+    vocabulary = DraftVocabulary(assistant, tokens)
+    ids = vocabulary.ids[-2:]
+    logits = AssistantText(assistant).read(ids, 1)[0, 0, vocabulary.ids].float()
+    own = AssistantText(assistant, vocabulary).read(ids, 1)[0, 0].float()
+    if logits[own.argmax()] < logits.max() - 0.01 * logits.abs().max():
+        raise ValueError(
+            f"vocabulary needs an assistant whose logits are its output layer over its last hidden "
+            f"state, which those of {type(assistant).__name__} are not; leave it out"
+        )
+    return vocabulary

@@ -275,6 +275,60 @@ def test_another_tokenizer_is_translated(byte_llama, tokenizer):
     assert_lossless(byte_llama, rs.ReferenceCopy() | drafter, inputs, do_sample=True)
 
 
+def test_of_a_part_of_the_vocabulary_nothing_else_is_drafted(llama):
+    prompt, some = PROMPT[0].numpy(), np.arange(0, VOCAB_SIZE, 3)
+    drafter = DraftModel(llama, vocabulary=some[::-1].copy())
+    with drafter.session(prompt, VOCAB_SIZE):
+        tree = drafter.draft(20)
+    with torch.no_grad():
+        probs = llama(PROMPT).logits[0, -1, some].softmax(-1).numpy()
+    first = tree.parents < 0
+    assert np.isin(tree.tokens, some).all()
+    assert tree.tokens[first].tolist() == some[np.argsort(-probs)[: first.sum()]].tolist()
+    np.testing.assert_allclose(tree.probs[first], np.sort(probs)[::-1][: first.sum()], rtol=0.1)
+    assert assert_lossless(llama, rs.ReferenceCopy() | drafter, max_draft_tokens=6).drafted > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_all_of_the_vocabulary_drafts_as_none_named(architecture, models_by_type):
+    model = models_by_type(architecture.model_type)
+    if architecture.model_type in RECURRENT:
+        return
+    trees = []
+    for drafter in (DraftModel(model), DraftModel(model, vocabulary=range(VOCAB_SIZE))):
+        with drafter.session(PROMPT[0].numpy(), VOCAB_SIZE):
+            trees.append(drafter.draft_chain(3).tokens.tolist())
+    assert trees[0] == trees[1]
+
+
+def test_a_vocabulary_that_cannot_be_is_refused(llama, tokenizer):
+    class Other(type(llama)):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = -output.logits
+            return output
+
+    def refused(message: str, assistant=llama, **arguments):
+        with pytest.raises((ValueError, TypeError), match=message):
+            DraftModel(assistant, **arguments)
+
+    refused("vocabulary has the id 97, but LlamaForCausalLM has 97 tokens", vocabulary=[3, 97])
+    refused("vocabulary is empty", vocabulary=[])
+    refused("vocabulary must hold integers, but holds float64", vocabulary=np.ones(3))
+    refused("whose logits are its output layer", Other(llama.config), vocabulary=[1, 2, 3, 4])
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["the "])
+    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": other}
+    refused("vocabulary is for an assistant with the target's", vocabulary=[1], **tokenizers)
+    offloaded = cpu_offload(copy.deepcopy(llama), execution_device=torch.device("cpu"))
+    refused("vocabulary needs an assistant with a linear output", offloaded, vocabulary=[1])
+    padded = small("llama", vocab_size=VOCAB_SIZE + 30)
+    same = {"tokenizer": byte_tokenizer(), "assistant_tokenizer": byte_tokenizer()}
+    drafter = DraftModel(padded, vocabulary=[5, VOCAB_SIZE], **same)
+    with pytest.raises(ValueError, match="vocabulary has the id 97, which the target model's"):
+        llama.generate(PROMPT, candidate_generator=drafter)
+
+
 # --- copies, modes
 
 
