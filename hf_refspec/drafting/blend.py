@@ -9,14 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..index.draft_tree import merge_trees
 from ..store.datastore import Datastore
 from .calibration import PRIOR_EXPONENT, Calibration
 from .candidates import as_source
 from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
-from .tree import DraftTree
+from .tree import DraftTree, merged
 
 # Of a source that runs a model: how many leaves others go on with, how probable they must be, and
 # how many nodes each may add. More cost time at each draft.
@@ -199,16 +198,6 @@ def _behind(path: np.ndarray, prob: float, tree: DraftTree) -> DraftTree:
         np.concatenate((np.arange(-1, length - 1, dtype=np.int32), parents)),
         np.concatenate((np.zeros(length, np.float32), np.float32(prob) * tree.probs)),
     )
-
-
-def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
-    """Merges draft trees by token path into one of at most `budget` nodes, see
-    [`~index.draft_tree.merge_trees`]."""
-    sizes = np.array([len(tree) for tree in trees])
-    tokens = np.concatenate([tree.tokens for tree in trees])
-    parents = np.concatenate([tree.parents for tree in trees])
-    probs = np.concatenate([tree.probs for tree in trees])
-    return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
 
 
 Drafter._blended = Blend

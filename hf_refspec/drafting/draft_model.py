@@ -20,7 +20,7 @@ from .payoff import Payoff, Prices
 from .token_ids import Reference, check_tokenizer
 from .top_tokens import TopTokens
 from .translated_text import TranslatedText
-from .tree import ROOT, DraftTree
+from .tree import ROOT, DraftTree, merged
 
 # How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
 # beside it. They cost nothing but the target's pass over them.
@@ -165,7 +165,7 @@ class DraftModel(Drafter):
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
             ids = np.minimum(ids, self._assistant_size - 1)  # the target's may have more
-            if self._payoff.pays(path.missed, self._text.unread(ids)):
+            if self._payoff.pays(self._estimates(path), path.missed, self._text.unread(ids)):
                 path.extend(self._pass(ids, path.unread), self._outcomes)
                 passes += 1
             elif not path.follow():
@@ -173,11 +173,17 @@ class DraftModel(Drafter):
         self._tree = path.tree
         return path.nodes
 
+    def _estimates(self, path: DraftPath) -> np.ndarray:
+        """Of all that others have drafted, and of what the assistant has said so far."""
+        own = self._outcomes.calibrated(path.tree)
+        return merged([self.known, own], len(self.known) + len(own)).probs
+
     def _translate(self, depth: int) -> list[int]:
         """Drafts a chain of an assistant with another tokenizer; returns all of its nodes."""
         assert self._translated is not None
         count = min(depth, _TRANSLATED) if self._payoff.counts else depth
-        if count <= 0 or not self._payoff.pays(DraftPath(self.known).missed, 1):
+        missed = DraftPath(self.known).missed
+        if count <= 0 or not self._payoff.pays(self.known.probs, missed, 1):
             return []
         began = perf_counter()
         tokens = self._translated.next_tokens(self._ids, count)[:depth]
@@ -207,23 +213,25 @@ class DraftModel(Drafter):
         length = len(self._ids) * (2 if self._translates else 1)
         return 2**31 if most is None else most - length
 
-    def _outcome(self, tokens: np.ndarray) -> tuple[int, int]:
-        """How many of the assistant's tokens were accepted that no other source had drafted, and at
-        how many places that was open."""
+    def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
+        """Where no other source was right: at how many places the assistant was asked, at how many
+        its tokens were accepted, and at how many the best of them."""
         mine, theirs = self._tree.children(), self.known.children()
-        expanded = set(self._tree.parents.tolist())
         node: int | None = ROOT
         other: int | None = ROOT
-        accepted = asked = 0
+        asked = accepted = best = 0
         for place, token in enumerate(tokens.tolist()):
-            if node is None or node not in expanded:
+            children = np.flatnonzero(self._tree.parents == node)  # the best one first
+            if node is None or len(children) == 0:
                 break
             node = mine.get((node, token))
             other = None if other is None else theirs.get((other, token))
             if other is None:
+                right = node is not None and place < len(tokens) - 1
                 asked += 1
-                accepted += node is not None and place < len(tokens) - 1
-        return accepted, asked
+                accepted += right
+                best += right and node == children[0]
+        return asked, accepted, best
 
 
 def _differ(

@@ -34,7 +34,7 @@ class DraftVocabulary:
         name = type(assistant).__name__
         if type(layer) is not nn.Linear or layer.weight.is_meta:
             raise ValueError(
-                f"vocabulary needs an assistant with a linear output layer, not offloaded, but that "
+                "vocabulary needs an assistant with a linear output layer, not offloaded, but that "
                 f"of {name} is {layer!r}; leave it out"
             )
         if self.ids[-1] >= layer.out_features:

@@ -7,11 +7,17 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 # What a pass costs is the median of so many, each over so many new tokens at most.
 _PASSES, _FEW_TOKENS = 15, 4
-# Before anything is known, this part of a pass's tokens is taken to be accepted, with this weight.
-# What is known counts so much less with each pass of the target, so that it is tried again.
-_ACCEPTED, _PSEUDO_COUNT, _MEMORY = 0.8, 2.0, 0.98
+# Before anything is known, the next token is taken to be among an assistant's so often, and its
+# best one, with this weight. What is known counts so much less with each pass of the target, so
+# that it is tried again.
+_ACCEPTED, _BEST_ACCEPTED, _PSEUDO_COUNT, _MEMORY = 0.8, 0.6, 2.0, 0.98
+# How many passes are planned ahead, for the first alone may not pay where a pass over two tokens
+# takes much longer than over one; and how many nodes each one adds beside its best.
+_AHEAD, _BESIDE = 4, 3
 # An assistant that does not pay may take this part of the time, to notice where it does.
 _ALLOWANCE = 0.02
 
@@ -23,19 +29,33 @@ class Prices:
     Attributes:
         token_seconds (`float`): What a token takes, and an accepted one saves: 0 if that is not
             known yet; infinite where the call names how many nodes it drafts.
-        node_seconds (`float`): What one node more adds to a pass of the target.
+        tokens (`tuple[int, ...]`): The numbers of tokens that a pass of the target may have now.
+        pass_seconds (`tuple[float, ...]`): What it takes over each of them.
+        others (`int`): How many of its tokens are other rows'.
     """
 
     token_seconds: float = math.inf
-    node_seconds: float = 0.0
+    tokens: tuple[int, ...] = (1,)
+    pass_seconds: tuple[float, ...] = (0.0,)
+    others: int = 0
+
+    def value(self, probs: np.ndarray) -> float:
+        """The seconds that a pass over the best of these nodes is expected to save, less those it
+        takes."""
+        room = max(self.tokens[-1] - 1 - self.others, 0)
+        saved = self.token_seconds * np.cumsum(np.sort(probs)[::-1][:room], dtype=float)
+        tokens = 1 + self.others + np.arange(1 + len(saved))
+        taken = np.interp(tokens, self.tokens, self.pass_seconds)
+        return float((np.concatenate(([0.0], saved)) - taken).max())
 
 
 class Payoff:
     """What the passes of an assistant have cost and brought so far, over all texts.
 
-    A pass pays if the time that its token is expected to save is longer than the pass. Reading what
-    it has missed of a text costs more than such a pass: it does so only while it has saved at least
-    as much time as it took, the prompt of the present text not counted.
+    Passes pay if the time that their tokens are expected to save, less what the target takes longer
+    over them, is longer than they take. Reading what it has missed of a text costs more than such a
+    pass: it does so only while it has saved at least as much time as it took, the prompt of the
+    present text not counted.
 
     Attributes:
         prices ([`Prices`]): Of the call, at present.
@@ -44,22 +64,34 @@ class Payoff:
     def __init__(self) -> None:
         self.prices = Prices()
         self._seconds: deque[float] = deque(maxlen=_PASSES)
-        self._accepted, self._asked = _ACCEPTED * _PSEUDO_COUNT, _PSEUDO_COUNT
+        self._asked = _PSEUDO_COUNT
+        self._accepted = _ACCEPTED * _PSEUDO_COUNT
+        self._best_accepted = _BEST_ACCEPTED * _PSEUDO_COUNT
         self._balance = 0.0  # seconds saved, less those taken
         self._prompt_seconds = 0.0  # of the present text
 
-    def pays(self, chance: float, unread: int) -> bool:
+    def pays(self, probs: np.ndarray, chance: float, unread: int) -> bool:
         """Whether to run the assistant.
 
         Args:
+            probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of all nodes so far.
             chance (`float`): That its path is accepted, and that no other source has what follows.
             unread (`int`): How many tokens it would read.
         """
-        prices = self.prices
-        gain = chance * self._accepted / self._asked * prices.token_seconds
-        costs = median(self._seconds) if self._seconds else 0.0
-        affords = self._balance >= 0 or unread <= _FEW_TOKENS or not self.counts
-        return affords and gain > costs + prices.node_seconds
+        if not self.counts:
+            return chance > 0
+        if self._balance < 0 and unread > _FEW_TOKENS:
+            return False
+        seconds = median(self._seconds) if self._seconds else 0.0
+        best = self._best_accepted / self._asked
+        beside = (self._accepted / self._asked - best) / _BESIDE
+        value, planned = self.prices.value(probs), probs
+        for passes in range(1, 1 + _AHEAD):
+            planned = np.concatenate((planned, chance * np.array([best] + [beside] * _BESIDE)))
+            if self.prices.value(planned) - passes * seconds > value:
+                return True
+            chance *= best
+        return False
 
     def record_pass(self, tokens: int, seconds: float, of_prompt: bool) -> None:
         """Counts a pass that read so many tokens."""
@@ -72,16 +104,18 @@ class Payoff:
         else:
             self._balance -= seconds
 
-    def record_outcome(self, accepted: int, asked: int, emitted: int) -> None:
+    def record_outcome(self, asked: int, accepted: int, best: int, emitted: int) -> None:
         """Counts what became of a draft.
 
         Args:
-            accepted (`int`): How many of its tokens were accepted that no other source had, of
-            asked (`int`): so many places where no other source was right.
+            asked (`int`): Of so many places where no other source was right,
+            accepted (`int`): its tokens were accepted at so many,
+            best (`int`): and the best of them at so many.
             emitted (`int`): How many tokens the target's pass yielded.
         """
-        self._accepted = self._faded(self._accepted, _ACCEPTED * _PSEUDO_COUNT) + accepted
-        self._asked = self._faded(self._asked, _PSEUDO_COUNT) + asked
+        self._asked = _faded(self._asked, 1.0) + asked
+        self._accepted = _faded(self._accepted, _ACCEPTED) + accepted
+        self._best_accepted = _faded(self._best_accepted, _BEST_ACCEPTED) + best
         if self.counts:
             self._balance += (accepted + _ALLOWANCE * emitted) * self.prices.token_seconds
 
@@ -95,6 +129,6 @@ class Payoff:
         """Whether time counts: a call that names how many nodes it drafts gets them."""
         return math.isfinite(self.prices.token_seconds)
 
-    @staticmethod
-    def _faded(count: float, prior: float) -> float:
-        return _MEMORY * count + (1 - _MEMORY) * prior
+
+def _faded(count: float, prior: float) -> float:
+    return _MEMORY * count + (1 - _MEMORY) * prior * _PSEUDO_COUNT

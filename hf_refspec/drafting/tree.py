@@ -15,6 +15,7 @@ from ..index.draft_tree import (
     RISING_PROB,
     SAME_TOKEN,
     best_path,
+    merge_trees,
     tree_ancestors,
     tree_depths,
     tree_fault,
@@ -180,6 +181,16 @@ class DraftTree:
         if fault:
             raise ValueError(_FAULTS[fault])
         return tree
+
+
+def merged(trees: Sequence[DraftTree], budget: int) -> DraftTree:
+    """Merges draft trees by token path into one of at most `budget` nodes, see
+    [`~index.draft_tree.merge_trees`]."""
+    sizes = np.array([len(tree) for tree in trees])
+    tokens = np.concatenate([tree.tokens for tree in trees])
+    parents = np.concatenate([tree.parents for tree in trees])
+    probs = np.concatenate([tree.probs for tree in trees])
+    return DraftTree(*merge_trees(sizes, tokens, parents, probs, budget))
 
 
 _FAULTS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Protocol
@@ -132,15 +133,18 @@ class AutoBudget(Budget):
 
     @property
     def prices(self) -> Prices:
-        """What a token takes at present, drafting and verifying together: what takes longer to
-        draft does not pay. It never counts more than without drafts."""
+        """What a token takes at present, drafting and verifying together, but never more than
+        without drafts; and what passes take."""
         if self._emitted == 0:
             return Prices(0.0)
         rows, going, tokens = self._last
         costs = self._costs(1 if self._packs else rows)
         plain_seconds = _pass_seconds(costs, going if self._packs else 1) / going
         token_seconds = min(self._seconds / self._emitted, plain_seconds)
-        return Prices(token_seconds, _node_seconds(costs, tokens))
+        allowed = bisect_right(costs.tokens, max(costs.most_tokens, going))
+        others = tokens * (going - 1) // going if self._packs else 0
+        seconds = tuple(costs.seconds()[:allowed].tolist())
+        return Prices(token_seconds, costs.tokens[:allowed], seconds, others)
 
     def filled(self, tokens: int) -> int:
         """As many as take less time than so few, if there are such."""
@@ -270,13 +274,6 @@ def _paying_nodes(costs: PassCosts, rows: int, gains: np.ndarray) -> int:
 
 def _pass_seconds(costs: PassCosts, tokens: int) -> float:
     return float(np.interp(tokens, costs.tokens, costs.seconds()))
-
-
-def _node_seconds(costs: PassCosts, tokens: int) -> float:
-    """What a node adds to a pass over so many tokens: the mean up to twice as many."""
-    most = min(2 * tokens, costs.tokens[-1])
-    added = _pass_seconds(costs, most) - _pass_seconds(costs, most // 2)
-    return max(added, 0.0) / (most - most // 2)
 
 
 class _Pause:

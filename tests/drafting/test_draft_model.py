@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 import hf_refspec as rs
 from hf_refspec import Drafter, DraftTree
 from hf_refspec.drafting.assistant_text import AssistantText
-from hf_refspec.drafting.blend import merged
 from hf_refspec.drafting.draft_model import DraftModel
 from hf_refspec.drafting.observation import Observation
 from hf_refspec.drafting.payoff import Prices
+from hf_refspec.drafting.tree import merged
 
 
 def expected(model: PreTrainedModel, ids, count: int) -> list[int]:
@@ -119,7 +119,8 @@ def test_no_draft_is_longer_than_the_assistant_can_read(models_by_type):
 # --- what pays
 
 
-PAYING, COSTLY = Prices(1e9), Prices(1e-9)
+# What a token is worth, where a pass of the target takes the same over any number.
+PAYING, COSTLY = Prices(1e9, (1, 64), (1.0, 1.0)), Prices(1e-9, (1, 64), (1.0, 1.0))
 
 
 def priced(drafter: DraftModel, prices: Prices) -> DraftTree:
@@ -139,7 +140,7 @@ def test_it_counts_what_was_accepted_where_no_other_source_was_right(llama):
     drafter = DraftModel(llama)
     prompt = PROMPT[0].tolist()
     text = expected(llama, prompt, 3)
-    for known, counts in (([], (2, 3)), (text[:1], (1, 2)), (text, (0, 0))):
+    for known, counts in (([], (3, 2, 2)), (text[:1], (2, 1, 1)), (text, (0, 0, 0))):
         with drafter.session(np.array(prompt), VOCAB_SIZE):
             drafter.known = DraftTree.chain(known, [0.5] * len(known))
             drafter.draft_chain(3)

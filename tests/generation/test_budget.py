@@ -380,7 +380,9 @@ def test_a_token_is_worth_what_it_takes_at_present():
         budget.record(DraftTree.chain([1, 2, 3]), [1, 2, 3, 4], seconds=1.0)
     prices = budget.budget.prices
     assert prices.token_seconds == pytest.approx(1.5 / 4)
-    assert prices.node_seconds == pytest.approx(0.1)
+    taken = np.interp([1, 2, 4], prices.tokens, prices.pass_seconds)
+    assert taken == pytest.approx([1.0, 1.1, 1.3])
+    assert prices.others == 0
 
 
 def test_it_is_worth_no_more_than_without_drafts():
@@ -399,6 +401,7 @@ def test_rows_share_what_a_pass_takes(packs, seconds):
     budget.trim(rows, 20.0)
     budget.record(rows, 2 if packs else 1, 1.0)
     assert budget.prices.token_seconds == pytest.approx(seconds)
+    assert budget.prices.others == (1 if packs else 0)
 
 
 def test_a_call_that_names_its_drafts_pays_any_price():

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import draft_trees, nodes_of
 
-from hf_refspec.drafting.blend import merged
-from hf_refspec.drafting.tree import DraftTree
+from hf_refspec.drafting.tree import DraftTree, merged
 from hf_refspec.index.draft_tree import (
     FOREIGN_TOKEN,
     LATE_PARENT,

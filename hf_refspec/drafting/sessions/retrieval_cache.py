@@ -16,11 +16,10 @@ from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
-from ..blend import merged
 from ..drafter import Drafter, last_tokens
 from ..observation import Observation
 from ..token_ids import Reference, check_tokenizer, to_ids
-from ..tree import DraftTree
+from ..tree import DraftTree, merged
 from .memory import Memory, View
 
 _SHORTEST_MATCH = 1
