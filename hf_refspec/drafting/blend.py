@@ -18,8 +18,9 @@ from .stats import SourceStats
 from .tree import DraftTree, merged
 
 # Of a source that runs a model: how many leaves others go on with, how probable they must be, and
-# how many nodes each may add. More cost time at each draft.
-_LEAVES, _LEAST_PROB, _NODES = 4, 0.1, 16
+# how many nodes each may add; and how many nodes, leaves or not, a source that prunes goes on with.
+# More cost time at each draft.
+_LEAVES, _LEAST_PROB, _NODES, _PLACES = 4, 0.1, 16, 4
 
 
 class _Draft(NamedTuple):
@@ -157,9 +158,9 @@ class Blend(Drafter):
         self, tree: DraftTree, budget: int, prunes: bool | None = None
     ) -> list[DraftTree]:
         """What the sources that cost little say after the best leaves of a tree; only those that
-        prune, or only the others, if asked so."""
+        prune, after any of its best nodes, or only the others, if asked so."""
         continued, nodes = [], min(budget, _NODES)
-        for leaf in _best_leaves(tree):
+        for leaf in _best_nodes(tree, _PLACES) if prunes else _best_leaves(tree):
             path = tree.path(leaf)
             for i, drafter in enumerate(self.drafters):
                 if drafter.costly or prunes not in (None, drafter.prunes):
@@ -185,6 +186,13 @@ def _best_leaves(tree: DraftTree) -> list[int]:
     leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
     leaves = leaves[np.argsort(-tree.probs[leaves], kind="stable")][:_LEAVES]
     best: list[int] = leaves[tree.probs[leaves] >= _LEAST_PROB].tolist()
+    return best
+
+
+def _best_nodes(tree: DraftTree, count: int) -> list[int]:
+    """The most probable nodes, probable enough to be gone on with."""
+    nodes = np.argsort(-tree.probs, kind="stable")[:count]
+    best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # A choice of at most so many tokens is drafted, if each is at least so probable; all of them
 # together are taken to be so probable.
 _CHOICES, _LEAST_PROB, _ALL = 6, 0.1, 0.9
+# So many of the tokens that ended earlier free parts of texts are tried as ends of one, and all of
+# them together are taken to be so probable after each of its tokens.
+_ENDS, _END_PROB = 3, 0.7
 
 
 class GrammarDrafts(Drafter):
@@ -80,6 +84,9 @@ class GrammarDrafts(Drafter):
         if isinstance(value, dict):
             check_ends(name, value)
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
+        self._inside = False  # whether the last token was not forced
+        # Free tokens behind which others were forced, and how often.
+        self._ends = Counter(_ends_of_json(tokenizer) if isinstance(value, dict) else ())
 
     def processor(self) -> GrammarProcessor:
         """The logits processor that constrains, for one call after another."""
@@ -94,13 +101,16 @@ class GrammarDrafts(Drafter):
 
     def begin(self, prompt_ids: np.ndarray, vocab_size: int) -> None:
         self._matcher = self._grammar.start()
+        self._inside = False
 
     def draft(self, budget: int) -> DraftTree:
         return self.continue_path(NO_PATH, budget)
 
     def continue_path(self, path: np.ndarray, budget: int) -> DraftTree:
         matcher = self._after(path)
-        return DraftTree.empty() if matcher is None else self._grown(matcher, budget)
+        if matcher is None:
+            return DraftTree.empty()
+        return self._grown(matcher, budget, inside=len(path) > 0 or self._inside)
 
     def prune(self, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         matcher = self._after(path)
@@ -115,9 +125,9 @@ class GrammarDrafts(Drafter):
         read = matcher.try_consume_tokens(path.tolist())
         return matcher if read == len(path) else None
 
-    def _grown(self, matcher: LLMatcher, budget: int) -> DraftTree:
+    def _grown(self, matcher: LLMatcher, budget: int, inside: bool) -> DraftTree:
         """What is forced behind a state, where it is a choice of few tokens each of them, and what
-        each forces."""
+        each forces; `inside` of a free part also what would end it."""
         nodes: list[tuple[int, int, float]] = []  # tokens, parents and probabilities
         states: list[tuple[LLMatcher, int, float]] = [(matcher, ROOT, 1.0)]
         for state, parent, prob in states:  # it grows
@@ -128,16 +138,18 @@ class GrammarDrafts(Drafter):
             if len(nodes) + len(states) > budget or self._grammar.eos_id in forced:
                 continue
             state.try_consume_tokens(forced)
-            choices = self._choices(state)
-            share = prob * _ALL / max(len(choices), 1)
+            choices, all_prob = [], _END_PROB
+            if inside and parent == ROOT:
+                choices = self._ending(state)
+            if not choices:
+                choices, all_prob = self._choices(state), _ALL
+            share = prob * all_prob / max(len(choices), 1)
             if share < _LEAST_PROB:
                 continue
             for token in choices[: budget - len(nodes)]:
                 nodes.append((token, parent, share))
                 if token != self._grammar.eos_id:
-                    chosen = state.deep_copy()
-                    chosen.try_consume_tokens([token])
-                    states.append((chosen, len(nodes) - 1, share))
+                    states.append((_after(state, token), len(nodes) - 1, share))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
@@ -145,7 +157,7 @@ class GrammarDrafts(Drafter):
 
     def _choices(self, matcher: LLMatcher) -> list[int]:
         """The tokens that may follow, if they are few, without those that are a beginning of
-        another: texts are rarely cut there."""
+        another: texts are rarely cut there, unless something else may follow as well."""
         few = np.flatnonzero(unpacked_mask(matcher))
         if len(few) > 8 * _CHOICES:  # beginnings among them
             return []
@@ -154,8 +166,18 @@ class GrammarDrafts(Drafter):
             token
             for token, text in texts.items()
             if not any(other != text and other.startswith(text) for other in texts.values())
+            or (len(few) <= _CHOICES and not _ends_here(_after(matcher, token)))
         ]
         return whole if len(whole) <= _CHOICES else []
+
+    def _ending(self, matcher: LLMatcher) -> list[int]:
+        """Tokens that ended earlier free parts, and would end the one that a state is inside of."""
+        ends = []
+        for token, _ in self._ends.most_common(_ENDS):
+            after = matcher.deep_copy()
+            if after.try_consume_tokens([token]) and _ends_here(after):
+                ends.append(token)
+        return ends
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
         """The tokens that must follow a state, perhaps to the end."""
@@ -187,9 +209,14 @@ class GrammarDrafts(Drafter):
     def observe(self, observation: Observation) -> None:
         if self._matcher is None or observation.of_prompt:
             return
-        tokens = observation.tokens.tolist()
-        if self._matcher.try_consume_tokens(tokens) < len(tokens):
-            self._matcher = None
+        forced = _ends_here(self._matcher)
+        for token in observation.tokens.tolist():
+            if not self._matcher.try_consume_tokens([token]):
+                self._matcher = None
+                return
+            self._inside, forced = not forced, _ends_here(self._matcher)
+            if self._inside and forced:
+                self._ends[token] += 1
 
     def end(self) -> None:
         self._matcher = None
@@ -199,6 +226,25 @@ class GrammarDrafts(Drafter):
 
     def __repr__(self) -> str:
         return "GrammarDrafts()"
+
+
+def _ends_of_json(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end strings and numbers, as far as they are single tokens."""
+    texts = ('",', ",", '"}', '"', "}")
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [each[0] for each in ids if len(each) == 1]
+
+
+def _after(matcher: LLMatcher, token: int) -> LLMatcher:
+    """The state behind a token that a state allows."""
+    after = matcher.deep_copy()
+    after.try_consume_tokens([token])
+    return after
+
+
+def _ends_here(matcher: LLMatcher) -> bool:
+    """Whether the next token is forced, or there is none."""
+    return matcher.is_stopped() or bool(matcher.compute_ff_tokens())
 
 
 def _as_grammar(name: str, given: Any) -> str:

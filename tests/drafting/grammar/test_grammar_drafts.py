@@ -279,6 +279,36 @@ def test_the_end_is_drafted(tokenizer):
     assert tokens == [*tokenizer("ab")["input_ids"], tokenizer.eos_token_id]
 
 
+def paths_of(tree: DraftTree, tokenizer) -> list[str]:
+    return [tokenizer.decode(tree.path(node).tolist()) for node in range(len(tree))]
+
+
+def test_inside_a_string_or_a_number_its_end_is_drafted_with_what_that_forces(tokenizer):
+    grammar = rs.GrammarDrafts(tokenizer, json_schema=Pet)
+    with grammar.session(np.array([5]), len(tokenizer)):
+        text = tokenizer('{"kind": "', return_tensors="np")["input_ids"][0]
+        grammar.observe(Observation(text))
+        assert len(grammar.draft(24)) == 0  # a string has just begun
+        grammar.observe(Observation(np.array(tokenizer("ca")["input_ids"])))
+        assert '", "legs":' in paths_of(grammar.draft(24), tokenizer)
+        ahead = np.array(tokenizer("t")["input_ids"])
+        assert '", "legs":' in paths_of(grammar.continue_path(ahead, 24), tokenizer)
+        grammar.observe(Observation(np.array(tokenizer('t", "legs": 4')["input_ids"])))
+        assert "}" in paths_of(grammar.draft(24), tokenizer)
+
+
+def test_what_ended_the_free_parts_of_earlier_texts_may_end_this_one(tokenizer):
+    grammar = rs.GrammarDrafts(tokenizer, regex=r"[a-z]+;end")
+    drafted = []
+    for _ in range(2):
+        with grammar.session(np.array([5]), len(tokenizer)):
+            grammar.observe(Observation(np.array(tokenizer("abc")["input_ids"])))
+            drafted.append(paths_of(grammar.draft(24), tokenizer))
+            grammar.observe(Observation(np.array(tokenizer(";end")["input_ids"])))
+    assert drafted[0] == []
+    assert ";end" in drafted[1]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies(grammar, tokenizer, copied):
     with grammar.session(np.array([5]), len(tokenizer)):
