@@ -138,7 +138,9 @@ class DraftModel(Drafter):
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        self._payoff.record_outcome(*self._outcome(tokens), len(tokens))
+        verified = len(observation.verified)
+        nodes = min(len(self.known), verified), verified
+        self._payoff.record_outcome(*self._outcome(tokens), len(tokens), nodes)
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 
@@ -165,7 +167,7 @@ class DraftModel(Drafter):
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
             ids = np.minimum(ids, self._assistant_size - 1)  # the target's may have more
-            if self._payoff.pays(self._estimates(path), path.missed, self._text.unread(ids)):
+            if self._payoff.pays(self._estimates(path), path.missed):
                 path.extend(self._pass(ids, path.unread), self._outcomes)
                 passes += 1
             elif not path.follow():
@@ -183,7 +185,7 @@ class DraftModel(Drafter):
         assert self._translated is not None
         count = min(depth, _TRANSLATED) if self._payoff.counts else depth
         missed = DraftPath(self.known).missed
-        if count <= 0 or not self._payoff.pays(self.known.probs, missed, 1):
+        if count <= 0 or not self._payoff.pays(self.known.probs, missed):
             return []
         began = perf_counter()
         tokens = self._translated.next_tokens(self._ids, count)[:depth]

@@ -44,18 +44,20 @@ class Prices:
         takes."""
         room = max(self.tokens[-1] - 1 - self.others, 0)
         saved = self.token_seconds * np.cumsum(np.sort(probs)[::-1][:room], dtype=float)
-        tokens = 1 + self.others + np.arange(1 + len(saved))
-        taken = np.interp(tokens, self.tokens, self.pass_seconds)
+        taken = self.seconds(np.arange(1 + len(saved)))
         return float((np.concatenate(([0.0], saved)) - taken).max())
+
+    def seconds(self, nodes: np.ndarray) -> np.ndarray:
+        """What a pass takes over so many nodes of the text."""
+        return np.interp(1 + self.others + nodes, self.tokens, self.pass_seconds)
 
 
 class Payoff:
     """What the passes of an assistant have cost and brought so far, over all texts.
 
     Passes pay if the time that their tokens are expected to save, less what the target takes longer
-    over them, is longer than they take. Reading what it has missed of a text costs more than such a
-    pass: it does so only while it has saved at least as much time as it took, the prompt of the
-    present text not counted.
+    over them, is longer than they take. Whatever is expected, it runs only while it has saved at
+    least as much time as it took, the prompt of the present text not counted.
 
     Attributes:
         prices ([`Prices`]): Of the call, at present.
@@ -68,19 +70,19 @@ class Payoff:
         self._accepted = _ACCEPTED * _PSEUDO_COUNT
         self._best_accepted = _BEST_ACCEPTED * _PSEUDO_COUNT
         self._balance = 0.0  # seconds saved, less those taken
-        self._prompt_seconds = 0.0  # of the present text
+        self._draft_seconds = 0.0  # what the present draft took
+        self._prompt_seconds = 0.0  # and the present prompt
 
-    def pays(self, probs: np.ndarray, chance: float, unread: int) -> bool:
+    def pays(self, probs: np.ndarray, chance: float) -> bool:
         """Whether to run the assistant.
 
         Args:
             probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of all nodes so far.
             chance (`float`): That its path is accepted, and that no other source has what follows.
-            unread (`int`): How many tokens it would read.
         """
         if not self.counts:
             return chance > 0
-        if self._balance < 0 and unread > _FEW_TOKENS:
+        if self._balance < 0:
             return False
         seconds = median(self._seconds) if self._seconds else 0.0
         best = self._best_accepted / self._asked
@@ -102,9 +104,11 @@ class Payoff:
         if of_prompt:
             self._prompt_seconds += seconds
         else:
-            self._balance -= seconds
+            self._draft_seconds += seconds
 
-    def record_outcome(self, asked: int, accepted: int, best: int, emitted: int) -> None:
+    def record_outcome(
+        self, asked: int, accepted: int, best: int, emitted: int, nodes: tuple[int, int]
+    ) -> None:
         """Counts what became of a draft.
 
         Args:
@@ -112,17 +116,21 @@ class Payoff:
             accepted (`int`): its tokens were accepted at so many,
             best (`int`): and the best of them at so many.
             emitted (`int`): How many tokens the target's pass yielded.
+            nodes (`tuple[int, int]`): How many nodes it had, without the assistant's and with them.
         """
         self._asked = _faded(self._asked, 1.0) + asked
         self._accepted = _faded(self._accepted, _ACCEPTED) + accepted
         self._best_accepted = _faded(self._best_accepted, _BEST_ACCEPTED) + best
         if self.counts:
-            self._balance += (accepted + _ALLOWANCE * emitted) * self.prices.token_seconds
+            without, taken = self.prices.seconds(np.array(nodes))
+            saved = (accepted + _ALLOWANCE * emitted) * self.prices.token_seconds
+            self._balance += saved - max(taken - without, 0.0) - self._draft_seconds
+            self._draft_seconds = 0.0
 
     def end_text(self) -> None:
         """Counts what reading the prompt took."""
-        self._balance -= self._prompt_seconds
-        self._prompt_seconds = 0.0
+        self._balance -= self._prompt_seconds + self._draft_seconds
+        self._prompt_seconds = self._draft_seconds = 0.0
 
     @property
     def counts(self) -> bool:

@@ -20,7 +20,7 @@ def payoff(prices: Prices = ONE, pass_seconds: float = 0.5) -> Payoff:
     made = Payoff()
     made.prices = prices
     made.record_pass(1, pass_seconds, of_prompt=False)
-    made._balance = 0.0
+    made._draft_seconds = 0.0
     return made
 
 
@@ -48,22 +48,22 @@ FREE = target(1.0, *[1.0] * 64)  # nodes cost nothing
     ids=str,
 )
 def test_a_pass_pays_if_it_saves_more_than_it_takes(prices, chance, pays):
-    assert payoff(prices).pays(NONE, chance, unread=1) == pays
+    assert payoff(prices).pays(NONE, chance) == pays
 
 
 def test_several_passes_may_pay_where_one_does_not():
     """A second node costs as much as a token saves, and those after it nothing."""
     dear_second = target(1.0, 1.0, *[1.9] * 63)
-    assert payoff(dear_second, 0.05).pays(NONE, 1.0, unread=1)
-    assert not payoff(dear_second, 0.5).pays(NONE, 1.0, unread=1)
-    assert not payoff(target(1.0, 1.0, 1.9), 0.05).pays(NONE, 1.0, unread=1)
+    assert payoff(dear_second, 0.05).pays(NONE, 1.0)
+    assert not payoff(dear_second, 0.5).pays(NONE, 1.0)
+    assert not payoff(target(1.0, 1.0, 1.9), 0.05).pays(NONE, 1.0)
 
 
 def test_nodes_of_others_that_are_verified_anyway_make_it_cheaper():
     dear_second = target(1.0, 1.0, *[1.7] * 63)
     known = np.array([0.9], dtype=np.float32)
-    assert payoff(dear_second, 0.5).pays(known, 0.9, unread=1)
-    assert not payoff(dear_second, 0.5).pays(known * 0, 0.9, unread=1)
+    assert payoff(dear_second, 0.5).pays(known, 0.9)
+    assert not payoff(dear_second, 0.5).pays(known * 0, 0.9)
 
 
 @settings(deadline=None)
@@ -84,44 +84,51 @@ def test_the_value_is_that_of_the_best_number_of_nodes(probs, seconds, others):
 
 def outcomes(made: Payoff, count: int, asked: int, accepted: int, emitted: int = 1) -> None:
     for _ in range(count):
-        made.record_outcome(asked, accepted, accepted, emitted)
+        made.record_outcome(asked, accepted, accepted, emitted, nodes=(0, 0))
 
 
 def test_what_was_accepted_decides_how_much_it_saves():
     made = payoff(FREE)
     outcomes(made, 5, asked=1, accepted=0)
-    assert not made.pays(NONE, 1.0, unread=1)
+    assert not made.pays(NONE, 1.0)
     outcomes(made, 10, asked=2, accepted=2, emitted=3)
-    assert made.pays(NONE, 1.0, unread=1)
+    assert made.pays(NONE, 1.0)
 
 
 def test_an_assistant_that_was_wrong_is_tried_again_after_a_while():
     made = payoff(FREE)
     outcomes(made, 20, asked=1, accepted=0)
     passes = 0
-    while not made.pays(NONE, 1.0, unread=1):
+    while not made.pays(NONE, 1.0):
         outcomes(made, 1, asked=0, accepted=0)
         passes += 1
     assert 20 < passes < 400
 
 
-def test_it_reads_what_it_missed_only_while_it_has_saved_as_much_as_it_took():
+def test_it_runs_only_while_it_has_saved_as_much_as_it_took():
     made = payoff(FREE)
     made.record_pass(100, 3.0, of_prompt=True)
-    assert made.pays(NONE, 1.0, unread=50)  # the prompt counts at the end
+    assert made.pays(NONE, 1.0)  # the prompt counts at the end
     made.end_text()
-    assert made.pays(NONE, 1.0, unread=4) and not made.pays(NONE, 1.0, unread=50)
+    assert not made.pays(NONE, 1.0)
     outcomes(made, 1, asked=3, accepted=3, emitted=4)
-    assert made.pays(NONE, 1.0, unread=50)
+    assert made.pays(NONE, 1.0)
+
+
+def test_what_the_target_takes_longer_over_its_nodes_is_not_saved():
+    made = payoff(target(1.0, *np.arange(1.0, 64.0)))
+    made.record_outcome(asked=2, accepted=2, best=2, emitted=3, nodes=(3, 8))
+    assert made._balance == pytest.approx(2 + 0.02 * 3 - 5)
 
 
 def test_it_may_take_two_percent_of_the_time_to_find_out():
     made = payoff(FREE)
     made.record_pass(50, 1.0, of_prompt=False)
+    assert made.pays(NONE, 1.0)  # the draft goes on
     outcomes(made, 49, asked=0, accepted=0)
-    assert not made.pays(NONE, 1.0, unread=50)
+    assert not made.pays(NONE, 1.0)
     outcomes(made, 2, asked=0, accepted=0)
-    assert made.pays(NONE, 1.0, unread=50)
+    assert made.pays(NONE, 1.0)
 
 
 def test_calls_that_name_their_drafts_leave_the_balance():
