@@ -138,9 +138,8 @@ class DraftModel(Drafter):
     def observe(self, observation: Observation) -> None:
         tokens = observation.tokens
         self._outcomes.record(self._tree, tokens)
-        verified = len(observation.verified)
-        nodes = min(len(self.known), verified), verified
-        self._payoff.record_outcome(*self._outcome(tokens), len(tokens), nodes)
+        outcome, nodes = self._outcome(tokens), len(observation.verified)
+        self._payoff.record_outcome(*outcome, len(tokens), self.known.probs, nodes)
         self._ids = np.concatenate((self._ids, tokens))
         self._tree = DraftTree.empty()
 

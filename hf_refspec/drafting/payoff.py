@@ -39,13 +39,13 @@ class Prices:
     pass_seconds: tuple[float, ...] = (0.0,)
     others: int = 0
 
-    def value(self, probs: np.ndarray) -> float:
-        """The seconds that a pass over the best of these nodes is expected to save, less those it
-        takes."""
+    def best(self, probs: np.ndarray) -> tuple[int, float]:
+        """How many of these nodes pay, and the seconds that a pass over them is expected to save,
+        less those it takes."""
         room = max(self.tokens[-1] - 1 - self.others, 0)
         saved = self.token_seconds * np.cumsum(np.sort(probs)[::-1][:room], dtype=float)
-        taken = self.seconds(np.arange(1 + len(saved)))
-        return float((np.concatenate(([0.0], saved)) - taken).max())
+        values = np.concatenate(([0.0], saved)) - self.seconds(np.arange(1 + len(saved)))
+        return int(values.argmax()), float(values.max())
 
     def seconds(self, nodes: np.ndarray) -> np.ndarray:
         """What a pass takes over so many nodes of the text."""
@@ -87,10 +87,10 @@ class Payoff:
         seconds = median(self._seconds) if self._seconds else 0.0
         best = self._best_accepted / self._asked
         beside = (self._accepted / self._asked - best) / _BESIDE
-        value, planned = self.prices.value(probs), probs
+        (_, value), planned = self.prices.best(probs), probs
         for passes in range(1, 1 + _AHEAD):
             planned = np.concatenate((planned, chance * np.array([best] + [beside] * _BESIDE)))
-            if self.prices.value(planned) - passes * seconds > value:
+            if self.prices.best(planned)[1] - passes * seconds > value:
                 return True
             chance *= best
         return False
@@ -107,7 +107,7 @@ class Payoff:
             self._draft_seconds += seconds
 
     def record_outcome(
-        self, asked: int, accepted: int, best: int, emitted: int, nodes: tuple[int, int]
+        self, asked: int, accepted: int, best: int, emitted: int, probs: np.ndarray, nodes: int
     ) -> None:
         """Counts what became of a draft.
 
@@ -116,13 +116,15 @@ class Payoff:
             accepted (`int`): its tokens were accepted at so many,
             best (`int`): and the best of them at so many.
             emitted (`int`): How many tokens the target's pass yielded.
-            nodes (`tuple[int, int]`): How many nodes it had, without the assistant's and with them.
+            probs (`np.ndarray`, float32 of shape `(n,)`): The estimates of other sources' nodes.
+            nodes (`int`): How many nodes, of all sources, the target's pass had.
         """
         self._asked = _faded(self._asked, 1.0) + asked
         self._accepted = _faded(self._accepted, _ACCEPTED) + accepted
         self._best_accepted = _faded(self._best_accepted, _BEST_ACCEPTED) + best
         if self.counts:
-            without, taken = self.prices.seconds(np.array(nodes))
+            others = min(self.prices.best(probs)[0], nodes)  # as many as it would have had
+            without, taken = self.prices.seconds(np.array([others, nodes]))
             saved = (accepted + _ALLOWANCE * emitted) * self.prices.token_seconds
             self._balance += saved - max(taken - without, 0.0) - self._draft_seconds
             self._draft_seconds = 0.0
