@@ -149,7 +149,7 @@ class GrammarDrafts(Drafter):
             for token in choices[: budget - len(nodes)]:
                 nodes.append((token, parent, share))
                 if token != self._grammar.eos_id:
-                    states.append((_after(state, token), len(nodes) - 1, share))
+                    states.append((_behind(state, token), len(nodes) - 1, share))
         tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
         return DraftTree(
             np.array(tokens, np.int64), np.array(parents, np.int32), np.array(probs, np.float32)
@@ -166,7 +166,7 @@ class GrammarDrafts(Drafter):
             token
             for token, text in texts.items()
             if not any(other != text and other.startswith(text) for other in texts.values())
-            or (len(few) <= _CHOICES and not _ends_here(_after(matcher, token)))
+            or (len(few) <= _CHOICES and not _ends_here(_behind(matcher, token)))
         ]
         return whole if len(whole) <= _CHOICES else []
 
@@ -235,7 +235,7 @@ def _ends_of_json(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [each[0] for each in ids if len(each) == 1]
 
 
-def _after(matcher: LLMatcher, token: int) -> LLMatcher:
+def _behind(matcher: LLMatcher, token: int) -> LLMatcher:
     """The state behind a token that a state allows."""
     after = matcher.deep_copy()
     after.try_consume_tokens([token])
