@@ -15,7 +15,7 @@ from .candidates import as_source
 from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
-from .tree import DraftTree, merged
+from .tree import ROOT, DraftTree, merged
 
 # Of a source that runs a model: how many leaves others go on with, how probable they must be, and
 # how many nodes each may add; and how many nodes, leaves or not, a source that prunes goes on with.
@@ -141,11 +141,20 @@ class Blend(Drafter):
             if drafter.costly:
                 estimates += self._continued(estimates[-1], budget)
         if any(drafter.prunes for drafter in self.drafters):
-            forced = self._continued(merged(estimates, budget), budget, prunes=True)
-            estimates += forced
-            if forced:
-                estimates += self._continued(merged(forced, budget), budget, prunes=False)
+            estimates += self._continued(merged(estimates, budget), budget, prunes=True)
         return estimates
+
+    def _has_drafted(self, source: int, path: np.ndarray) -> bool:
+        """Whether a source's own tree goes along a path: it has gone on from there already."""
+        [children] = (
+            each.tree.children()
+            for each in self._drafts
+            if each.source == source and len(each.path) == 0
+        )
+        node: int | None = ROOT
+        for token in path.tolist():
+            node = None if node is None else children.get((node, token))
+        return node is not None
 
     def _pruned(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         """A source's tree without what other sources know not to follow."""
@@ -154,16 +163,19 @@ class Blend(Drafter):
                 tree = drafter.prune(tree, path)
         return tree
 
-    def _continued(
-        self, tree: DraftTree, budget: int, prunes: bool | None = None
-    ) -> list[DraftTree]:
-        """What the sources that cost little say after the best leaves of a tree; only those that
-        prune, after any of its best nodes, or only the others, if asked so."""
+    def _continued(self, tree: DraftTree, budget: int, prunes: bool = False) -> list[DraftTree]:
+        """What the sources that cost little say after the best leaves of a tree; if asked so, those
+        that prune alone, after its best other nodes as well."""
         continued, nodes = [], min(budget, _NODES)
-        for leaf in _best_nodes(tree, _PLACES) if prunes else _best_leaves(tree):
+        places = _best_leaves(tree)
+        if prunes:
+            places = [*dict.fromkeys(places + _best_nodes(tree, _PLACES))]
+        for leaf in places:
             path = tree.path(leaf)
             for i, drafter in enumerate(self.drafters):
-                if drafter.costly or prunes not in (None, drafter.prunes):
+                if drafter.costly or (prunes and not drafter.prunes):
+                    continue
+                if prunes and self._has_drafted(i, path):
                     continue
                 more = drafter.continue_path(path, nodes).checked(self._vocab_size)
                 more = self._pruned(i, more, path)

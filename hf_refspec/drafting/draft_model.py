@@ -56,8 +56,8 @@ class DraftModel(Drafter):
         TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
         ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
             an encoder-decoder model; if there is one tokenizer without the other; if `vocabulary`
-            holds ids that are not its own, tokenizers differ, or its logits are not those of a
-            linear layer. Without tokenizers, a call raises it if the target's vocabulary has
+            holds ids that are not its own, tokenizers differ, or its logits have not the order of a
+            linear layer's. Without tokenizers, a call raises it if the target's vocabulary has
             another size.
     """
 
@@ -153,7 +153,7 @@ class DraftModel(Drafter):
         self._translated = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
-        self.prices = Prices()
+        self.prices = self._payoff.prices = Prices()
 
     def _grow(self, budget: int, chain: bool) -> list[int]:
         """Drafts one path, and all that stands beside it; returns the path's nodes."""
@@ -276,9 +276,9 @@ def _checked_vocabulary(assistant: PreTrainedModel, tokens: Reference) -> DraftV
     ids = vocabulary.ids[-2:]
     logits = AssistantText(assistant).read(ids, 1)[0, 0, vocabulary.ids].float()
     own = AssistantText(assistant, vocabulary).read(ids, 1)[0, 0].float()
-    if logits[own.argmax()] < logits.max() - 0.01 * logits.abs().max():
+    if logits[int(own.argmax())] < logits.max() - 0.01 * logits.abs().max():
         raise ValueError(
-            f"vocabulary needs an assistant whose logits are its output layer over its last hidden "
+            "vocabulary needs an assistant whose logits are its output layer over its last hidden "
             f"state, which those of {type(assistant).__name__} are not; leave it out"
         )
     return vocabulary

@@ -29,10 +29,13 @@ class DraftVocabulary:
     """
 
     def __init__(self, assistant: PreTrainedModel, tokens: Any) -> None:
+        if isinstance(tokens, str):
+            raise TypeError(f"vocabulary must be ids, but is {tokens!r}")
         self.ids = np.unique(to_ids("vocabulary", tokens, None)).astype(np.int64)
         layer = assistant.get_output_embeddings()
         name = type(assistant).__name__
-        if type(layer) is not nn.Linear or layer.weight.is_meta:
+        divides = type(layer) is nn.Linear and not layer.weight.is_meta
+        if not divides or assistant.base_model is assistant:
             raise ValueError(
                 "vocabulary needs an assistant with a linear output layer, not offloaded, but that "
                 f"of {name} is {layer!r}; leave it out"
@@ -41,11 +44,15 @@ class DraftVocabulary:
             raise ValueError(
                 f"vocabulary has the id {self.ids[-1]}, but {name} has {layer.out_features} tokens"
             )
-        rows = torch.from_numpy(self.ids).to(layer.weight.device)
-        self._weight = layer.weight.detach()[rows]
-        self._bias = None if layer.bias is None else layer.bias.detach()[rows]
+        self._layer = layer
+        self._state: object = None  # of the layer's weights when `_rows` were read
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Those of its tokens, `(1, n, len(ids))`, out of last hidden states `(1, n, d)`."""
-        states = states.to(self._weight.device)
-        return nn.functional.linear(states, self._weight, self._bias)
+        weight, bias = self._layer.weight.detach(), self._layer.bias
+        state = weight.data_ptr(), weight._version, weight.dtype, weight.device
+        if state != self._state:  # moved, converted or trained on
+            ids = torch.from_numpy(self.ids).to(weight.device)
+            self._rows = weight[ids], None if bias is None else bias.detach()[ids]
+            self._state = state
+        return nn.functional.linear(states.to(weight.device), *self._rows)

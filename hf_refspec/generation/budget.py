@@ -141,9 +141,11 @@ class AutoBudget(Budget):
         costs = self._costs(1 if self._packs else rows)
         plain_seconds = _pass_seconds(costs, going if self._packs else 1) / going
         token_seconds = min(self._seconds / self._emitted, plain_seconds)
-        allowed = bisect_right(costs.tokens, max(costs.most_tokens, going))
-        others = tokens * (going - 1) // going if self._packs else 0
-        seconds = tuple(costs.seconds()[:allowed].tolist())
+        most, others, sharing = costs.most_tokens, 0, going  # rows share what a rectangle takes
+        if self._packs:
+            most, others, sharing = max(most, going), tokens * (going - 1) // going, 1
+        allowed = bisect_right(costs.tokens, most)
+        seconds = tuple((costs.seconds()[:allowed] / sharing).tolist())
         return Prices(token_seconds, costs.tokens[:allowed], seconds, others)
 
     def filled(self, tokens: int) -> int:

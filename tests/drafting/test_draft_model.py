@@ -290,6 +290,25 @@ def test_of_a_part_of_the_vocabulary_nothing_else_is_drafted(llama):
     assert assert_lossless(llama, rs.ReferenceCopy() | drafter, max_draft_tokens=6).drafted > 0
 
 
+def test_its_output_layer_is_read_again_when_the_assistant_has_changed(llama):
+    assistant = copy.deepcopy(llama)
+    drafter = DraftModel(assistant, vocabulary=range(VOCAB_SIZE))
+
+    def drafts_as(expected: DraftModel) -> bool:
+        chains = []
+        for each in (drafter, expected):
+            with each.session(PROMPT[0].numpy(), VOCAB_SIZE):
+                chains.append(each.draft_chain(3).tokens.tolist())
+        return chains[0] == chains[1]
+
+    assert drafts_as(DraftModel(assistant))
+    with torch.no_grad():
+        assistant.lm_head.weight.neg_()
+    assert drafts_as(DraftModel(assistant))
+    assistant.to(torch.bfloat16)
+    assert drafts_as(DraftModel(assistant))
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_all_of_the_vocabulary_drafts_as_none_named(architecture, models_by_type):
     model = models_by_type(architecture.model_type)
@@ -315,6 +334,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(llama, tokenizer):
 
     refused("vocabulary has the id 97, but LlamaForCausalLM has 97 tokens", vocabulary=[3, 97])
     refused("vocabulary is empty", vocabulary=[])
+    refused("vocabulary must be ids, but is 'abc'", vocabulary="abc")
     refused("vocabulary must hold integers, but holds float64", vocabulary=np.ones(3))
     refused("whose logits are its output layer", Other(llama.config), vocabulary=[1, 2, 3, 4])
     other = copy.deepcopy(tokenizer)

@@ -402,6 +402,7 @@ def test_rows_share_what_a_pass_takes(packs, seconds):
     budget.record(rows, 2 if packs else 1, 1.0)
     assert budget.prices.token_seconds == pytest.approx(seconds)
     assert budget.prices.others == (1 if packs else 0)
+    assert budget.prices.pass_seconds[0] == (1.0 if packs else 0.5)  # of two rows that go on
 
 
 def test_a_call_that_names_its_drafts_pays_any_price():

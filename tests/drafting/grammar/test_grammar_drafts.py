@@ -297,6 +297,28 @@ def test_inside_a_string_or_a_number_its_end_is_drafted_with_what_that_forces(to
         assert "}" in paths_of(grammar.draft(24), tokenizer)
 
 
+class Says(rs.Drafter):
+    """Is sure of one text."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def draft(self, budget: int) -> DraftTree:
+        return DraftTree.chain(self.tokens, [0.99 ** (1 + i) for i in range(len(self.tokens))])
+
+
+def test_what_is_forced_behind_a_long_sure_draft_is_drafted_once(tokenizer):
+    grammar = rs.GrammarDrafts(tokenizer, json_schema=Pet)
+    blend = grammar | Says(tokenizer('cat"')["input_ids"])
+    text = tokenizer('{"kind": "', return_tensors="np")["input_ids"][0]
+    with blend.session(np.array([5]), len(tokenizer)):
+        first = blend.draft(48)  # the grammar's own, and nothing behind it
+        assert blend.stats.sources[0].drafted == 0  # counted when they have an outcome
+        blend.observe(Observation(text))
+        assert blend.stats.sources[0].drafted <= len(first)
+        assert 'cat", "legs":' in paths_of(blend.draft(48), tokenizer)
+
+
 def test_what_ended_the_free_parts_of_earlier_texts_may_end_this_one(tokenizer):
     grammar = rs.GrammarDrafts(tokenizer, regex=r"[a-z]+;end")
     drafted = []
