@@ -167,11 +167,12 @@ class Blend(Drafter):
         """What the sources that cost little say after the best leaves of a tree; if asked so, those
         that prune alone, after its best other nodes as well."""
         continued, nodes = [], min(budget, _NODES)
-        places = _best_leaves(tree)
+        every = np.arange(len(tree))
+        places = _best_nodes(tree, np.setdiff1d(every, tree.parents), _LEAVES)
         if prunes:
-            places = [*dict.fromkeys(places + _best_nodes(tree, _PLACES))]
-        for leaf in places:
-            path = tree.path(leaf)
+            places = [*dict.fromkeys(places + _best_nodes(tree, every, _PLACES))]
+        for place in places:
+            path = tree.path(place)
             for i, drafter in enumerate(self.drafters):
                 if drafter.costly or (prunes and not drafter.prunes):
                     continue
@@ -182,7 +183,7 @@ class Blend(Drafter):
                 if len(more):
                     self._drafts.append(_Draft(i, path, more))
                     estimate = self._calibrations[i].calibrated(more)
-                    continued.append(_behind(path, float(tree.probs[leaf]), estimate))
+                    continued.append(_behind(path, float(tree.probs[place]), estimate))
         return continued
 
     @contextmanager
@@ -193,17 +194,9 @@ class Blend(Drafter):
             yield
 
 
-def _best_leaves(tree: DraftTree) -> list[int]:
-    """The most probable nodes without children, probable enough to be gone on with."""
-    leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
-    leaves = leaves[np.argsort(-tree.probs[leaves], kind="stable")][:_LEAVES]
-    best: list[int] = leaves[tree.probs[leaves] >= _LEAST_PROB].tolist()
-    return best
-
-
-def _best_nodes(tree: DraftTree, count: int) -> list[int]:
-    """The most probable nodes, probable enough to be gone on with."""
-    nodes = np.argsort(-tree.probs, kind="stable")[:count]
+def _best_nodes(tree: DraftTree, nodes: np.ndarray, count: int) -> list[int]:
+    """The most probable ones of some nodes, probable enough to be gone on with."""
+    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:count]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
 
