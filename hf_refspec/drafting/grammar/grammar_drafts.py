@@ -138,11 +138,9 @@ class GrammarDrafts(Drafter):
             if len(nodes) + len(states) > budget or self._grammar.eos_id in forced:
                 continue
             state.try_consume_tokens(forced)
-            choices, all_prob = [], _END_PROB
-            if inside and parent == ROOT:
-                choices = self._ending(state)
-            if not choices:
-                choices, all_prob = self._choices(state), _ALL
+            choices, all_prob = self._choices(state), _ALL
+            if not choices and inside and parent == ROOT:
+                choices, all_prob = self._ending(state), _END_PROB
             share = prob * all_prob / max(len(choices), 1)
             if share < _LEAST_PROB:
                 continue

@@ -331,6 +331,16 @@ def test_what_ended_the_free_parts_of_earlier_texts_may_end_this_one(tokenizer):
     assert ";end" in drafted[1]
 
 
+def test_a_small_choice_is_drafted_whole_though_one_of_it_is_a_known_end(tokenizer):
+    grammar = rs.GrammarDrafts(tokenizer, regex="[ab]+(;end|,more)")
+    for _ in range(2):
+        with grammar.session(np.array([5]), len(tokenizer)):
+            grammar.observe(Observation(np.array(tokenizer("ab")["input_ids"])))
+            drafted = paths_of(grammar.draft(24), tokenizer)
+            assert {";end", ",more"} <= {*drafted}
+            grammar.observe(Observation(np.array(tokenizer(";end")["input_ids"])))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies(grammar, tokenizer, copied):
     with grammar.session(np.array([5]), len(tokenizer)):
