@@ -17,10 +17,9 @@ from .observation import Observation
 from .stats import SourceStats
 from .tree import ROOT, DraftTree, merged
 
-# Of a source that runs a model: how many leaves others go on with, how probable they must be, and
-# how many nodes each may add; and how many nodes, leaves or not, a source that prunes goes on with.
-# More cost time at each draft.
-_LEAVES, _LEAST_PROB, _NODES, _PLACES = 4, 0.1, 16, 4
+# At how many places others go on with a draft, how probable these must be, and how many nodes each
+# may add. More cost time at each draft.
+_PLACES, _LEAST_PROB, _NODES = 4, 0.1, 16
 
 
 class _Draft(NamedTuple):
@@ -168,9 +167,9 @@ class Blend(Drafter):
         that prune alone, after its best other nodes as well."""
         continued, nodes = [], min(budget, _NODES)
         every = np.arange(len(tree))
-        places = _best_nodes(tree, np.setdiff1d(every, tree.parents), _LEAVES)
+        places = _best_nodes(tree, np.setdiff1d(every, tree.parents))
         if prunes:
-            places = [*dict.fromkeys(places + _best_nodes(tree, every, _PLACES))]
+            places = [*dict.fromkeys(places + _best_nodes(tree, every))]
         for place in places:
             path = tree.path(place)
             for i, drafter in enumerate(self.drafters):
@@ -194,9 +193,9 @@ class Blend(Drafter):
             yield
 
 
-def _best_nodes(tree: DraftTree, nodes: np.ndarray, count: int) -> list[int]:
+def _best_nodes(tree: DraftTree, nodes: np.ndarray) -> list[int]:
     """The most probable ones of some nodes, probable enough to be gone on with."""
-    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:count]
+    nodes = nodes[np.argsort(-tree.probs[nodes], kind="stable")][:_PLACES]
     best: list[int] = nodes[tree.probs[nodes] >= _LEAST_PROB].tolist()
     return best
 
