@@ -34,7 +34,7 @@ class AssistantText:
 
     def unread(self, ids: np.ndarray) -> int:
         """How many of these ids the next pass over them would read."""
-        return max(len(ids) - _common(self._read, ids), 1)
+        return max(len(ids) - common_length(self._read, ids), 1)
 
     def next_tokens(
         self, ids: np.ndarray, count: int, k: int, temperature: float, vocab_size: int
@@ -97,8 +97,8 @@ class AssistantText:
         return logits
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
+def common_length(one: np.ndarray, other: np.ndarray) -> int:
     """How many first tokens two texts have in common."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    return int(differ.argmax()) if differ.any() else count

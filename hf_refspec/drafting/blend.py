@@ -15,7 +15,7 @@ from .candidates import as_source
 from .drafter import NO_PATH, Drafter, valid_draft
 from .observation import Observation
 from .stats import SourceStats
-from .tree import ROOT, DraftTree, merged
+from .tree import DraftTree, merged
 
 # At how many places others go on with a draft, how probable these must be, and how many nodes each
 # may add. More cost time at each draft.
@@ -145,15 +145,10 @@ class Blend(Drafter):
 
     def _has_drafted(self, source: int, path: np.ndarray) -> bool:
         """Whether a source's own tree goes along a path: it has gone on from there already."""
-        [children] = (
-            each.tree.children()
-            for each in self._drafts
-            if each.source == source and len(each.path) == 0
+        [own] = (
+            each.tree for each in self._drafts if each.source == source and len(each.path) == 0
         )
-        node: int | None = ROOT
-        for token in path.tolist():
-            node = None if node is None else children.get((node, token))
-        return node is not None
+        return len(own.along(path.tolist())) == len(path)
 
     def _pruned(self, source: int, tree: DraftTree, path: np.ndarray = NO_PATH) -> DraftTree:
         """A source's tree without what other sources know not to follow."""

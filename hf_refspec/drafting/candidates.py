@@ -14,7 +14,7 @@ from ..store.datastore import Datastore
 from .datastore_drafts import DatastoreDrafts
 from .drafter import Drafter
 from .observation import Observation
-from .tree import ROOT, DraftTree
+from .tree import DraftTree
 
 
 class CandidateChain(Drafter):
@@ -51,7 +51,7 @@ class CandidateChain(Drafter):
         if self._drafted is not None and logits is not None:
             # As if its candidates had been verified alone: (1, 1 + T, vocab_size), and how many of
             # the T were right.
-            path = _verified_path(self._drafted, observation.verified)
+            path = observation.verified.along(self._drafted.tokens.tolist())
             scores = logits[[0, *(1 + node for node in path)]][None]
             pairs = zip(self._drafted.tokens[: len(path)], tokens[:-1], strict=False)
             right = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
@@ -67,18 +67,6 @@ def _estimates(tokens: np.ndarray, logits: torch.Tensor | None) -> np.ndarray | 
     chosen = probs[torch.arange(len(tokens)), torch.from_numpy(tokens)]
     estimates: np.ndarray = chosen.nan_to_num(0.0).cumprod(dim=0).clamp(max=1.0).numpy(force=True)
     return estimates
-
-
-def _verified_path(chain: DraftTree, verified: DraftTree) -> list[int]:
-    """The nodes of a tree that are the beginning of a chain."""
-    path: list[int] = []
-    children = verified.children()
-    for token in chain.tokens.tolist():
-        node = children.get((path[-1] if path else ROOT, token))
-        if node is None:
-            break
-        path.append(node)
-    return path
 
 
 def as_drafter(given: Any) -> Drafter:

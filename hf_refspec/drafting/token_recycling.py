@@ -140,7 +140,8 @@ class TokenRecycling(Drafter):
         self._runners_up = _NOTHING
         if top_tokens is not None and top_probs is not None:
             self._table.learn(self._text, verified.tokens, verified.parents, top_tokens, top_probs)
-            last = _last_node(verified, tokens)
+            # The node at which the target chose the last token.
+            last = [ROOT, *verified.along(tokens[:-1].tolist())][-1]
             self._runners_up = top_tokens[1 + last], top_probs[1 + last]
         self._text = last_tokens(self._text, tokens, MOST_CONTEXT)
         self._table.count(tokens)
@@ -277,14 +278,6 @@ class TokenRecycling(Drafter):
             OSError: If the repo cannot be written.
         """
         return self._table.push(repo_id, tokenizer, model, **options)
-
-
-def _last_node(verified: DraftTree, tokens: np.ndarray) -> int:
-    """The node at which the target chose the last of these tokens."""
-    node, children = ROOT, verified.children()
-    for token in tokens[:-1].tolist():
-        node = children[node, token]
-    return node
 
 
 def _pooling(sampling: Sampling | None) -> Pooling:

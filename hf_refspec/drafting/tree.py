@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -124,6 +124,16 @@ class DraftTree:
             tokens.append(int(self.tokens[node]))
             node = int(self.parents[node])
         return np.array(tokens[::-1], dtype=np.int64)
+
+    def along(self, tokens: Iterable[int]) -> list[int]:
+        """The nodes of a path with these tokens, from the root as far as the tree has them."""
+        children, node, nodes = self.children(), ROOT, []
+        for token in tokens:
+            if (node, token) not in children:
+                break
+            node = children[node, token]
+            nodes.append(node)
+        return nodes
 
     def children(self) -> dict[tuple[int, int], int]:
         """Each node's index by its parent (or `ROOT`) and its token."""

@@ -21,7 +21,6 @@ tokens of all rows at once too.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -103,8 +102,8 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
 def _of_row(asked: Any, row: int, rows: int) -> Any:
     """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
-        of_row = functools.partial(_allowed_tokens, asked._prefix_allowed_tokens_fn, row)
-        return PrefixConstrainedLogitsProcessor(of_row, num_beams=1)
+        function = asked._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: function(row, ids), num_beams=1)
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
@@ -127,7 +126,3 @@ def _of_row(asked: Any, row: int, rows: int) -> Any:
         prompt = row * own.batch_size // rows  # several sequences have one prompt
         own.generated_ngrams, own.batch_size = [own.generated_ngrams[prompt]], 1
     return own
-
-
-def _allowed_tokens(function: Any, row: int, batch_id: int, ids: torch.Tensor) -> list[int]:
-    return function(row, ids)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
+from ..drafting.assistant_text import common_length
 from ..verification.cache import LayerEntries
 from ..verification.facts import facts_about_state
 
@@ -52,7 +53,7 @@ class Prefixes:
         if self._most == 0:
             return [], 0
         found = [each for each in (*self._kept, *running) if each.state == state]
-        lengths = [_common_length(ids[:-1], each.ids) for each in found]
+        lengths = [common_length(ids[:-1], each.ids) for each in found]
         longest = max(lengths, default=0)
         if longest < _LEAST_SHARED:
             return [], 0
@@ -68,9 +69,3 @@ def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
         for each in model.parameters()
     ]
     return facts_about_state(model).setdefault("identity", object()), tuple(versions)
-
-
-def _common_length(a: np.ndarray, b: np.ndarray) -> int:
-    count = min(len(a), len(b))
-    differ = a[:count] != b[:count]
-    return int(differ.argmax()) if differ.any() else count

@@ -172,17 +172,10 @@ class _Call:
                 self.streamer.put(self.input_ids.cpu())
             if verifier is None:
                 return self._decode_plainly(drafters, found)
+            kind = verifier.kind_of_pass, verifier.widths, verifier.packs
             loop = Loop(
                 verifier,
-                make_budget(
-                    max_draft_tokens,
-                    drafter,
-                    model,
-                    verifier.kind_of_pass,
-                    verifier.widths,
-                    verifier.packs,
-                    waits=True,
-                ),
+                make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
                 Reach(type(verifier), model, len(rows), kwargs, verifier.probed),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,

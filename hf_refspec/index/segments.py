@@ -125,15 +125,6 @@ def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SEGMENT) -> slice |
     return None
 
 
-@dataclass(slots=True, eq=False)
-class LinkedDocuments(Documents):
-    """Documents that are not sorted, see [`Documents`]."""
-
-    text: LinkedText
-    ends: np.ndarray
-    prompt_lengths: np.ndarray
-
-
 class Tail(Documents):
     """The newest documents, not sorted yet, see [`Documents`]."""
 
@@ -167,7 +158,7 @@ class Tail(Documents):
         ends, prompt_lengths = (np.array(each) for each in (self.ends, self.prompt_lengths))
         return self.first, self.tokens, ends, prompt_lengths
 
-    def snapshot(self) -> LinkedDocuments:
+    def snapshot(self) -> Documents:
         """The documents as they are now; growth of the tail does not change them."""
         first, _, ends, prompt_lengths = self.arrays()
-        return LinkedDocuments(first, self.text.snapshot(), ends, prompt_lengths)
+        return Documents(first, self.text.snapshot(), ends, prompt_lengths)

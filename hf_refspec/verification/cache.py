@@ -214,7 +214,7 @@ class Entries:
         if mark.layers is not None:
             restore(self.cache, mark.layers)
         elif mark.width is not None:
-            crop_to(self.cache, mark.width)
+            crop_layers(self.cache, mark.width)
 
 
 class CroppedEntries(Entries):
@@ -289,7 +289,7 @@ class MovedEntries(Entries):
                 sources[row, : len(nodes)] += np.array(nodes, dtype=np.int64)
             # A row that keeps fewer moves something into its holes, which changes nothing.
             move_entries(self.cache, sources, ends[:, None] + np.arange(len(longest)))
-        crop_to(self.cache, max(cached) + self.given)
+        crop_layers(self.cache, max(cached) + self.given)
         return cached
 
     def undo(self, done: Pass) -> list[int]:
@@ -298,12 +298,12 @@ class MovedEntries(Entries):
 
     def select(self, rows: list[int], cached: list[int]) -> None:
         self.cache.batch_select_indices(torch.tensor(rows))
-        crop_to(self.cache, max(cached) + self.given)
+        crop_layers(self.cache, max(cached) + self.given)
 
     def close(self, cached: list[int]) -> None:
         # Where no row ended with a token of its own, all may hold one past the returned ids.
         if cached:
-            crop_to(self.cache, max(cached) + self.given)
+            crop_layers(self.cache, max(cached) + self.given)
 
 
 def move_entries(cache: Cache, sources: np.ndarray, targets: np.ndarray) -> None:
@@ -325,12 +325,6 @@ def crop_layers(cache: Cache, width: int) -> None:
     for layer in cache.layers:
         if (excess := layer.get_seq_length() - width) > 0:
             layer.crop(-excess)
-
-
-def crop_to(cache: Any, width: int) -> None:
-    """Crops a cache to this width, if it is wider."""
-    if (excess := cache.get_seq_length() - width) > 0:
-        cache.crop(-excess)
 
 
 def snapshot(cache: Cache) -> list[dict[str, Any]]:

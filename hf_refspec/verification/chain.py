@@ -116,10 +116,6 @@ class PlainVerifier(SequentialVerifier):
     name = "plain"
     takes_several_tokens = False
 
-    @classmethod
-    def supports(cls, model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-        return True
-
     def forward(self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]) -> torch.Tensor:
         [row] = rows
         if self.cache is None:  # the state is not in a cache

@@ -70,7 +70,8 @@ def select_verifier(
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
         later = probes_later and kind is TreeVerifier and _takes_usual_steps(model, model_kwargs)
-        untried = plain and (not drafts or (later and not _is_known(*probed)))
+        later = later and _key(*probed) not in facts_about_state(model)
+        untried = plain and (later or not drafts)
         finding = Finding(True) if untried else known_finding(*probed, config=config)
         if finding.exact:
             verifier = kind(model, generation_config, model_kwargs)
@@ -122,10 +123,6 @@ def _takes_usual_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     return model_kwargs.keys() <= USUAL_ARGUMENTS and all(
         getattr(type(model), name) is getattr(GenerationMixin, name) for name in kept
     )
-
-
-def _is_known(*probed: Any) -> bool:
-    return _key(*probed) in facts_about_state(probed[1])
 
 
 def _key(

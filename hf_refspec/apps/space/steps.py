@@ -20,7 +20,7 @@ class Step:
 
     def accepted(self) -> list[int]:
         """The nodes of the tree that were accepted, from the root on."""
-        return _followed(self.tree, self.tokens[:-1])
+        return self.tree.along(self.tokens[:-1])
 
     def sources(self) -> list[int]:
         """The source that drafted each node; the first one if several did."""
@@ -31,18 +31,7 @@ class Step:
             paths.append([*(paths[parent] if parent != ROOT else []), token])
 
         def drafted(source: int, path: list[int]) -> bool:
-            return len(_followed(self.drafts[source], path)) == len(path)
+            return len(self.drafts[source].along(path)) == len(path)
 
         count = range(len(self.drafts))
         return [next((i for i in count if drafted(i, path)), 0) for path in paths]
-
-
-def _followed(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
-    """The nodes along these tokens, as far as the tree has them."""
-    children, node, nodes = tree.children(), ROOT, []
-    for token in tokens:
-        if (node, token) not in children:
-            break
-        node = children[node, token]
-        nodes.append(node)
-    return nodes

@@ -20,7 +20,6 @@ import numpy as np
 from ...index.segments import (
     LARGEST_SEGMENT,
     Documents,
-    LinkedDocuments,
     Segment,
     Tail,
     due_to_join,
@@ -47,7 +46,7 @@ class View:
     """The sessions at one moment, numbered in order of arrival; it never changes."""
 
     segments: tuple[Segment, ...]  # all but the newest sessions
-    tail: LinkedDocuments  # the newest
+    tail: Documents  # the newest
     oldest: int  # the first that is remembered; earlier ones may still be in a segment
     largest_id: int  # of all tokens; -1 if there are none
 
