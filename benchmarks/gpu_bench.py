@@ -40,8 +40,8 @@ from hf_refspec.apps.bench.results import new_results
 from hf_refspec.apps.bench.run import measure_suite
 from hf_refspec.apps.bench.suites import RecordedAnswer, answered, chat_prompt
 from hf_refspec.apps.bench.summary import Entry
-from hf_refspec.apps.shared.extras import require
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.extras import require
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.hook import install
 from hf_refspec.smollm2 import default_model
@@ -174,7 +174,7 @@ def _check(options: argparse.Namespace) -> PreTrainedTokenizerBase:
         raise ValueError(
             "torch sees no GPU; check the driver and that torch has CUDA, or try it with --small"
         )
-    require("bench", "matplotlib")
+    require("matplotlib", "this benchmark", "bench")
     if options.out is None:
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else "small"
         options.out = HERE / re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")

@@ -63,15 +63,6 @@ def branches(step: tuple) -> tuple[int, int]:
     return (min(leaves, 5) if len(tree) == NODES and 3 <= accepted <= 6 else 0, accepted)
 
 
-def path(tree: rs.DraftTree, tokens: np.ndarray) -> set[int]:
-    """The accepted nodes."""
-    children, node, nodes = tree.children(), -1, set()
-    for token in tokens[:-1].tolist():
-        node = children[node, token]
-        nodes.add(node)
-    return nodes
-
-
 def label(tok, token: int) -> str:
     """A token as it is shown: spaces and ends of lines are made visible."""
     text = tok.decode([token]).replace("\n", "⏎").replace(" ", "␣")
@@ -165,7 +156,7 @@ def main() -> None:
     """Writes both figures."""
     steps, tok = record()
     root, tree, tokens = max(steps, key=branches)
-    accepted = path(tree, tokens)
+    accepted = {*tree.along(tokens[:-1].tolist())}
     figures = {
         "draft_tree.svg": draw_tree(tok, root, tree, accepted, int(tokens[-1])),
         "draft_mask.svg": draw_mask(tok, root, tree, accepted),

@@ -53,10 +53,6 @@ class RunningSearch:
     began: float
     answer: Future[tuple[Any, float]]  # of the retriever, with the seconds that it took
 
-    @property
-    def done(self) -> bool:
-        return self.answer.done()
-
 
 class CheckedRetriever:
     """Searches in a thread of its own, repeats a search that fails once, and checks every answer.
@@ -87,7 +83,7 @@ class CheckedRetriever:
 
     def __exit__(self, *exception: object) -> None:
         self._jobs.put(None)
-        if self._search is None or self._search.done:
+        if self._search is None or self._search.answer.done():
             self._thread.join()
 
     def begin(self, queries: Sequence[Any], count: int) -> RunningSearch:
@@ -99,7 +95,7 @@ class CheckedRetriever:
         """Waits for a search; returns the passages of each query, and its seconds."""
         for tries_left in reversed(range(_TRIES)):
             wait([search.answer], self._seconds_left(search))
-            done = search.done
+            done = search.answer.done()
             error = search.answer.exception() if done else None
             if done and error is None:
                 answer, seconds = search.answer.result()

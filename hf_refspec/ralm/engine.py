@@ -24,7 +24,7 @@ from .checked_search import CheckedRetriever, RetrievalError, RunningSearch
 from .guesses import Estimates, GuessSource
 from .options import DEFAULT_TIMEOUT, Speculation
 from .os3 import LONGEST_STRIDE
-from .request_cache import RequestCache, best_of
+from .request_cache import RequestCache
 from .stats import RetrievalStats
 
 # Where a retriever keeps what was learned of it: an entry of its `__dict__`.
@@ -182,7 +182,7 @@ class _SpeculativeRequest(_Request):
 
     def __post_init__(self) -> None:
         self._count = max(self._k, self._speculation.prefetch)  # passages to search for
-        self._cache = RequestCache(self._retriever)
+        self._cache = RequestCache()
         self._source = self._estimates.sources[0]
         # Steps of the text, in order: those that a search is verifying, and those after them.
         self._in_flight: list[_Speculated] = []
@@ -223,8 +223,10 @@ class _SpeculativeRequest(_Request):
 
     def _guess(self, query: Any) -> Retrieved:
         if self._source is self._estimates.sources[0] or self._candidates is None:
-            return self._cache.best(query, self._k)
-        return best_of(self._retriever, query, self._candidates(query, self._k), self._k)
+            ids = self._cache.ids
+        else:
+            ids = self._candidates(query, self._k)
+        return Retrieved.best(ids, self._retriever.score(query, ids), self._k)
 
     def _fill_cache(self, truths: list[Retrieved]) -> None:
         began = self._clock()
@@ -245,7 +247,7 @@ class _SpeculativeRequest(_Request):
         stepped = self._clock()
         lag = len(self._in_flight) + len(self._pending) + 1
         self._pending.append(_Speculated(query, step, lag, self._source))
-        self._source.record_guess(guessed - encoded)
+        self._source.guess_seconds.append(guessed - encoded)
         self._source.scheduler.record_step(stepped - began, beside_search)
         self._stats.speculated += 1
         self._stats.query_seconds += encoded - began
@@ -275,7 +277,7 @@ class _SpeculativeRequest(_Request):
 
     def _speculate_beside(self, search: RunningSearch) -> None:
         most = self._speculation.steps_ahead or LONGEST_STRIDE
-        while len(self._pending) < most and not search.done and not self._text.finished:
+        while len(self._pending) < most and not search.answer.done() and not self._text.finished:
             # The published single step is taken unconditionally.
             if self._speculation.steps_ahead is None and not self._source.scheduler.one_more_pays(
                 _lags(self._in_flight), _lags(self._pending), self._clock() - search.began

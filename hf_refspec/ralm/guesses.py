@@ -23,29 +23,18 @@ class GuessSource:
     def __init__(self, scheduler: StrideScheduler) -> None:
         self.scheduler = scheduler
         self._right = self._wrong = 0.0
-        self._guess_seconds: list[float] = []
+        self.guess_seconds: list[float] = []
 
     def begin_request(self) -> None:
         """Begins another request of the same retriever."""
         self.scheduler.begin_request()
         self._right, self._wrong = self._right / 2, self._wrong / 2
-        self._guess_seconds.clear()
-
-    @property
-    def is_timed(self) -> bool:
-        return bool(self._guess_seconds)
-
-    @property
-    def guess_seconds(self) -> float:
-        return median(self._guess_seconds)
+        self.guess_seconds.clear()
 
     @property
     def wrong(self) -> float:
         """The fraction of its guesses that are wrong."""
         return self._wrong / (self._right + self._wrong + _PRIOR_RIGHT)
-
-    def record_guess(self, seconds: float) -> None:
-        self._guess_seconds.append(seconds)
 
     def record(self, lags: list[int], right: int) -> None:
         """Adds those of its steps that were verified, see [`PublishedGamma.record`]."""
@@ -79,9 +68,9 @@ class Estimates:
     def choose(self) -> GuessSource:
         """The source to speculate with until the next verification. Each is timed once first."""
         for source in self.sources:
-            if not source.is_timed or len(self.sources) == 1:
+            if not source.guess_seconds or len(self.sources) == 1:
                 return source
         cache, index = self.sources
-        added = index.guess_seconds - cache.guess_seconds
+        added = median(index.guess_seconds) - median(cache.guess_seconds)
         saved = (cache.wrong - index.wrong) * self.search_seconds(1)
         return index if added < saved else cache

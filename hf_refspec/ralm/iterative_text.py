@@ -76,14 +76,14 @@ class PassageLoop:
         self._reach = Reach(kind, model, 1, model_kwargs)
         self._chains = not kind.takes_trees
         # The context that the drafter has observed, and the text's length by then.
-        self._observed: tuple[Context, int] | None = None
+        self.observed: tuple[Context, int] | None = None
 
     def run(self, row: Row, context: Context, end: int) -> None:
         """Decodes until the row is `end` tokens long, or has ended."""
         row.seen = context
         row.draft_end = end if row.max_length is None else min(end, row.max_length)
         context.prefill()
-        if self._observed != (context, len(row)):
+        if self.observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             self._drafter.begin(ids, self._vocab_size)
         loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
@@ -94,11 +94,7 @@ class PassageLoop:
                 loop.step([row])
             else:
                 loop.prefill([row])
-        self._observed = (context, len(row))
-
-    def forget(self) -> None:
-        """Has the drafter begin anew: the text was rolled back."""
-        self._observed = None
+        self.observed = (context, len(row))
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +149,7 @@ class IterativeText:
             last = self._unverified.pop()
             self.contexts.undo(last.change)
             self.row.roll_back(last.before)
-        self.loop.forget()
+        self.loop.observed = None  # the drafter begins anew
 
     def commit(self, steps: Sequence[IterativeStep]) -> None:
         if not steps:

@@ -125,21 +125,15 @@ class StrideScheduler:
         """
         if not self._overheads or not self._step_seconds:
             return 1
-        stride = int(_STRIDES[np.argmax(self._rates())])
-        taken = self._verification_seconds()[stride - 1]
-        if self._steps_ahead is None and taken > stride * self.step_seconds:
+        search_seconds = self.search_seconds(_STRIDES)
+        taken, saved = search_seconds + median(self._overheads), self._saved_seconds(search_seconds)
+        rates = expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
+        stride = int(_STRIDES[np.argmax(rates)])
+        if self._steps_ahead is None and taken[stride - 1] > stride * self.step_seconds:
             verified, ahead = range(1, stride + 1), range(stride + 1, 2 * stride)
             if self.one_more_pays(verified, ahead, elapsed=0.0):
                 stride = 1
         return max(stride, speculated)
-
-    def _rates(self) -> np.ndarray:
-        saved = self._saved_seconds(self.search_seconds(_STRIDES))
-        taken = self._verification_seconds()
-        return expected_rates(self.gamma.of(_STRIDES), self.step_seconds, taken, saved)
-
-    def _verification_seconds(self) -> np.ndarray:
-        return self.search_seconds(_STRIDES) + median(self._overheads or [0.0])
 
     def _saved_seconds(self, search_seconds: np.ndarray) -> np.ndarray:
         """What steps beside a verification of each stride are expected to save."""

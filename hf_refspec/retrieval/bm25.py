@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from ..extras import require
 from ..index.kernels import kernel
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
@@ -97,7 +98,7 @@ class SparseRetriever:
     """
 
     def __init__(self, knowledge_base: KnowledgeBase, progress: bool = True) -> None:
-        bm25s = _import_bm25s()
+        bm25s = require("bm25s", "SparseRetriever", "retrieval")
         self.knowledge_base = knowledge_base
         vocabulary = range(knowledge_base.config.vocab_size)
         passages: Any = _Passages(knowledge_base)
@@ -158,13 +159,3 @@ class _Passages:
     def __iter__(self) -> Iterator[list[int]]:
         for passage_id in range(len(self)):
             yield self._knowledge_base.passage(passage_id).tolist()
-
-
-def _import_bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError:
-        raise ImportError(
-            'SparseRetriever needs bm25s: pip install "hf_refspec[retrieval]"'
-        ) from None
-    return bm25s

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from ..extras import require
 from .vector_index import Metric, VectorIndex
 
 # How a retriever or a kNN datastore searches: exactly or approximately.
@@ -47,8 +48,4 @@ def import_faiss(what: str) -> Any:
             "faiss-cpu and faiss-gpu are both installed, and overwrite each other's files: pip "
             'uninstall both, then install either "hf_refspec[retrieval]" or "hf_refspec[gpu]"'
         )
-    try:
-        import faiss
-    except ImportError:
-        raise ImportError(f'{what} needs FAISS: pip install "hf_refspec[retrieval]"') from None
-    return faiss
+    return require("faiss", what, "retrieval")

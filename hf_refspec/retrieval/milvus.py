@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..extras import require
 from .dense import EmbeddingRetriever
 from .hnsw import Index
 from .knowledge_base import KnowledgeBase
@@ -74,11 +75,13 @@ class MilvusRetriever(EmbeddingRetriever):
             exact=index == "flat",
             most_candidates=_MOST_RESULTS,
         )
-        pymilvus = _import_pymilvus()
+        self._pymilvus = require("pymilvus", "MilvusRetriever", "milvus")
         try:
-            self._client = pymilvus.MilvusClient(os.fspath(uri), token=token or "", timeout=timeout)
+            self._client = self._pymilvus.MilvusClient(
+                os.fspath(uri), token=token or "", timeout=timeout
+            )
             self._fill(progress)
-        except pymilvus.MilvusException as error:
+        except self._pymilvus.MilvusException as error:
             raise OSError(
                 f"Milvus at uri={os.fspath(uri)!r} cannot be used ({error.message}); check the "
                 "address, that the server is up, and token="
@@ -113,7 +116,7 @@ class MilvusRetriever(EmbeddingRetriever):
                 bar.update(len(rows))
 
     def _create(self) -> None:
-        pymilvus = _import_pymilvus()
+        pymilvus = self._pymilvus
         schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
         schema.add_field(_FIELD, pymilvus.DataType.FLOAT_VECTOR, dim=self._embeddings.shape[1])
@@ -156,7 +159,7 @@ class MilvusRetriever(EmbeddingRetriever):
         that restarts is back within seconds, with nothing loaded, but its client refuses at once.
         """
         parameters = {"ef": count} if self.index == "hnsw" else {}
-        exception = _import_pymilvus().MilvusException
+        exception = self._pymilvus.MilvusException
         deadline = monotonic() + self._timeout
         while True:
             try:
@@ -177,13 +180,3 @@ class MilvusRetriever(EmbeddingRetriever):
                 sleep(_PAUSE)
                 if error.code == _NOT_LOADED:
                     self._load()
-
-
-def _import_pymilvus() -> Any:
-    try:
-        import pymilvus
-    except ImportError:
-        raise ImportError(
-            'MilvusRetriever needs pymilvus: pip install "hf_refspec[milvus]"'
-        ) from None
-    return pymilvus

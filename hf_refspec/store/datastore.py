@@ -245,9 +245,6 @@ class Datastore(StoredFolder[StoreConfig]):
         check_form(form)
         return lambda config: config.in_form(form)
 
-    def _open_part(self) -> StoreConfig:
-        return self.config.in_form(self.form)
-
     @property
     def tokens(self) -> int:
         """Tokens of the full form, with the separators between documents."""

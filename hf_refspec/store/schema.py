@@ -114,8 +114,8 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is list:
         (inner,) = get_args(hint)
         value = [_value(f"{name}[{i}]", each, inner) for i, each in enumerate(value)]
-    elif isinstance(value, dict):
-        _check_depth(name, value)
+    elif is_deeper(value, _DEEPEST_DICT):  # Python could not write it again
+        raise ValueError(f"{name} is nested too deep")
     return value
 
 
@@ -126,10 +126,9 @@ def _is_of(value: Any, hint: Any) -> bool:
     return isinstance(value, origin) and not isinstance(value, bool)
 
 
-def _check_depth(name: str, value: Any, left: int = _DEEPEST_DICT) -> None:
-    """Refuses lists and dicts nested too deeply for Python to write them again."""
-    if left == 0:
-        raise ValueError(f"{name} is nested too deep")
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, dict | list):
-            _check_depth(name, inner, left - 1)
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and dicts are nested in more levels."""
+    if not isinstance(value, dict | list):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_deeper(each, levels - 1) for each in children)

@@ -96,10 +96,6 @@ class StoredFolder(Generic[C]):
         """Reduces a config to what the class, with these arguments, opens."""
         return lambda config: config
 
-    def _open_part(self) -> FolderConfig:
-        """The part of the config that is open."""
-        return self.config
-
     def save_pretrained(self, path: str | os.PathLike) -> None:
         """Copies all files that are open into a new folder.
 
@@ -160,6 +156,11 @@ class StoredFolder(Generic[C]):
         with self._reading():
             for entry in self._open_part().files():
                 check_file(self.path, entry)
+
+    def _open_part(self) -> FolderConfig:
+        """The part of the config that is open."""
+        part: FolderConfig = self._part(*self._arguments)(self.config)
+        return part
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -16,11 +16,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.token_recycling import TokenRecycling
+from ...extras import require
 from ...generation.warmup import warmup
 from ...hook import install
 from ...smollm2 import default_model
 from ...store.datastore import Datastore
-from ..shared.extras import require
 from ..shared.loading import load_model, load_tokenizer
 from .measure import Bench, ContextTooShortError, IdsDifferError
 from .methods import (
@@ -90,7 +90,7 @@ def prepare(args: Namespace) -> PreTrainedTokenizerBase:
             "device is 'cuda', but torch sees no GPU; use --device cpu, or install a torch with "
             "CUDA and check the driver"
         )
-    require("bench", "matplotlib")
+    require("matplotlib", "hf-refspec bench", "bench")
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.dtype = args.dtype or ["bfloat16" if args.device == "cuda" else "float32"]
     if args.random_model is None:

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
+from ...extras import require
 from ...store.build.presets import PRESETS, python_stdlib
 from ...store.names import ask_hub, is_here
 
@@ -103,10 +104,7 @@ def log_to_stderr(format: str) -> None:
 
 def _load_dataset(name: str, options: dict[str, Any]) -> Any:
     """Loads a dataset; where the Hub does not answer, from the cache."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError('datasets need datasets: pip install "hf_refspec[datastore]"') from None
+    datasets = require("datasets", "a dataset", "datastore")
     silent = None
     if not is_here(name):
         silent = ask_hub(name, "dataset", "README.md", repo_type="dataset")

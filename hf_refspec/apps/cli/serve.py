@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ...drafting.compilation import drafting_kernels
-from ..shared.extras import require
+from ...extras import require
 from ..shared.listening import listen, port
 from ..shared.loading import load_config, load_model, load_tokenizer, name_for_people
 from .answering import add_sources, quieten_transformers, sources
@@ -56,7 +56,8 @@ def add_serve(parser: ArgumentParser) -> None:
 
 def _serve(args: Namespace) -> int:
     """Serves until ctrl-C."""
-    require("serve", "fastapi", "uvicorn", "prometheus_client")
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, "hf-refspec serve", "serve")
     from ..serve.app import make_app
     from ..serve.server import Server, is_local, url
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from ...extras import require
 from ..publish.package import PACKAGE, package
-from ..shared.extras import require
 from ..shared.listening import listen, port
 from .arguments import add_model
 
@@ -23,7 +23,7 @@ def add_space(parser: ArgumentParser) -> None:
 
 
 def _space(args: Namespace) -> int:
-    require("space", "gradio")
+    require("gradio", "hf-refspec space", "space")
     given = {name: getattr(args, name) for name in ("model", "dtype", "datastore")}
     if args.push is not None:
         from ..publish.space_repository import files, push

@@ -182,10 +182,7 @@ class ChatAnswer(ChoicesAnswer):
         return {"delta": {}}
 
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event:
-        content = [
-            {**each.described(), "top_logprobs": [top.described() for top in each.top]}
-            for each in logprobs
-        ]
+        content = [each.described_with_top() for each in logprobs]
         return {"content": content, "refusal": None}
 
 

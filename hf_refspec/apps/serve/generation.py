@@ -112,7 +112,8 @@ class Generation(StoppingCriteria):
             return torch.ones(input_ids.shape[:1], dtype=torch.bool, device=input_ids.device)
         if self._recorder is not None:
             self._logprobs.append(self._recorder.of(self._last_token))
-        self._send(self._stop.put(self._text.put(self._last_token)))
+        if text := self._stop.put(self._text.put(self._last_token)):
+            self._pass_on(text)
         ended = self._stop.found or self.is_interrupted()
         if self._stop.found:
             self.outcome = "stop"
@@ -137,10 +138,6 @@ class Generation(StoppingCriteria):
             self.outcome = "stop"
         elif self.outcome is None:
             self.outcome = "length"
-
-    def _send(self, text: str) -> None:
-        if text:
-            self._pass_on(text)
 
     def _pass_on(self, text: str) -> None:
         logprobs, self._logprobs = self._logprobs, []

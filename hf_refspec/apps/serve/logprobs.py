@@ -30,6 +30,9 @@ class TokenLogprob:
             "bytes": [*self.token.encode()] if whole else None,
         }
 
+    def described_with_top(self) -> dict[str, Any]:
+        return {**self.described(), "top_logprobs": [each.described() for each in self.top]}
+
 
 class LogprobRecorder(LogitsProcessor):
     """Remembers the logits for the next token, `top` of which are of interest. It changes nothing,

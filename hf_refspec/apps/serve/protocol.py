@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...store.schema import is_deeper
 from .errors import ApiError
 
 # Fields that change no answer.
@@ -47,7 +48,7 @@ def _in_utf8(text: str) -> str:
 
 def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuses a JSON schema that is too large, too deep or no JSON."""
-    if _is_deeper(schema, _DEEPEST_SCHEMA):
+    if is_deeper(schema, _DEEPEST_SCHEMA):
         message = f"is nested more than {_DEEPEST_SCHEMA} levels deep"
         raise PydanticCustomError("deep_schema", message)
     try:
@@ -61,13 +62,6 @@ def _checked_schema(schema: dict[str, Any]) -> dict[str, Any]:
         message = f"has more than {_MOST_REFERENCES} references"
         raise PydanticCustomError("large_schema", message)
     return schema
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in children)
 
 
 Text: TypeAlias = Annotated[str, AfterValidator(_in_utf8)]

@@ -36,9 +36,7 @@ class ResponsesAnswer(Answer):
             "incomplete_details": None,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": [
-                {"parameters": None, "strict": None, **each} for each in asked.get("tools", [])
-            ],
+            "tools": [_NO_SCHEMA | each for each in asked.get("tools", [])],
             "metadata": {},
             "usage": None,
             **{name: asked.get(name) for name in echoed},
@@ -67,7 +65,7 @@ class ResponsesAnswer(Answer):
         content["text"] += text
         if is_reasoning:
             return [*events, self._at_content("response.reasoning_text.delta", delta=text)]
-        described = [_described(each) for each in logprobs]
+        described = [each.described_with_top() for each in logprobs]
         content["logprobs"] += described
         about = {"delta": text, "logprobs": described}
         return [*events, self._at_content("response.output_text.delta", **about)]
@@ -154,10 +152,6 @@ class ResponsesAnswer(Answer):
 
 def _id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
-
-
-def _described(logprob: TokenLogprob) -> Event:
-    return {**logprob.described(), "top_logprobs": [each.described() for each in logprob.top]}
 
 
 def _usage(generation: Generation) -> Event:

@@ -24,7 +24,7 @@ class Stream:
 
     def __init__(self, engine: Engine, prepared: Prepared, answer: Answer) -> None:
         self._engine = engine
-        self._answer = answer
+        self.answer = answer
         self._readers = [prepared.reader() for _ in prepared.rows]
         self._pieces: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class Stream:
 
     async def events(self) -> AsyncIterator[Event]:
         """What is streamed; raises an `ApiError` if a row could not be generated."""
-        for event in self._answer.begin():
+        for event in self.answer.begin():
             yield event
         left = len(self._generations)
         while left:
@@ -40,18 +40,14 @@ class Stream:
             left -= piece is None
             for event in self._ended(row) if piece is None else self._read(row, piece):
                 yield event
-        for event in self._answer.close(self._generations):
+        for event in self.answer.close(self._generations):
             yield event
 
     async def whole(self) -> dict[str, Any]:
         """The complete answer."""
         async for _ in self.events():
             pass
-        return self._answer.whole(self._generations)
-
-    @property
-    def ends_with_done(self) -> bool:
-        return self._answer.ends_with_done
+        return self.answer.whole(self._generations)
 
     def cancel(self) -> None:
         """Ends the generation: its client has left."""
@@ -64,7 +60,7 @@ class Stream:
             parts = [""]  # the text is held back
         events = []
         for i, part in enumerate(parts):
-            events += self._answer.add(row, part, [] if i else piece.logprobs)
+            events += self.answer.add(row, part, [] if i else piece.logprobs)
         return events
 
     def _ended(self, row: int) -> list[Event]:
@@ -74,9 +70,9 @@ class Stream:
         if generation.outcome == "cancelled":  # while its client still reads
             raise shutting_down()
         events = [
-            event for part in self._readers[row].end() for event in self._answer.add(row, part, [])
+            event for part in self._readers[row].end() for event in self.answer.add(row, part, [])
         ]
-        return [*events, *self._answer.end(row, generation)]
+        return [*events, *self.answer.end(row, generation)]
 
     def _put(self, row: int, piece: Piece | None) -> None:  # called in the engine's thread
         try:
@@ -121,7 +117,7 @@ async def _lines(stream: Stream) -> AsyncIterator[str]:
     except ApiError as error:
         yield _line(error.body)
         return
-    if stream.ends_with_done:
+    if stream.answer.ends_with_done:
         yield "data: [DONE]\n\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...drafting.tree import ROOT, DraftTree
+from ...drafting.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,7 @@ class Step:
 
     def sources(self) -> list[int]:
         """The source that drafted each node; the first one if several did."""
-        paths: list[list[int]] = []
-        for token, parent in zip(
-            self.tree.tokens.tolist(), self.tree.parents.tolist(), strict=True
-        ):
-            paths.append([*(paths[parent] if parent != ROOT else []), token])
+        paths = [self.tree.path(node).tolist() for node in range(len(self.tree))]
 
         def drafted(source: int, path: list[int]) -> bool:
             return len(self.drafts[source].along(path)) == len(path)

@@ -7,6 +7,8 @@ from weakref import WeakValueDictionary
 
 from transformers import PreTrainedTokenizerBase
 
+from ...extras import require
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -57,23 +59,12 @@ class _ReadTokenizer:
 
 
 def llguidance() -> Any:
-    """The library, which is an extra.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
-    try:
-        import llguidance
-        import llguidance.hf
-    except ImportError:
-        raise ImportError(
-            'GrammarDrafts needs llguidance: pip install "hf_refspec[grammar]"'
-        ) from None
-    return llguidance
+    """The library, which is an extra; raises an ImportError if it is not installed."""
+    return require("llguidance", "GrammarDrafts", "grammar")
 
 
 def _read(tokenizer: PreTrainedTokenizerBase) -> _ReadTokenizer:
-    library = llguidance()
+    library = require("llguidance.hf", "GrammarDrafts", "grammar")
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(
             f"tokenizer must be the target model's tokenizer itself, but is {tokenizer!r}"
@@ -87,7 +78,7 @@ def _read(tokenizer: PreTrainedTokenizerBase) -> _ReadTokenizer:
                 "text of a grammar ends; set it"
             )
         try:
-            tokens = library.hf.from_tokenizer(tokenizer)
+            tokens = library.from_tokenizer(tokenizer)
         except Exception as error:
             raise ValueError(
                 f"tokenizer is a {type(tokenizer).__name__}, which llguidance cannot read "

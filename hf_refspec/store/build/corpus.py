@@ -20,7 +20,7 @@ from ..folder import delete, new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
 from ..tokenizer_file import TokenizerError, write_tokenizer
 from .engine import Engine, make_engine
-from .merge import merge_all, merge_due
+from .merge import merge_all, merge_due, token_count
 from .packing import document_digest, first_tokens, packed_documents, write_shards
 from .progress import PROGRESS, BuildProgress
 from .source import Source, after, open_source
@@ -228,12 +228,8 @@ def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bo
     progress = BuildProgress.read(folder)
     if progress is None or not progress.shards:
         return False
-    before = _tokens(config.shards) - _tokens(progress.shards)  # whatever was merged since
+    before = token_count(config.shards) - token_count(progress.shards)  # whatever was merged since
     return (noted | {"tokens before": before}).items() <= progress.options.items()
-
-
-def _tokens(shards: Iterable[ShardEntry]) -> int:
-    return sum(shard.tokens for shard in shards)
 
 
 def _add_shards(
@@ -243,7 +239,7 @@ def _add_shards(
     their names, with those of the build that is resumed."""
     noted = _noted(source, options) | {
         "tokenizer fingerprint": config.fingerprint,
-        "tokens before": _tokens(config.shards),
+        "tokens before": token_count(config.shards),
     }
     progress = BuildProgress.begun(folder, noted, options.resume)
     sweep(folder, ARRAY_FILES, [*config.files(), *progress.files()])
@@ -256,7 +252,9 @@ def _add_shards(
     done, hidden = (progress.documents, progress.entries), not options.progress or None
     token_batches = engine.tokenize(after(source.documents, progress.documents))
     if options.max_tokens is not None:
-        token_batches = first_tokens(token_batches, options.max_tokens - _tokens(progress.shards))
+        token_batches = first_tokens(
+            token_batches, options.max_tokens - token_count(progress.shards)
+        )
     shape = options.shard_tokens, config.token_dtype
     try:
         with tqdm(

@@ -33,7 +33,7 @@ def merge_due(
 
     The old files stay, and nothing names the new ones yet."""
     groups = [[shard] for shard in shards]
-    while due := due_to_join([_size(group) for group in groups], LARGEST_SHARD):
+    while due := due_to_join([token_count(group) for group in groups], LARGEST_SHARD):
         groups[due] = [list(chain(*groups[due]))]
     return _merged(folder, config, groups, threads, show)
 
@@ -44,14 +44,14 @@ def merge_all(
     """Merges all shards into as few as possible; see [`merge_due`]."""
     groups: list[list[ShardEntry]] = []
     for shard in config.shards:
-        if groups and _size(groups[-1]) + shard.tokens <= LARGEST_SHARD:
+        if groups and token_count(groups[-1]) + shard.tokens <= LARGEST_SHARD:
             groups[-1].append(shard)
         else:
             groups.append([shard])
     return _merged(folder, config, groups, threads, show)
 
 
-def _size(shards: Sequence[ShardEntry]) -> int:
+def token_count(shards: Sequence[ShardEntry]) -> int:
     return sum(shard.tokens for shard in shards)
 
 
@@ -64,7 +64,7 @@ def _merged(
 ) -> list[ShardEntry]:
     """Merges each group into one shard."""
     number, shards = next_number(folder), []
-    total = sum(_size(group) for group in groups if len(group) > 1)
+    total = sum(token_count(group) for group in groups if len(group) > 1)
     hidden = not show or None
     with tqdm(
         desc="merging", total=total, unit=" tokens", unit_scale=True, disable=hidden, delay=1
@@ -90,7 +90,7 @@ def _merge(
     for shard in shards:  # damaged content must not get a valid checksum
         check_file(folder, shard.tokens_file)
         check_file(folder, shard.suffixes_file)
-    size, documents = _size(shards), sum(shard.documents for shard in shards)
+    size, documents = token_count(shards), sum(shard.documents for shard in shards)
     texts = (map_tokens(folder, config, shard) for shard in shards)
     blocks = (text[i : i + _BLOCK] for text in texts for i in range(0, len(text), _BLOCK))
     tokens_file = write_part(folder, "tokens", number, Blocks(config.token_dtype, size, blocks))

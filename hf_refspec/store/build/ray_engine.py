@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...extras import require
 from ...index.suffix_array import build_suffix_array
 from ..datastore_config import StoreConfig
 from ..tokenizer_file import load_backend
@@ -25,13 +26,7 @@ class RayEngine:
     the end."""
 
     def __init__(self, content: str, config: StoreConfig, num_proc: int | None) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise ImportError(
-                "engine='ray' needs Ray: pip install hf_refspec[ray]", name="ray"
-            ) from None
-        self._ray = ray
+        self._ray = require("ray", "engine='ray'", "ray")
         self._setup = (content, config)
         self._num_proc = num_proc
         self._started = False

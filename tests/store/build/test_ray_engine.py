@@ -45,6 +45,6 @@ def test_the_same_bytes_as_from_the_local_engine(ray, tmp_path, tokenizer):
 
 def test_without_ray_it_is_told_what_to_install(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install hf_refspec\[ray\]"):
+    with pytest.raises(ImportError, match=r'pip install "hf_refspec\[ray\]"'):
         build_store(["a"], tokenizer, tmp_path / "store", **{**QUIET, "engine": "ray"})
     assert not list(tmp_path.iterdir())

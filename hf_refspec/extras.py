@@ -1,0 +1,20 @@
+"""Packages that come with an extra."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def require(package: str, needed_by: str, extra: str) -> Any:
+    """Imports a package of an extra.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ImportError(
+            f'{needed_by} needs {package}: pip install "hf_refspec[{extra}]"'
+        ) from None
