@@ -35,7 +35,3 @@ def test_a_mask_shows_what_each_node_sees(script, tokenizer):
     picture = script["draw_mask"](tokenizer, 65, TREE, {0, 2})
     seen = [each for each in shapes(picture, "rect") if each.get("fill") == script["ACCEPTED"]]
     assert len(seen) == 1 + 2 + 3  # the root, and the accepted path
-
-
-def test_the_accepted_path_is_found_by_the_tokens(script):
-    assert script["path"](TREE, rs.DraftTree.chain([70, 60, 99]).tokens) == {0, 2}

@@ -53,6 +53,13 @@ def test_children_finds_a_node_by_parent_and_token():
 
 
 @given(tree=draft_trees(4, 12))
+def test_along_the_tokens_of_a_path_and_others_are_its_nodes(tree):
+    for node in range(len(tree)):
+        nodes = tree.along([*tree.path(node).tolist(), 4])  # no node has the token 4
+        assert nodes == np.flatnonzero(tree.ancestors()[node]).tolist()
+
+
+@given(tree=draft_trees(4, 12))
 def test_the_best_path_first_is_the_same_tree(tree):
     first = tree.best_path_first()
     chain = tree.best_chain().tokens.tolist()
