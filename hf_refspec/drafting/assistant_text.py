@@ -10,6 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from .draft_vocabulary import DraftVocabulary
+from .token_ids import common_length
 from .top_tokens import TopTokens, top_tokens
 
 
@@ -95,10 +96,3 @@ class AssistantText:
             return vocabulary.logits(output.last_hidden_state[:, -count:])
         logits: torch.Tensor = output.logits[:, -count:]
         return logits
-
-
-def common_length(one: np.ndarray, other: np.ndarray) -> int:
-    """How many first tokens two texts have in common."""
-    count = min(len(one), len(other))
-    differ = one[:count] != other[:count]
-    return int(differ.argmax()) if differ.any() else count

@@ -93,3 +93,10 @@ def _is_ids(reference: Any) -> bool:
         and len(reference) > 0
         and isinstance(reference[0], (int, np.integer))
     )
+
+
+def common_length(one: np.ndarray, other: np.ndarray) -> int:
+    """How many first tokens two texts have in common."""
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    return int(differ.argmax()) if differ.any() else count

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from ..drafting.assistant_text import common_length
+from ..drafting.token_ids import common_length
 from ..verification.cache import LayerEntries
 from ..verification.facts import facts_about_state
 

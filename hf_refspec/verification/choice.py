@@ -70,8 +70,9 @@ def select_verifier(
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
         later = probes_later and kind is TreeVerifier and _takes_usual_steps(model, model_kwargs)
-        later = later and _key(*probed) not in facts_about_state(model)
-        untried = plain and (later or not drafts)
+        untried = plain and (
+            not drafts or (later and _key(*probed) not in facts_about_state(model))
+        )
         finding = Finding(True) if untried else known_finding(*probed, config=config)
         if finding.exact:
             verifier = kind(model, generation_config, model_kwargs)
