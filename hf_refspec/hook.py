@@ -1,12 +1,9 @@
-"""`candidate_generator=` on transformers' `generate`, and on `generate_batch`.
+"""`candidate_generator=` on transformers' `generate`.
 
 [`install`], which `import hf_refspec` calls, wraps `GenerationMixin.generate` once, as soon as
 transformers has it. A call without `candidate_generator` goes straight through. A call with it
 takes the official entry point, `custom_generate=<callable>`, which does all the usual preparation
 and then hands over to [`speculate`], or to another decoding loop of this package.
-
-The three methods that batch continuously are wrapped with it. Two of them call the third,
-`init_continuous_batching`, and tell it what to draft with by a context variable.
 """
 
 from __future__ import annotations
@@ -14,9 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +30,6 @@ _DROPPED = ("streamer", "synced_gpus", "tokenizer")
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
-# The same of the methods that batch continuously.
-_batch_wrappers: dict[str, Any] = {}
-# The options that a call of one of them names, for those that it calls.
-_batch_options: ContextVar[dict[str, Any] | None] = ContextVar("_batch_options", default=None)
 
 
 def install() -> None:
@@ -64,11 +54,9 @@ def uninstall() -> None:
         sys.meta_path.remove(_WAITING)
     if _wrapper is not None:
         mixin = sys.modules[_MODULE].GenerationMixin
-        for name, wrapper in {"generate": _wrapper, **_batch_wrappers}.items():
-            if getattr(mixin, name) is wrapper:
-                setattr(_owner(mixin, name), name, wrapper.__wrapped__)
+        if mixin.generate is _wrapper:
+            mixin.generate = _wrapper.__wrapped__
     _wrapper = None
-    _batch_wrappers.clear()
 
 
 def is_installed() -> bool:
@@ -109,19 +97,6 @@ def _wrap(module: ModuleType) -> None:
     global _wrapper
     mixin = module.GenerationMixin
     _wrapper = mixin.generate = _speculative(mixin.generate)
-    for name, wrap in (
-        ("init_continuous_batching", _init_batches),
-        ("continuous_batching_context_manager", _managed_batches),
-        ("generate_batch", _batches),
-    ):
-        if hasattr(mixin, name):
-            _batch_wrappers[name] = wrap(getattr(mixin, name))
-            setattr(_owner(mixin, name), name, _batch_wrappers[name])
-
-
-def _owner(mixin: type, name: str) -> type:
-    """The class that a method is defined in."""
-    return next(kind for kind in mixin.__mro__ if name in vars(kind))
 
 
 def _speculative(generate: Any) -> Any:
@@ -135,7 +110,7 @@ def _speculative(generate: Any) -> Any:
         custom_generate = kwargs.get("custom_generate")
         names_none = "candidate_generator" not in kwargs and custom_generate is None
         if names_none and kwargs.get("cache_implementation") == "paged":
-            return generate(self, *args, **kwargs)  # by `generate_batch`, which drafts itself
+            return generate(self, *args, **kwargs)  # batches continuously, by a loop of its own
         attachment = attachment_of(self) if names_none else None
         ours = (
             kwargs.get("candidate_generator") is not None
@@ -153,75 +128,6 @@ def _speculative(generate: Any) -> Any:
         return generate(self, **_prepared(self, named))
 
     return generate_speculatively
-
-
-def _init_batches(init: Any) -> Any:
-    """`init_continuous_batching`, of which the other two make their managers."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def init_drafted(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        if _batch_wrappers.get("init_continuous_batching") is not init_drafted:
-            return init(self, *args, **kwargs)
-        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-        options = options or _batch_options.get() or {}
-        names_none = "candidate_generator" not in options
-        attachment = attachment_of(self) if names_none else None
-        if attachment is not None or options.get("candidate_generator") is not None:
-            from .generation.init_batches import init_drafted as init_ours
-            from .generation.validation import RefusedCallError
-
-            call = signature.bind(self, *args, **kwargs).arguments
-            del call["self"]
-            if attachment is not None:
-                options = {**attachment.options, **options}
-            try:
-                return init_ours(init, self, call, options, attachment)
-            except RefusedCallError as error:  # before anything was done
-                if attachment is None:
-                    raise
-                attachment.log_plain_call(str(error))
-        else:
-            _plain(options)
-        manager = init(self, *args, **kwargs)
-        drafts = getattr(manager, "hf_refspec_drafts", None)
-        if drafts is not None:  # of an earlier call: the manager was kept
-            drafts.remove()
-        return manager
-
-    return init_drafted
-
-
-def _managed_batches(manage: Any) -> Any:
-    @functools.wraps(manage)
-    @contextmanager
-    def manage_drafted(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        with ExitStack() as managed:
-            with _named_options(kwargs):
-                manager = managed.enter_context(manage(self, *args, **kwargs))
-            yield manager
-
-    return manage_drafted
-
-
-def _batches(generate_batch: Any) -> Any:
-    @functools.wraps(generate_batch)
-    def generate_batch_drafted(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        with _named_options(kwargs):
-            return generate_batch(self, *args, **kwargs)
-
-    return generate_batch_drafted
-
-
-@contextmanager
-def _named_options(kwargs: dict[str, Any]) -> Iterator[None]:
-    """Takes the options out of a call's arguments, for the manager that its body makes."""
-    named = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    token = _batch_options.set(named or _batch_options.get())
-    try:
-        yield
-    finally:
-        _batch_options.reset(token)
 
 
 def _attached(

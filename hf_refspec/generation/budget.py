@@ -43,7 +43,7 @@ _LEAD, _HORIZON = 4.0, 8.0
 
 
 class Drafted(Protocol):
-    """What a pass verifies of a text, a [`Row`] or a request of a continuous batch."""
+    """What a pass verifies of a text, a [`Row`]."""
 
     @property
     def drafter(self) -> Drafter: ...

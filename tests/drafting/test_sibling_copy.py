@@ -103,19 +103,3 @@ def test_siblings_make_drafts_longer(sampled):
     stats = drafter.stats
     assert stats.sources[1].first > 0
     assert sum(source.first for source in stats.sources) == stats.accepted  # of all rows
-
-
-def test_requests_of_continuous_batches_draft_from_one_another(llama):
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    prompts = [padded_prompts(1)["input_ids"][0].tolist()] * 4
-    options = {
-        "generation_config": GenerationConfig(
-            max_new_tokens=24, do_sample=True, temperature=0.3, eos_token_id=-1
-        ),
-        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=128),
-    }
-    drafter = rs.SiblingCopy()
-    torch.manual_seed(0)
-    llama.generate_batch(prompts, **options, candidate_generator=drafter, max_draft_tokens=8)
-    assert drafter.stats.accepted > 0

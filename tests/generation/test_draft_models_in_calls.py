@@ -8,7 +8,7 @@ import pytest
 import torch
 from architectures import VOCAB_SIZE, small
 from calls import GREEDY, Call, assert_lossless
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
     PromptLookupCandidateGenerator,
@@ -88,23 +88,6 @@ def test_a_running_batch(llama, max_draft_tokens):
     for prompt, text in zip(prompts, texts, strict=True):
         assert text.sequences.tolist() == llama.generate(prompt, **GREEDY).tolist()
         assert text.stats.mat > 2 or max_draft_tokens == "auto"
-
-
-@pytest.mark.parametrize("max_draft_tokens", [6, "auto"])
-def test_a_continuous_batch(fresh_llama, max_draft_tokens):
-    config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1)
-    prompts = [PROMPT[0].tolist(), PROMPT[0, 4:].tolist()]
-    options = {
-        "generation_config": config,
-        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
-    }
-    drafter = rs.ReferenceCopy() | rs.DraftModel(fresh_llama)
-    plain = fresh_llama.generate_batch(prompts, **options)
-    drafted = fresh_llama.generate_batch(
-        prompts, candidate_generator=drafter, max_draft_tokens=max_draft_tokens, **options
-    )
-    texts = [[each.generated_tokens for each in outputs.values()] for outputs in (plain, drafted)]
-    assert texts[0] == texts[1]
 
 
 def generators(model):

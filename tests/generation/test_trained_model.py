@@ -12,7 +12,7 @@ from copy import deepcopy
 import pytest
 import torch
 from drafters import Noise, Prophet
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 import hf_refspec as rs
 from hf_refspec.apps.shared.loading import load
@@ -303,21 +303,3 @@ def test_a_text_may_go_on_beyond_the_context(model, drafted_as_plain, prompts, m
     length = prompts["edit"].shape[1] + NEW_TOKENS // 2
     monkeypatch.setattr(model.config, "max_position_embeddings", length)
     assert drafted_as_plain("edit", rs.ReferenceCopy()).mat > 1.1
-
-
-def test_continuous_batches(model, tokenizer, prompts, plain):
-    """Each text as alone, whatever else is in its passes; long prompts are read in parts."""
-    drafter = rs.ReferenceCopy() | rs.TokenRecycling()
-    names = [name for name in prompts if name != "long code"]
-    outputs = model.generate_batch(
-        [prompts[name][0].tolist() for name in names],
-        generation_config=GenerationConfig(
-            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=tokenizer.eos_token_id
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=128),
-        candidate_generator=drafter,
-        max_draft_tokens=4,
-    )
-    for name, output in zip(names, outputs.values(), strict=True):
-        assert output.prompt_ids + output.generated_tokens == plain(name)[0].tolist()
-    assert drafter.stats.accepted > 0

@@ -76,16 +76,3 @@ def test_chat_completions(url, messages, stream):
             time.sleep(0.01)
     assert attachment.stats.accepted > 0
     assert attachment.stats.forward_passes < attachment.stats.tokens
-
-
-def test_continuous_batching(url, messages):
-    plain = [completion(url, chat, stream=False) for chat in messages]
-    small = {"cb_num_blocks": 4, "cb_max_batch_tokens": 256}
-    with (
-        rs.attach(max_draft_tokens=8) as attachment,
-        serving(continuous_batching=True, **small) as batched,
-    ):
-        for stream in (False, True):
-            assert [completion(batched, chat, stream) for chat in messages] == plain
-        assert attachment.stats.accepted > 0
-        assert attachment.stats.forward_passes < attachment.stats.tokens

@@ -87,16 +87,6 @@ def test_rollouts_and_what_is_learned_from_them_are_the_same(
     assert not torch.equal(drafted.model.lm_head.weight, byte_llama.lm_head.weight)
 
 
-def test_rollouts_of_continuous_batches_are_the_same(trained):
-    options = {
-        "top_k": 1,
-        "use_transformers_continuous_batching": True,
-        "transformers_continuous_batching_config": {"num_blocks": 8, "max_batch_tokens": 128},
-    }
-    plain, drafted = (trained("GRPO", drafted, **options) for drafted in (False, True))
-    assert drafted.completions == plain.completions
-
-
 def test_the_log_says_what_became_of_the_rollouts(trained):
     log = trained("GRPO", True, logging_steps=1).log[:2]
     for entry in log:
