@@ -27,12 +27,13 @@ from ..text_config import text_config
 from .token_sequence import TokenSequence
 
 # The names under which transformers' models take their cache.
-CACHE_NAMES = ("past_key_values", "cache_params")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
 # Those of a prompt without images.
 USUAL_ARGUMENTS = {
     "attention_mask",
+    "cache",
     "cache_position",
     "logits_to_keep",
     "past_key_values",
