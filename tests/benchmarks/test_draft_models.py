@@ -5,7 +5,6 @@ from __future__ import annotations
 import distill
 import draft_models
 import pytest
-import sampled_acceptance
 import torch
 from fewer_layers import with_layers
 from transformers import AutoModelForCausalLM
@@ -40,13 +39,6 @@ def test_each_assistant_is_measured_alone_and_blended(model, tmp_path):
     assert len(names) == 2 + 3 * 2
     assert "transformers' assisted, layers-1" in names
     assert "ReferenceCopy | TokenRecycling | DraftModel, bfloat16" in names
-
-
-def test_rejection_sampling_accepts_all_of_a_model_itself(model, capsys):
-    assert sampled_acceptance.main([*model, "--assistants", "layers-2", "--temp", "1"]) == 0
-    *_, line = capsys.readouterr().out.strip().splitlines()
-    best, four, rejection = (float(cell) for cell in line.split("|")[3:6])
-    assert best < four < rejection == 1
 
 
 def test_a_small_model_is_distilled(model, tmp_path, capsys):
