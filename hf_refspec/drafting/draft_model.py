@@ -19,15 +19,11 @@ from .observation import Observation
 from .payoff import Payoff, Prices
 from .token_ids import Reference, check_tokenizer
 from .top_tokens import TopTokens
-from .translated_text import TranslatedText
 from .tree import ROOT, DraftTree, merged
 
 # How many of the best next tokens of each pass are drafted: the best one goes on, the others stand
 # beside it. They cost nothing but the target's pass over them.
 _SIBLINGS = 4
-# Of an assistant with another tokenizer: how many tokens a draft has where it may be any number,
-# and how probable each is taken to be, for it names no probabilities; outcomes correct it.
-_TRANSLATED, _UNKNOWN = 5, 0.8
 
 
 class DraftModel(Drafter):
@@ -45,9 +41,8 @@ class DraftModel(Drafter):
         assistant (`PreTrainedModel`): A decoder-only model with a key-value cache. It may be on
             another device, and of another type.
         tokenizer, assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's and the
-            assistant's. Where they differ, texts are translated as in transformers' universal
-            assisted decoding, and drafts are chains; otherwise they say that vocabularies of
-            different sizes are the same but for padding.
+            assistant's, which must have the same tokens. They show that vocabularies of different
+            sizes differ in padding alone.
         vocabulary (ids in any form, *optional*): The only tokens that it drafts. Its output layer
             is read for them alone, which of a small assistant is the larger part of a pass
             (FR-Spec, arXiv 2502.14856, section 3): the most frequent of a corpus, for example.
@@ -55,15 +50,14 @@ class DraftModel(Drafter):
     Raises:
         TypeError: If `assistant` is no `PreTrainedModel`, or `vocabulary` holds no integers.
         ValueError: If it keeps something else than keys and values (Mamba and its hybrids), or is
-            an encoder-decoder model; if there is one tokenizer without the other; if `vocabulary`
-            holds ids that are not its own, tokenizers differ, or its logits have not the order of a
+            an encoder-decoder model; if the tokenizers differ, or one of them is missing; if
+            `vocabulary` holds ids that are not its own, or its logits have not the order of a
             linear layer's. Without tokenizers, a call raises it if the target's vocabulary has
             another size.
     """
 
     costly = True
     _tree: DraftTree  # all that the assistant said of the next tokens
-    _translated: TranslatedText | None  # in place of `_text`, where tokenizers differ
 
     def __init__(
         self,
@@ -78,13 +72,9 @@ class DraftModel(Drafter):
         _check_assistant(assistant)
         self.assistant = assistant
         self.tokenizer, self.assistant_tokenizer = tokenizer, assistant_tokenizer
-        self._translates = _differ(tokenizer, assistant_tokenizer)
+        _check_same(tokenizer, assistant_tokenizer)
         self._vocabulary = None
         if vocabulary is not None:
-            if self._translates:
-                raise ValueError(
-                    "vocabulary is for an assistant with the target's tokenizer; leave it out"
-                )
             self._vocabulary = _checked_vocabulary(assistant, vocabulary)
         self.calibration = Calibration()  # its estimates are a model's own: nothing to doubt
         self._outcomes = Calibration()  # of all that it says of the next tokens, verified or not
@@ -120,9 +110,6 @@ class DraftModel(Drafter):
         self._forget_call()
         self._ids = prompt_ids
         self._vocab_size = vocab_size
-        if self._translates:
-            tokenizers: Any = self.tokenizer, self.assistant_tokenizer
-            self._translated = TranslatedText(self.assistant, *tokenizers)
         if self.sampling is not None and self.sampling.top_k != 1:
             self._temperature = self.sampling.temperature
 
@@ -150,7 +137,6 @@ class DraftModel(Drafter):
     def _forget_call(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)  # the text so far
         self._text = AssistantText(self.assistant, self._vocabulary)
-        self._translated = None
         self._temperature = 1.0
         self._tree = self.known = DraftTree.empty()
         self.prices = self._payoff.prices = Prices()
@@ -160,8 +146,6 @@ class DraftModel(Drafter):
         self._payoff.prices = self.prices
         path = DraftPath(self.known)
         depth = min(budget, self._room()) if len(self._ids) else 0
-        if self._translated is not None:
-            return self._translate(depth)
         passes = 0
         while max(len(path.tokens), passes) < depth and (chain or path.is_among(budget)):
             ids = np.concatenate((self._ids, np.array(path.tokens, dtype=np.int64)))
@@ -179,20 +163,6 @@ class DraftModel(Drafter):
         own = self._outcomes.calibrated(path.tree)
         return merged([self.known, own], len(self.known) + len(own)).probs
 
-    def _translate(self, depth: int) -> list[int]:
-        """Drafts a chain of an assistant with another tokenizer; returns all of its nodes."""
-        assert self._translated is not None
-        count = min(depth, _TRANSLATED) if self._payoff.counts else depth
-        missed = DraftPath(self.known).missed
-        if count <= 0 or not self._payoff.pays(self.known.probs, missed):
-            return []
-        began = perf_counter()
-        tokens = self._translated.next_tokens(self._ids, count)[:depth]
-        tokens = tokens[: np.append(np.flatnonzero(tokens >= self._vocab_size), len(tokens))[0]]
-        self._payoff.record_pass(1, (perf_counter() - began) / max(len(tokens), 1), False)
-        self._tree = DraftTree.chain(tokens, _UNKNOWN ** np.arange(1, 1 + len(tokens)))
-        return [*range(len(tokens))]
-
     def _pass(self, ids: np.ndarray, count: int) -> TopTokens:
         """The best next tokens after each of the last ids."""
         of_prompt, unread = self._text.is_new, self._text.unread(ids)
@@ -209,10 +179,9 @@ class DraftModel(Drafter):
         return size
 
     def _room(self) -> int:
-        """How many more tokens the assistant can read; of its own, there may be twice as many."""
+        """How many more tokens the assistant can read."""
         most = context_length(self.assistant)
-        length = len(self._ids) * (2 if self._translates else 1)
-        return 2**31 if most is None else most - length
+        return 2**31 if most is None else most - len(self._ids)
 
     def _outcome(self, tokens: np.ndarray) -> tuple[int, int, int]:
         """Where no other source was right: at how many places the assistant was asked, at how many
@@ -235,18 +204,21 @@ class DraftModel(Drafter):
         return asked, accepted, best
 
 
-def _differ(
+def _check_same(
     tokenizer: PreTrainedTokenizerBase | None, other: PreTrainedTokenizerBase | None
-) -> bool:
-    """Whether two tokenizers have different tokens; there are both or none."""
-    if (tokenizer is None) != (other is None):
-        missing = "assistant_tokenizer" if other is None else "tokenizer"
-        raise ValueError(
-            f"{missing} is missing; pass both tokenizers, or none if they are the same"
-        )
+) -> None:
+    """Refuses two tokenizers with different tokens, and one without the other."""
+    if tokenizer is None and other is None:
+        return
     if tokenizer is None or other is None:
-        return False
-    return tokenizer.get_vocab() != other.get_vocab()
+        missing = "assistant_tokenizer" if other is None else "tokenizer"
+        raise ValueError(f"{missing} is missing; pass both tokenizers, or neither")
+    if tokenizer.get_vocab() != other.get_vocab():
+        raise ValueError(
+            f"assistant_tokenizer has other tokens than tokenizer ({len(other)} and "
+            f"{len(tokenizer)}); use an assistant with the target's tokenizer, or draft from "
+            "transformers' AssistedCandidateGeneratorDifferentTokenizers: `drafter | generator`"
+        )
 
 
 def _check_assistant(assistant: PreTrainedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +12,7 @@ from calls import GREEDY, Call, assert_lossless
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
+    AssistedCandidateGeneratorDifferentTokenizers,
     PromptLookupCandidateGenerator,
 )
 
@@ -90,19 +92,34 @@ def test_a_running_batch(llama, max_draft_tokens):
         assert text.stats.mat > 2 or max_draft_tokens == "auto"
 
 
-def generators(model):
-    """Generators of transformers' own, of new texts of a model."""
+@pytest.fixture
+def other_tokenizer(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["the "])
+    return other
+
+
+@pytest.mark.parametrize("kind", ["assisted", "prompt look-up", "of another tokenizer"])
+def test_generators_of_transformers_in_a_blend(byte_llama, tokenizer, other_tokenizer, kind):
     config = GenerationConfig(max_length=64, min_length=0, do_sample=False, eos_token_id=None)
-    yield AssistedCandidateGenerator(PROMPT, model, config, {"candidate_generator": None})
-    yield PromptLookupCandidateGenerator(max_length=64)
-
-
-@pytest.mark.parametrize("number", [0, 1], ids=["assisted", "prompt look-up"])
-def test_generators_of_transformers_in_a_blend(llama, number):
+    # A drafter that is attached to all models drafts for the target.
+    about = config, {"candidate_generator": None}
     for sampling in ({}, {"do_sample": True}):
-        blend = rs.TokenRecycling() | list(generators(llama))[number]
-        stats = assert_lossless(llama, blend, PROMPT, max_draft_tokens=12, **sampling)
-    assert stats.sources[1].drafted > 0
+        if kind == "assisted":
+            generator = AssistedCandidateGenerator(PROMPT, byte_llama, *about)
+        elif kind == "prompt look-up":
+            generator = PromptLookupCandidateGenerator(max_length=64)
+        else:
+            assistant = small("llama", vocab_size=len(other_tokenizer))
+            tokenizers = tokenizer, other_tokenizer
+            generator = AssistedCandidateGeneratorDifferentTokenizers(
+                PROMPT, assistant, *tokenizers, *about
+            )
+        blend = rs.TokenRecycling() | generator
+        with rs.attach(drafter=rs.ReferenceCopy()):
+            options = {"max_draft_tokens": 12, **sampling}
+            stats = assert_lossless(byte_llama, blend, PROMPT, **options)
+        assert stats.sources[1].drafted > 0
 
 
 def test_an_assistant_model_beside_a_drafter_is_refused_by_a_message_that_names_draft_models(llama):
