@@ -12,7 +12,7 @@ from copy import deepcopy
 import pytest
 import torch
 from drafters import Noise, Prophet
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 
 import hf_refspec as rs
 from hf_refspec.apps.shared.loading import load
