@@ -13,13 +13,25 @@ import re
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 import hf_refspec as rs
+from hf_refspec.attachment import Attachment
 
 SUMS = [(17, 25), (8, 34), (51, 19), (26, 47), (12, 30), (63, 9), (45, 38), (21, 77)]
 
@@ -32,6 +44,64 @@ class Run:
     completions: list[str] = field(default_factory=list)
     log: list[dict[str, float]] = field(default_factory=list)
     rollout_seconds: float = 0.0
+
+
+class RolloutCallback(TrainerCallback):
+    """Reports the rollouts of a trainer (GRPO, RLOO, ...) in whatever it logs.
+
+    It stands before the trainer's other callbacks, so that those that report to a service have its
+    figures too. Each log entry covers the steps since the last one: `rollout/mat`;
+    `rollout/seconds`, the time of `generate`; `rollout/share_of_step`, its fraction of the steps'
+    time; and for each source of a blend, as `rollout/SiblingCopy`, the fraction of the new tokens
+    that it drafted and no source before it.
+    """
+
+    def __init__(self, trainer: Trainer, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._step_seconds = self._began = 0.0
+        self._reported = self._counts()
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._began = perf_counter()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self._step_seconds += perf_counter() - self._began
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        now = self._counts()
+        new = {name: count - self._reported.get(name, 0) for name, count in now.items()}
+        if logs is None or new["tokens"] == 0 or self._step_seconds == 0:
+            return
+        figures = {
+            "mat": new["tokens"] / new["passes"],
+            "seconds": new["seconds"],
+            "share_of_step": new["seconds"] / self._step_seconds,
+        }
+        sources = new.keys() - {"tokens", "passes", "seconds"}
+        figures |= {name: new[name] / new["tokens"] for name in sorted(sources)}
+        named = {f"rollout/{name}": round(figure, 4) for name, figure in figures.items()}
+        logs.update(named)
+        state.log_history[-1].update(named)  # the trainer has copied `logs` into it already
+        self._reported, self._step_seconds = now, 0.0
+
+    def _counts(self) -> dict[str, float]:
+        """All calls so far."""
+        stats = self._attachment.stats
+        passes = sum(stats.accepted_lengths)  # of each row
+        counts = {"tokens": stats.tokens, "passes": passes, "seconds": stats.seconds}
+        return counts | {source.name: source.first for source in stats.sources}
 
 
 def question(a: int, b: int) -> str:
@@ -97,7 +167,7 @@ def train(name: str, steps: int, rollouts: int, tokens: int, drafted: bool) -> R
         history = rs.RetrievalCache(top_k=2 * rollouts)  # of earlier epochs
         drafter = rs.ReferenceCopy() | rs.SiblingCopy() | history | rs.TokenRecycling()
         with rs.attach(run.model, drafter) as attachment:
-            rs.RolloutCallback(trainer, attachment)
+            RolloutCallback(trainer, attachment)
             trainer.train()
     run.log = [entry for entry in trainer.state.log_history if "rollout/mat" in entry]
     return run

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .retrieval.milvus import MilvusRetriever as MilvusRetriever
     from .retrieval.retrieved import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
-    from .rollouts import RolloutCallback as RolloutCallback
     from .smollm2 import default_model as default_model
     from .store.datastore import Datastore as Datastore
     from .store.folder import DatastoreError as DatastoreError
@@ -80,7 +79,6 @@ _MODULES = {
     "retrieval.langchain": ["from_langchain"],
     "retrieval.milvus": ["MilvusRetriever"],
     "retrieval.retriever": ["Retriever"],
-    "rollouts": ["RolloutCallback"],
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],
     "store.folder": ["DatastoreError"],

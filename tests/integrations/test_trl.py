@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from datasets import Dataset
 
 import hf_refspec as rs
 
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "grpo.py"))
 PROMPTS = ["abc abc abc", "the cat and the cat", "one two one two one", "x"]
 
 
@@ -63,7 +66,7 @@ def trained(byte_llama, tokenizer, tmp_path):
         )
         if drafted:
             with rs.attach(training.model, max_draft_tokens=8) as attachment:
-                rs.RolloutCallback(trainer, attachment)
+                EXAMPLE["RolloutCallback"](trainer, attachment)
                 trainer.train()
             training.log = trainer.state.log_history
             assert attachment.stats.accepted > 0
@@ -87,7 +90,7 @@ def test_rollouts_and_what_is_learned_from_them_are_the_same(
     assert not torch.equal(drafted.model.lm_head.weight, byte_llama.lm_head.weight)
 
 
-def test_the_log_says_what_became_of_the_rollouts(trained):
+def test_the_examples_callback_logs_what_became_of_the_rollouts(trained):
     log = trained("GRPO", True, logging_steps=1).log[:2]
     for entry in log:
         assert entry["rollout/mat"] >= 1
