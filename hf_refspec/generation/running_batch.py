@@ -19,13 +19,11 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from ..check_count import check_count
 from ..drafting.stats import SpeculationStats
-from ..verification.cache import find_cache, new_cache
+from ..verification.cache import CACHE_NAMES, find_cache, new_cache
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
-from ..verification.compiled import CompiledForward
 from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
-from ..verification.static_rows import StaticRowsVerifier
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .default_rows import default_rows
@@ -141,8 +139,8 @@ class RunningBatch:
                 "would let texts join at other times. Load it in one process, with `device_map`."
             )
         call: Any = self._model.generate(**arguments, custom_generate=prepare_call)
-        found = _verifiers(self._model, call.generation_config, call.model_kwargs)
-        verifier, joins, kwargs = found
+        config = call.generation_config
+        verifier, joins, kwargs = _verifier(self._model, config, call.model_kwargs)
         text = RunningText(replace(call, model_kwargs=kwargs), seed, verifier, joins)
         self._waiting.append(text)
         return text
@@ -255,7 +253,7 @@ class RunningBatch:
             found = self._prefixes.longest(text._ids, text._state, running)
             entries, text._read = found
             text.shared_tokens = text._read
-            for layer, states in zip(kwargs["past_key_values"].layers, entries, strict=False):
+            for layer, states in zip(verifier.cache.layers, entries, strict=False):
                 layer.update(*states)
             # The first piece is a prompt of its own. The length of its mask says that its ids hold
             # what is cached as well.
@@ -271,8 +269,7 @@ class RunningBatch:
         if group is not None:
             group.join(text)
         else:
-            new = TextGroup.of(text, self.max_rows, self._max_draft_tokens, self.stats)
-            self._groups.append(new)
+            self._groups.append(TextGroup.of(text, self._max_draft_tokens, self.stats))
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""
@@ -300,21 +297,22 @@ def _end(texts: Sequence[RunningText]) -> None:
             ending.callback(text._end)
 
 
-def _verifiers(
+def _verifier(
     model: PreTrainedModel, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> tuple[Verifier, type[PackedVerifier] | type[StaticRowsVerifier] | None, dict[str, Any]]:
-    """What reads a prompt, what shares its passes with others', if they can be shared, and the
-    arguments of the model."""
-    cache, joined = find_cache(model_kwargs), model_kwargs
+) -> tuple[Verifier, bool, dict[str, Any]]:
+    """The verifier that reads the prompt, whether its text then joins the others in their passes,
+    and the arguments of the model."""
+    cache, kwargs = find_cache(model_kwargs), model_kwargs
     if isinstance(cache, StaticCache):
-        # The prompt is read in pieces, and only compiled passes gain by a fixed shape.
-        joined = {**model_kwargs, "past_key_values": new_cache(model)}
-    compiled = joined is not model_kwargs and CompiledForward(model, config, model_kwargs).is_active
-    kind = StaticRowsVerifier if compiled else PackedVerifier
-    kwargs = model_kwargs if compiled else joined
-    if kind.supports(model, kwargs) and known_finding(kind, model, 2, kwargs).exact:
-        verifier, _ = select_verifier(model, "auto", 1, config, joined)
+        # The prompt is read in pieces, and packed passes are not compiled.
+        name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is cache)
+        kwargs = {**model_kwargs, name: new_cache(model)}
+    if (
+        PackedVerifier.supports(model, kwargs)
+        and known_finding(PackedVerifier, model, 2, kwargs).exact
+    ):
+        verifier, _ = select_verifier(model, "auto", 1, config, kwargs)
         if type(verifier) is TreeVerifier:
-            return verifier, kind, joined
+            return verifier, True, kwargs
     verifier, _ = select_verifier(model, "auto", 1, config, model_kwargs)
-    return verifier or PlainVerifier(model, config, model_kwargs), None, model_kwargs
+    return verifier or PlainVerifier(model, config, model_kwargs), False, model_kwargs

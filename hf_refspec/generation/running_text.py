@@ -23,8 +23,6 @@ from ..drafting.drafter import Drafter, Sampling
 from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..verification.cache import is_padded
-from ..verification.packed import PackedVerifier
-from ..verification.static_rows import StaticRowsVerifier
 from ..verification.verifier import Verifier
 from .default_drafter import default_drafter
 from .loop import Loop
@@ -94,7 +92,7 @@ class RunningText:
         call: _Call,
         seed: int | None,
         verifier: Verifier,
-        joins: type[PackedVerifier] | type[StaticRowsVerifier] | None,
+        joins: bool,
     ) -> None:
         self.input_ids = call.input_ids
         self.finished = False
@@ -103,12 +101,10 @@ class RunningText:
         self.interrupted: Callable[[], bool] | None = None
         self._call = call
         self._verifier = verifier
-        self._joins = joins  # what shares its passes with others
+        self._joins = joins  # whether it shares its passes with others
         # Whether its prompt is read in pieces, and may share them: the first one might be nothing
         # but padding, and other positions give other keys and values.
-        self._in_pieces = (
-            joins is not None and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
-        )
+        self._in_pieces = joins and not is_padded(call.model_kwargs) and _counts(call.model_kwargs)
         self._read = 0  # tokens of the prompt that the cache holds
         self._state: tuple[Any, ...] = ()  # of the model when it began
         self._session = ExitStack()  # from its first piece to its end

@@ -88,10 +88,9 @@ def speculate(
         verification (`str`, *optional*, defaults to `"auto"`): `"tree"` verifies all branches of a
             draft, `"chain"` its best path. `"auto"` takes the tree where a probe of the model finds
             it exact, else the chain; where neither is exact it decodes plainly, with a warning.
-            `"reproducible"` verifies trees (where the model attends by torch's
-            `scaled_dot_product_attention`) or chains by passes of one width in a static cache: ids,
-            logits and scores are then the same bit by bit whatever was drafted, in bfloat16 and
-            float16 too, and as without a `candidate_generator`.
+            `"reproducible"` verifies chains by passes of one width in a static cache: ids, logits
+            and scores are then the same bit by bit whatever was drafted, in bfloat16 and float16
+            too, and as without a `candidate_generator`.
         adds_cache (`bool`, *optional*, defaults to `False`): Whether plain decoding would have no
             cache: the model is configured so.
 

@@ -9,7 +9,6 @@ from ..drafting.stats import SpeculationStats
 from ..verification.chain import PlainVerifier
 from ..verification.packed import PackedVerifier
 from ..verification.reach import Reach
-from ..verification.static_rows import StaticRowsVerifier
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .budget import make_budget
@@ -27,23 +26,21 @@ class TextGroup:
 
     @classmethod
     def of(
-        cls, text: RunningText, rows: int, max_draft_tokens: int | str, stats: SpeculationStats
+        cls, text: RunningText, max_draft_tokens: int | str, stats: SpeculationStats
     ) -> TextGroup:
-        """Begins with a text; `rows` of them may join where a cache has a number of rows."""
+        """Begins with a text."""
         assert text._loop is not None
-        if text._joins is None:
+        if not text._joins:
             return cls(text._loop, [text])
         first, text._loop = text._loop.verifier, None
         assert isinstance(first, TreeVerifier)
-        packs = text._joins is PackedVerifier
-        verifier = PackedVerifier.of(first) if packs else StaticRowsVerifier.of(first, rows)
-        return cls(make_loop(verifier, max_draft_tokens, stats), [text])
+        return cls(make_loop(PackedVerifier.of(first), max_draft_tokens, stats), [text])
 
     @property
-    def _shared(self) -> PackedVerifier | StaticRowsVerifier | None:
+    def _shared(self) -> PackedVerifier | None:
         """What runs the passes that texts share."""
         verifier = self._loop.verifier
-        return verifier if isinstance(verifier, (PackedVerifier, StaticRowsVerifier)) else None
+        return verifier if isinstance(verifier, PackedVerifier) else None
 
     @property
     def is_over(self) -> bool:
@@ -52,10 +49,7 @@ class TextGroup:
 
     def takes(self, text: RunningText) -> bool:
         """Whether a text may join."""
-        shared = self._shared
-        if shared is None or text._joins is not type(shared):
-            return False
-        return isinstance(shared, PackedVerifier) or shared.takes(text._verifier)
+        return text._joins and self._shared is not None
 
     def join(self, text: RunningText) -> None:
         """Adds a text that it takes."""

@@ -16,13 +16,13 @@ from .facts import facts_about_state
 from .packed import PackedVerifier
 from .probe import Finding, probe
 from .ranks import Ranks
-from .reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
+from .reproducible import ReproducibleVerifier
 from .static import StaticVerifier
 from .tree import TreeVerifier
 from .verifier import Verifier
 
 # The verifiers of each kind of call, the best first.
-_REPRODUCIBLE = ReproducibleTreeVerifier, ReproducibleVerifier
+_REPRODUCIBLE = (ReproducibleVerifier,)
 _STATIC = (StaticVerifier,)
 _DYNAMIC = PackedVerifier, TreeVerifier, ChainVerifier, RecurrentVerifier
 

@@ -9,7 +9,8 @@ Nothing is padded: a pass costs what its tokens cost, whichever rows they belong
 different lengths join and leave without touching each other's entries.
 
 How the tokens belong together travels as the mask of the pass, which models hand on unseen, and
-torch asks a mask of this type to attend, see also `path_attention.py`.
+torch asks a mask of this type to attend. No model and no setting is changed for it, so that nothing
+has to be put back.
 """
 
 from __future__ import annotations

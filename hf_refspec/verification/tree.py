@@ -176,12 +176,6 @@ class MaskedInputs:
         self._find_padding()
         self._first_positions = torch.cat([self._first_positions, other._first_positions], dim=-2)
 
-    def put(self, row: int, other: MaskedInputs) -> None:
-        """Gives a row the positions of the only one of another prefill."""
-        first = self._first_positions.clone()
-        first[..., row, :] = other._first_positions[..., 0, :]
-        self._first_positions = first
-
     def hides(self, index: int) -> bool:
         """Whether some tokens of a row are hidden that do not stand before all others."""
         return self._hidden[index] > self.padding[index]

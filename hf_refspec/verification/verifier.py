@@ -12,8 +12,6 @@ others, see `cache.py`:
 | [`TreeVerifier`] | all branches at once, any number of rows (REST, arXiv 2311.08252) | moved |
 | [`PackedVerifier`] | the same, several rows one behind another | one for each row |
 | [`StaticVerifier`] | the same, padded to a few widths that can be compiled | slots |
-| [`StaticRowsVerifier`] | the same, rows that texts take and leave | slots |
-| [`ReproducibleTreeVerifier`] | the same at one width, summed in the order of positions | slots |
 | [`ReproducibleVerifier`] | one path at one width | slots |
 | [`ChainVerifier`] | one path of one row, under the model's own causal mask | cropped |
 | [`RecurrentVerifier`] | the same | running state |

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import shutil
 import weakref
 from types import SimpleNamespace
 
@@ -15,30 +14,18 @@ from calls import Alternating, ListStreamer
 from drafters import Prophet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.utils import counters
-from transformers import CompileConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_refspec as rs
 from hf_refspec.generation.budget import AutoBudget
 from hf_refspec.generation.running_batch import RunningBatch
-from hf_refspec.verification.static_rows import StaticRowsVerifier
 
-NEEDS_COMPILER = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no compiler for C++"
-)
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
 def ids(length: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(10, VOCAB_SIZE, (1, length), generator=generator)
-
-
-def compiled_static() -> dict[str, object]:
-    """Options with which `generate` compiles on a CPU too."""
-    config = CompileConfig(mode="default")
-    config._compile_all_devices = True
-    return {"cache_implementation": "static", "compile_config": config}
 
 
 def finish(batch: RunningBatch) -> None:
@@ -152,49 +139,18 @@ def test_models_that_cannot_be_packed_take_turns(model_type, models_by_type, see
     run_schedule(models_by_type(model_type), seed)
 
 
-@NEEDS_COMPILER
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_texts_of_static_caches_share_rows_that_are_compiled_once(model_type):
-    model, rng = small(model_type), random.Random(1)
-    batch = RunningBatch(model, max_rows=3, max_draft_tokens=4, prefill_tokens=6)
-    torch._dynamo.reset()
-    counters.clear()
-    calls, graphs = [random_call(rng, ids(20)) for _ in range(9)], set()
-    for call in calls:
-        call.plain = seeded(model, call)
-        drafter = Prophet(call.plain, rng.choice([0.0, 0.6, 1.0]))
-        call.text = batch.add(
-            seed=call.seed, candidate_generator=drafter, **{**call.kwargs(), **compiled_static()}
-        )
-        for _ in range(rng.randint(0, 9)):
-            batch.step()
-        graphs.add(counters["stats"]["unique_graphs"])
-    finish(batch)
-    assert [call.text.sequences.tolist() for call in calls] == [
-        call.plain.tolist() for call in calls
-    ]
-    [group] = batch._groups
-    assert isinstance(group._shared, StaticRowsVerifier)
-    assert max(graphs) <= 2  # one token of each row, and one with drafts
-
-
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=NEEDS_COMPILER)])
-def test_a_prompt_may_begin_with_what_another_text_has_accepted(fresh_llama, static):
-    """Also while entries of that text still have to move: wrong branches stand before them."""
-    llama = fresh_llama
+def test_a_prompt_may_begin_with_what_another_text_has_accepted(llama):
+    """Wrong branches stand before the accepted nodes."""
     options = {"max_new_tokens": 40, **GREEDY}
-    kwargs = {**options, **(compiled_static() if static else {})}
     plain = llama.generate(ids(20), **options)
     batch = RunningBatch(llama, max_draft_tokens=7)
-    batch.add(input_ids=ids(3), **{**kwargs, "max_new_tokens": 9})
-    finish(batch)  # compiling has changed the model by now, after which nothing is shared
     first = batch.add(
-        input_ids=ids(20), candidate_generator=Prophet(plain, 1.0, branches=3), **kwargs
+        input_ids=ids(20), candidate_generator=Prophet(plain, 1.0, branches=3), **options
     )
     for _ in range(4):
         batch.step()
         prompt = torch.cat([first.sequences, ids(3)], dim=-1)
-        second = batch.add(input_ids=prompt, **{**kwargs, "max_new_tokens": 9})
+        second = batch.add(input_ids=prompt, **{**options, "max_new_tokens": 9})
         batch.step()
         assert second.shared_tokens >= prompt.shape[1] - 4  # the last token is not cached yet
         batch.remove(second)
@@ -455,7 +411,7 @@ def test_ended_texts_keep_no_cache(llama, padding):
     mask[:, :padding] = 0
     prompts = [{"input_ids": ids(40, n), "attention_mask": mask} for n in range(3)]
     texts = [batch.add(**each, max_new_tokens=3, **GREEDY) for each in prompts]
-    caches = [weakref.ref(text._call.model_kwargs["past_key_values"]) for text in texts]
+    caches = [weakref.ref(text._verifier.cache) for text in texts]
     entries = weakref.WeakSet()
     while len(batch):
         batch.step()

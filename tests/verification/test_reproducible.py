@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from architectures import VOCAB_SIZE, small
@@ -29,18 +27,6 @@ def generate(model, drafter=None, **options) -> GenerateDecoderOnlyOutput:
     options = {**GREEDY, "max_new_tokens": 32, **dict.fromkeys(returned, True), **options}
     options = {"inputs": PROMPT, "verification": "reproducible", **options}
     return model.generate(candidate_generator=drafter, **options)
-
-
-class Watched(Prophet):
-    """Counts the verified drafts that have branches."""
-
-    def begin(self, prompt_ids, vocab_size):
-        super().begin(prompt_ids, vocab_size)
-        self.trees = 0
-
-    def observe(self, observation):
-        super().observe(observation)
-        self.trees += not observation.verified.is_chain
 
 
 def assert_same_bits(one: GenerateDecoderOnlyOutput, other: GenerateDecoderOnlyOutput) -> None:
@@ -75,7 +61,7 @@ def test_no_drafter_changes_a_bit(models_by_type, model_type, dtype, sampling):
     st.booleans(),
     st.sampled_from(["llama", "mistral"]),
 )
-def test_no_tree_of_any_shape_changes_a_bit(
+def test_no_draft_of_any_length_changes_a_bit(
     models_by_type, accuracy, branches, nodes, seed, samples, model_type
 ):
     model = models_by_type(model_type, torch.bfloat16)
@@ -98,34 +84,12 @@ def test_rows_have_the_same_texts(models_by_type, dtype, sampling):
         assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("model_type", "new_tokens", "has_trees"),
-    [("llama", 32, True), ("mistral", 80, True), ("gemma2", 32, False)],  # mistral past its window
-)
-def test_trees_where_torch_attends_and_chains_where_the_model_does(
-    models_by_type, model_type, new_tokens, has_trees, dtype
-):
-    model, options = models_by_type(model_type, dtype), {"max_new_tokens": new_tokens}
+def test_no_draft_changes_a_bit_past_a_window(models_by_type):
+    model, options = models_by_type("mistral", torch.bfloat16), {"max_new_tokens": 80}
     plain = generate(model, **options)
-    drafter = Watched(plain.sequences, accuracy=0.8)
+    drafter = Prophet(plain.sequences, accuracy=0.8)
     assert_same_bits(generate(model, drafter, max_draft_tokens=15, **options), plain)
-    assert (drafter.trees > 0) == has_trees
-
-
-def test_other_calls_at_the_same_time_attend_as_always(models_by_type):
-    """Passes over trees switch nothing in the model or in torch."""
-    model = models_by_type("llama", torch.bfloat16)
-    ordinary = {"verification": "auto", "cache_implementation": "static"}
-    alone = generate(model), generate(model, Prophet([0], 0), **ordinary)
-
-    def drafted(i: int) -> GenerateDecoderOnlyOutput:
-        drafter = Prophet(alone[i % 2].sequences, 0.8 * (1 - i % 2))
-        return generate(model, drafter, **(ordinary if i % 2 else {}))
-
-    with ThreadPoolExecutor(4) as pool:
-        for i, output in enumerate(pool.map(drafted, range(12))):
-            assert_same_bits(output, alone[i % 2])
+    assert drafter.stats.mat > 1.5
 
 
 def test_what_drafters_remember_changes_no_bit(models_by_type):

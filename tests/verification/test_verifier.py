@@ -13,7 +13,7 @@ from trees import paths
 from hf_refspec import DraftTree
 from hf_refspec.verification.cache import keeps_every_position
 from hf_refspec.verification.chain import ChainVerifier, PlainVerifier, RecurrentVerifier
-from hf_refspec.verification.reproducible import ReproducibleTreeVerifier, ReproducibleVerifier
+from hf_refspec.verification.reproducible import ReproducibleVerifier
 from hf_refspec.verification.static import StaticVerifier
 from hf_refspec.verification.token_sequence import FixedTokens
 from hf_refspec.verification.tree import TreeVerifier
@@ -43,8 +43,7 @@ KINDS = {
     "static, window": (StaticVerifier, "mistral", 1),
     "static, some windows, 3 rows": (StaticVerifier, "gemma2", 3),
     "reproducible, 3 rows": (ReproducibleVerifier, "llama", 3),
-    "reproducible, trees": (ReproducibleTreeVerifier, "mistral", 1),
-    "reproducible, trees, 3 rows": (ReproducibleTreeVerifier, "llama", 3),
+    "reproducible, window": (ReproducibleVerifier, "mistral", 1),
     "chain": (ChainVerifier, "llama", 1),
     "chain, window": (ChainVerifier, "mistral", 1),
     "recurrent": (RecurrentVerifier, "qwen3_next", 1),
