@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .ralm.knn_datastore import KnnDatastore as KnnDatastore
     from .ralm.knn_lm import knn_lm as knn_lm
     from .ralm.options import Speculation as Speculation
-    from .ralm.perplexity import perplexity as perplexity
     from .ralm.stats import RetrievalStats as RetrievalStats
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
@@ -72,7 +71,6 @@ _MODULES = {
     "ralm.options": ["Speculation"],
     "ralm.iterative": ["iterative_ralm"],
     "ralm.knn_lm": ["knn_lm"],
-    "ralm.perplexity": ["perplexity"],
     "ralm.stats": ["RetrievalStats"],
     "retrieval.bm25": ["SparseRetriever"],
     "retrieval.dense": ["DenseRetriever"],

@@ -10,7 +10,6 @@ CORPUS = [
     "for i in range(10):\n    print(i)\nfor j in range(20):\n    print(j)\n",
     "def f(x):\n    return x + 1\n\ndef g(x):\n    return f(x) + 1\n",
 ]
-HELD_OUT = ["for k in range(3):\n    print(k)\n", "def h(x):\n    return g(x) + 1\n" * 3]
 
 
 def generate(model, inputs, store, **options):

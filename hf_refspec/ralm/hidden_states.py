@@ -1,8 +1,8 @@
-"""The queries of a kNN-LM: the hidden states of a model while it runs."""
+"""The hidden states of a model while it runs: the keys and the queries of a kNN-LM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Literal, TypeAlias, get_args
@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..store.build.windows import read_windows
 from ..text_config import text_config
 
 Layer: TypeAlias = Literal["last_mlp", "last_hidden"]
@@ -85,3 +87,32 @@ def probe(model: PreTrainedModel, layer: Layer) -> np.ndarray:
     with recorded(model, layer) as hidden:
         model.base_model(ids, use_cache=False)
         return hidden.last().float().numpy(force=True)
+
+
+@torch.no_grad()
+def read_corpus(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    corpus: str | Iterable[str],
+    layer: Layer,
+    max_entries: int | None,
+    progress: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of a corpus, float32 of shape `(entries, dimension)`, and the tokens that followed
+    them, int32 of shape `(entries,)`; arguments and errors as of [`KnnDatastore.build`]."""
+    keys, values, entries = [], [], 0
+    bar = tqdm(total=max_entries, unit=" tokens", unit_scale=True, disable=not progress or None)
+    with bar, recorded(model, layer) as hidden:
+        for windows, ids in read_windows(model, tokenizer, corpus):
+            model.base_model(ids, use_cache=False)
+            assert hidden.states is not None
+            for row, window in enumerate(windows):
+                keys.append(hidden.states[row, window.predicted].float().numpy(force=True).copy())
+                values.append(window.targets.astype(np.int32))
+                entries += len(window.targets)
+                bar.update(len(window.targets))
+            if max_entries is not None and entries >= max_entries:
+                break
+    if entries == 0:
+        raise ValueError("corpus has no text of two tokens or more: there is nothing to keep")
+    return np.concatenate(keys)[:max_entries], np.concatenate(values)[:max_entries]

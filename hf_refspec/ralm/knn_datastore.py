@@ -38,14 +38,9 @@ from ..store.printable import printable
 from ..store.schema import Named, Range
 from ..store.stored_folder import StoredFolder
 from ..text_config import text_config
-from .hidden_states import Layer, probe, recorded
-from .interpolation import LEAST_TOKENS, Interpolation, choose
+from .hidden_states import Layer, probe, read_corpus, recorded
 from .pq_index import LEAST_ROWS, PQIndex, axes_of
-from .reading import checked_lengths, read_corpus, read_predictions
 
-DEFAULT_K = 1024
-# Held-out tokens that `tune` reads: each needs a search of all entries.
-_HELD_OUT_TOKENS = 8192
 # The largest relative difference of the probe: number formats differ by a percent or two.
 _PROBE_TOLERANCE = 0.05
 ENTRIES = Named("a file of entries", r"entries\.safetensors")
@@ -57,7 +52,7 @@ KeyDtype = Literal["float32", "float16"]
 @dataclass(frozen=True)
 class KnnConfig(FolderConfig):
     """The config.json of a kNN datastore: `layer` is the hidden state that a key is, `entries` and
-    `dimension` are the shape of the keys, and `interpolation` is the weight of the neighbours."""
+    `dimension` are the shape of the keys."""
 
     NOUN = "kNN datastore"
     HEADER: ClassVar[dict[str, Any]] = {"format": "knn-1"}
@@ -72,23 +67,9 @@ class KnnConfig(FolderConfig):
     key_dtype: KeyDtype
     file: Annotated[FileEntry, ENTRIES]
     pq_index: Annotated[FileEntry, PQ_INDEX] | None = None
-    interpolation: Interpolation | None = None
-
-    def check(self) -> None:
-        if self.interpolation is not None:
-            self.interpolation.check()
-            if self.interpolation.k > self.entries:
-                raise ValueError(f"k is {self.interpolation.k}, of {self.entries} entries")
 
     def card_texts(self) -> dict[str, str]:
-        pq_size = readable_size(self.pq_index.size) if self.pq_index else "none"
-        chosen, interpolation = self.interpolation, "not chosen"
-        if chosen is not None:
-            interpolation = (
-                f"{chosen}; perplexity {chosen.perplexity:.2f} instead of "
-                f"{chosen.perplexity_alone:.2f} on {chosen.tokens:,} held-out tokens"
-            )
-        return {"pq_size": pq_size, "interpolation": interpolation}
+        return {"pq_size": readable_size(self.pq_index.size) if self.pq_index else "none"}
 
 
 class KnnDatastore(StoredFolder[KnnConfig]):
@@ -160,7 +141,6 @@ class KnnDatastore(StoredFolder[KnnConfig]):
         layer: Layer = "last_mlp",
         key_dtype: KeyDtype = "float32",
         max_entries: int | None = None,
-        held_out: str | Iterable[str] | None = None,
         progress: bool = True,
     ) -> KnnDatastore:
         """Runs the model over a corpus, writes a datastore into a new folder and opens it.
@@ -179,14 +159,12 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             key_dtype (`"float32"` or `"float16"`, *optional*, defaults to `"float32"`): The type
                 of the stored keys; float16 takes half of the disk.
             max_entries (`int`, *optional*): The most entries.
-            held_out (`str` or iterable of them, *optional*): Other texts like those of the corpus,
-                to choose the neighbours' weight on, see [`~KnnDatastore.tune`].
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
         Raises:
             TypeError: If an entry of the corpus is not a string.
-            ValueError: If the corpus has no text, an argument is invalid, the model's hidden states
-                are not finite, or `held_out` has fewer than 64 tokens.
+            ValueError: If the corpus has no text, an argument is invalid, or the model's hidden
+                states are not finite.
             FileExistsError: If there is something at `path`.
         """
         if key_dtype not in get_args(KeyDtype):
@@ -200,7 +178,13 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             entries, dimension = keys.shape
             with_pq_index = entries >= LEAST_ROWS and axes_of(dimension) > 0 and find_spec("faiss")
             stored = keys.astype(key_dtype, copy=False)
-            arrays = {"keys": stored, "norms": checked_lengths(stored)}
+            norms = squared_lengths(stored)
+            if not np.isfinite(norms).all():
+                remedy = 'try "float32"' if key_dtype == "float16" else "is the model damaged?"
+                raise ValueError(
+                    f"the model's hidden states are not finite as {key_dtype}; {remedy}"
+                )
+            arrays = {"keys": stored, "norms": norms}
             arrays |= {"values": values, "probe": probe(model, layer)}
             KnnConfig.made_for(
                 tokenizer,
@@ -213,60 +197,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
                 file=write_arrays(folder / "entries.safetensors", arrays),
                 pq_index=PQIndex.build(keys).write(folder) if with_pq_index else None,
             ).write(folder)
-            if held_out is not None:
-                cls(folder).tune(model, tokenizer, held_out)
         return cls(path)
-
-    def tune(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        held_out: str | Iterable[str],
-    ) -> Interpolation:
-        """Chooses the weight of the neighbours on texts that the datastore was not built from, and
-        writes it into the folder for [`knn_lm`] and [`perplexity`].
-
-        Lambda falls with the distance of the nearest neighbour, so that the model alone decides on
-        texts unlike those of the datastore; lambda 0 is among the choices, so that on the held-out
-        text the kNN-LM is never worse than the model. At most 8,192 tokens are read.
-
-        Args:
-            model (`PreTrainedModel`): The one that it was built with.
-            tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-            held_out (`str` or iterable of them): Texts.
-
-        Returns:
-            [`Interpolation`]: The choice.
-
-        Raises:
-            TypeError: If a text is not a string.
-            ValueError: If there are fewer than 64 tokens, or it was built with another model.
-            DatastoreError: If it was built with another tokenizer, or another process is writing
-                into it.
-        """
-        check_writable(self.path)
-        self.check_tokenizer(tokenizer)
-        self.check_model(model)
-        exact = self if self.index == "flat" else KnnDatastore(self.path)
-        scores, right, log_lm, count = [], [], [], 0
-        for each in read_predictions(model, tokenizer, held_out, self.config.layer):
-            found = exact.search(list(each.states), min(DEFAULT_K, len(self)))
-            values = self.values[np.stack([one.ids for one in found])]
-            scores.append(np.stack([one.scores for one in found]))
-            right.append(values == each.targets[:, None])
-            log_lm.append(each.log_probs)
-            count += len(each.targets)
-            if count >= _HELD_OUT_TOKENS:
-                break
-        if count < LEAST_TOKENS:
-            raise ValueError(
-                f"the held-out text has {count} tokens to predict, too few to choose lambda on: "
-                f"give at least {LEAST_TOKENS}"
-            )
-        chosen = choose(np.concatenate(scores), np.concatenate(right), np.concatenate(log_lm))
-        with only_writer(self.path):
-            self._replace_config(interpolation=chosen)
-        return chosen
 
     def add_pq_index(self) -> None:
         """Writes a PQ index of the keys into the folder: 32 bytes an entry, for better speculation.

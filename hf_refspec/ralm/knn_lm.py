@@ -7,6 +7,7 @@ Verification therefore compares tokens, not neighbours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
 
+from ..check_count import check_count
 from ..drafting.tree import DraftTree
 from ..generation.row import Row, RowMark, accept
 from ..generation.validation import check_steps
@@ -35,10 +37,10 @@ from ..verification.verifier import CacheMark, Verifier
 from .call import check_call, decode
 from .hidden_states import HiddenStates, recorded
 from .knn_datastore import KnnDatastore
-from .mixture import Mixture
 from .options import NEXT_ENTRIES, Speculation
 from .stats import RetrievalStats
 
+DEFAULT_K, DEFAULT_LAMBDA, DEFAULT_TEMPERATURE = 1024, 0.25, 1.0
 # With more neighbours than that, the entries after each add hardly anything to the request cache,
 # and make it slower than a wrong guess.
 _MOST_WITH_NEXT_ENTRIES = 128
@@ -53,8 +55,8 @@ def knn_lm(
     generation_config: GenerationConfig,
     knn_datastore: KnnDatastore | None = None,
     k: int | None = None,
-    lambda_: float | None = None,
-    temperature: float | None = None,
+    lambda_: float = DEFAULT_LAMBDA,
+    temperature: float = DEFAULT_TEMPERATURE,
     speculation: str | Speculation | None = "psa",
     retrieval_stats: RetrievalStats | None = None,
     streamer: BaseStreamer | None = None,
@@ -70,14 +72,11 @@ def knn_lm(
 
     Args:
         knn_datastore ([`KnnDatastore`]): Built with this model.
-        k (`int`, *optional*): How many neighbours are looked up. By default, as the two below, what
-            was chosen on held-out text (see [`KnnDatastore.tune`]); where nothing was, 1024, or all
-            if there are fewer.
-        lambda_ (`float`, *optional*): How much the neighbours count, 0 to 1, near or far. What was
-            chosen falls with the distance of the nearest; where nothing was, 0.25.
-        temperature (`float`, *optional*): Of `p_knn`: squared distances are divided by it; where
-            nothing was chosen, 1.0. The temperature of sampling can be set in a
-            `generation_config`.
+        k (`int`, *optional*): How many neighbours are looked up; by default 1,024, or all if there
+            are fewer.
+        lambda_ (`float`, *optional*, defaults to 0.25): How much the neighbours count, 0 to 1.
+        temperature (`float`, *optional*, defaults to 1.0): Of `p_knn`: squared distances are
+            divided by it. The temperature of sampling can be set in a `generation_config`.
         speculation (`str` or [`Speculation`], *optional*, defaults to `"psa"`): See
             [`Speculation.parse`]; `None` looks up before every token.
         retrieval_stats ([`RetrievalStats`], *optional*): Is filled with what was looked up and how
@@ -107,6 +106,46 @@ def knn_lm(
     if not generation_config.return_dict_in_generate:
         return row.ids
     return GenerateDecoderOnlyOutput(sequences=row.ids, past_key_values=verifier.cache)
+
+
+class Mixture:
+    """The distribution of the next token: the model's and the neighbours' (Khandelwal et al. 2020,
+    equation 3). Arguments as of [`knn_lm`]."""
+
+    def __init__(self, datastore: Any, k: int | None, lambda_: float, temperature: float) -> None:
+        if not isinstance(datastore, KnnDatastore):
+            raise TypeError(
+                f"knn_datastore must be a KnnDatastore, but is {datastore!r}; make one with "
+                "KnnDatastore.build(model, tokenizer, corpus, path)"
+            )
+        if k is None:
+            k = min(DEFAULT_K, len(datastore))
+        check_count("k", k)
+        if k > len(datastore):
+            raise ValueError(
+                f"k must be at most {len(datastore)}, the number of entries, but is {k}"
+            )
+        if not 0 <= lambda_ <= 1:
+            raise ValueError(f"lambda_ must be from 0 to 1, but is {lambda_}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be above 0 and finite, but is {temperature}")
+        self.datastore = datastore
+        self.k = int(k)
+        self._temperature = float(temperature)
+        self._log_knn = math.log(lambda_) if lambda_ > 0 else -math.inf
+        self._log_lm = math.log(1 - lambda_) if lambda_ < 1 else -math.inf
+
+    def log_probs(self, logits: torch.Tensor, found: Retrieved) -> torch.Tensor:
+        """Log-probabilities of the next token, float32 of shape `(vocab_size,)`, given the model's
+        logits and the neighbours of its hidden state."""
+        log_probs = torch.log_softmax(logits.float(), dim=-1) + self._log_lm
+        tokens, probs = self.datastore.next_tokens(found, self._temperature)
+        with np.errstate(divide="ignore"):  # a far neighbour may have probability 0
+            log_knn = (np.log(probs) + self._log_knn).astype(np.float32)
+        # Each token once: a GPU's sum over neighbours would depend on their order.
+        places = torch.from_numpy(tokens).to(logits.device)
+        mixed = torch.logaddexp(log_probs[places], torch.from_numpy(log_knn).to(logits.device))
+        return log_probs.index_copy_(0, places, mixed)
 
 
 @dataclass(frozen=True)

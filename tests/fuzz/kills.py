@@ -264,13 +264,9 @@ def knn_writers(state: Callable[[Path], Any]) -> Iterator[Writer]:
     def build(path: Path, _: Any = None) -> None:
         KnnDatastore.build(model, known, texts, path, progress=False)
 
-    def tune(path: Path, _: Any) -> None:
-        KnnDatastore(path).tune(model, known, [text[::-1] for text in texts])
-
     yield Writer("kNN datastore: build", nothing, build, state, is_new=True)
     index = "kNN datastore: PQ index"
     yield Writer(index, build, lambda path, _: KnnDatastore(path).add_pq_index(), state)
-    yield Writer("kNN datastore: tune", build, tune, state)
 
 
 def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:

@@ -255,7 +255,6 @@ def checked_ids(ids: np.ndarray, below: int) -> list[int]:
 def build_knn_datastore(path: Path) -> None:
     store = KnnDatastore.build(model(), tokenizer(), texts(24), path, progress=False)
     store.add_pq_index()
-    store.tune(model(), tokenizer(), [text[::-1] for text in texts()])
 
 
 def knn_uses() -> dict[str, Use]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -273,16 +272,3 @@ class TestDamage:
                 store.search([query], k)
         with pytest.raises(DatastoreError, match=r"is damaged: keys are not finite"):
             store.add_pq_index()
-
-    def test_who_writes_at_the_same_time_loses_nothing(self, path, tmp_path, byte_llama, tokenizer):
-        shutil.copytree(path, tmp_path / "store")
-        one, two = (KnnDatastore(tmp_path / "store") for _ in range(2))
-        one.add_pq_index()
-        chosen = two.tune(byte_llama, tokenizer, CORPUS * 2)
-        now = KnnDatastore(tmp_path / "store")
-        assert now.config.pq_index == one.config.pq_index
-        assert now.config.interpolation == chosen
-        now.verify()
-        replace(now.config, file=replace(now.config.file, sha256="0")).write(now.path)
-        with pytest.raises(DatastoreError, match="has been replaced meanwhile; open it again"):
-            one.tune(byte_llama, tokenizer, CORPUS * 2)

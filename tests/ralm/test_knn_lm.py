@@ -16,8 +16,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Stoppi
 
 from hf_refspec.ralm.checked_search import RetrievalError
 from hf_refspec.ralm.knn_datastore import KnnDatastore
-from hf_refspec.ralm.knn_lm import knn_lm
-from hf_refspec.ralm.mixture import Mixture
+from hf_refspec.ralm.knn_lm import Mixture, knn_lm
 from hf_refspec.ralm.options import Speculation
 from hf_refspec.ralm.stats import RetrievalStats
 from hf_refspec.retrieval.retrieved import Retrieved

@@ -65,7 +65,6 @@ def test_it_is_not_changed_and_no_work_is_done(place, byte_llama, tokenizer, mon
         (lambda: store.merge(**QUIET), store.path),
         (lambda: store.compact(**QUIET), store.path),
         (lambda: knn.add_pq_index(), knn.path),
-        (lambda: knn.tune(byte_llama, tokenizer, TEXTS), knn.path),
     ):
         with pytest.raises(PermissionError, match=f"^{path} cannot be changed: .* save_pretrained"):
             change()

@@ -31,7 +31,7 @@ COMMANDS = {
     "search": ("show what a datastore has for a text, and the draft tree", "search.add_search"),
     "evaluate": ("measure whether a datastore pays for a model", "evaluate.add_evaluate"),
     "ralm": ("answer questions from texts, with speculative retrieval", "ralm.add_ralm"),
-    "knn": ("build and measure kNN datastores", "knn.add_knn"),
+    "knn": ("build kNN datastores", "knn.add_knn"),
     "publish-generate": (
         'write the Hub repository for generate(custom_generate="user/name")',
         "publish_generate.add_publish_generate",

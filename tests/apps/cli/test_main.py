@@ -14,7 +14,7 @@ from hf_refspec.apps.cli.main import COMMANDS, main
 
 # The commands that load a model.
 LOADING = ["bench", "chat", "demo", "evaluate", "generate", "ralm", "recycle", "serve", "space"]
-LOADING += ["knn build", "knn perplexity"]
+LOADING += ["knn build"]
 AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
@@ -111,7 +111,7 @@ def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
         ("info x --nonsense", " info", ["unrecognized arguments: --nonsense\n"]),
         ("info x --verfy", " info", ["arguments: --verfy", "did you mean '--verify'?"]),
         ("build x --ouut=y", " build", ["required: --out", "no --ouut (did you mean '--out'?)"]),
-        ("knn perplexty", " knn", ["did you mean 'perplexity'?"]),
+        ("knn bulid", " knn", ["did you mean 'build'?"]),
         ("knn build x --out y z --modl m", " knn build", ["did you mean '--model'?"]),
         ("build --out x --preset wikpedia", " build", ["did you mean 'wikipedia'?"]),
     ],
