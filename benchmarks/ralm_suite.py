@@ -25,7 +25,6 @@ from hf_refspec.ralm.iterative import iterative_ralm
 from hf_refspec.retrieval.bm25 import SparseRetriever
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
-from hf_refspec.retrieval.milvus import MilvusRetriever
 from hf_refspec.retrieval.retriever import Retriever
 from hf_refspec.retrieval.text_encoder import TextEncoder, load_encoder
 from hf_refspec.retrieval.vector_index import LEAST_WALKED
@@ -85,7 +84,6 @@ def add_retrievers(parser: ArgumentParser) -> None:
     add("--knowledge-base", metavar="PATH", help="ralm: a folder or a Hub id")
     add("--encoder", metavar="PATH", help="ralm: the sentence-transformers model that embedded it")
     add("--distractors", type=positive, default=0, metavar="N", help="add N random vectors")
-    add("--milvus", metavar="URI", help="ralm: a server or a file, to search as well")
 
 
 class Searched(NamedTuple):
@@ -115,9 +113,6 @@ def retrievers(
         all_retrievers["flat"] = searched(flat, args.distractors)
         hnsw = partial(DenseRetriever, base, encoder, "hnsw", ef_search)
         all_retrievers["hnsw"] = searched(hnsw)
-        if args.milvus is not None:
-            milvus = MilvusRetriever(base, encoder, args.milvus, "hnsw", ef_search=ef_search)
-            all_retrievers["milvus"] = searched(lambda: milvus)
     all_retrievers["bm25"] = searched(lambda: SparseRetriever(base, progress=False))
     return all_retrievers
 
@@ -145,8 +140,8 @@ def _open(args: Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[Knowledg
     """The knowledge base, and the encoder if one is named, which must fit."""
     base = KnowledgeBase.from_pretrained(args.knowledge_base, tokenizer)
     if args.encoder is None:
-        if args.distractors or args.milvus:
-            raise ValueError("--distractors and --milvus need --encoder, for the embeddings")
+        if args.distractors:
+            raise ValueError("--distractors needs --encoder, for the embeddings")
         return base, None
     encoder = load_encoder(args.encoder)
     TextEncoder(encoder).query("x", base.config.dimension)

@@ -82,8 +82,6 @@ def main(arguments: list[str] | None = None) -> int:
     tokenizer = prepare(args)
     # The methods belong to one model, and so to one dtype.
     jobs = {dtype: read(args, tokenizer) for dtype in args.dtype}
-    if args.milvus is not None:
-        args.milvus = "used"  # its address may contain a password
 
     def load(dtype: str) -> RetrievalBench:
         return RetrievalBench(**vars(load_bench(args, dtype, tokenizer, list)))

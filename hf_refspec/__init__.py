@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from .retrieval.bm25 import SparseRetriever as SparseRetriever
     from .retrieval.dense import DenseRetriever as DenseRetriever
     from .retrieval.knowledge_base import KnowledgeBase as KnowledgeBase
-    from .retrieval.langchain import from_langchain as from_langchain
-    from .retrieval.milvus import MilvusRetriever as MilvusRetriever
     from .retrieval.retrieved import Retrieved as Retrieved
     from .retrieval.retriever import Retriever as Retriever
     from .smollm2 import default_model as default_model
@@ -74,8 +72,6 @@ _MODULES = {
     "ralm.stats": ["RetrievalStats"],
     "retrieval.bm25": ["SparseRetriever"],
     "retrieval.dense": ["DenseRetriever"],
-    "retrieval.langchain": ["from_langchain"],
-    "retrieval.milvus": ["MilvusRetriever"],
     "retrieval.retriever": ["Retriever"],
     "smollm2": ["default_model"],
     "store.datastore": ["Datastore"],

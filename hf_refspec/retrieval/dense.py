@@ -14,68 +14,10 @@ from .hnsw import Index, check_index
 from .knowledge_base import KnowledgeBase
 from .retrieved import Retrieved
 from .text_encoder import TextEncoder
-from .vector_index import LEAST_WALKED, VectorIndex, squared_lengths
+from .vector_index import LEAST_WALKED, squared_lengths
 
 
-class EmbeddingRetriever:
-    """What [`DenseRetriever`] and [`MilvusRetriever`] have in common: all but `_vectors`."""
-
-    _vectors: VectorIndex
-
-    def __init__(
-        self, knowledge_base: KnowledgeBase, encoder: Any, index: Index, ef_search: int
-    ) -> None:
-        check_index(index)
-        check_count("ef_search", ef_search)
-        if knowledge_base.embeddings is None:
-            raise ValueError(
-                f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
-                "encoder=None; build it with one, or search it with SparseRetriever"
-            )
-        self.knowledge_base = knowledge_base
-        self.index = index
-        self.ef_search = ef_search
-        self._embeddings: np.ndarray = knowledge_base.embeddings
-        self._lengths = squared_lengths(self._embeddings)
-        self._encoder = TextEncoder(encoder)
-        bad = np.flatnonzero(~np.isfinite(self._lengths))
-        if len(bad):
-            raise DatastoreError(
-                f"the embedding of passage {bad[0]} of {knowledge_base.path} is NaN or infinite; "
-                "its files are damaged, build it again"
-            )
-
-    def encode(self, token_ids: np.ndarray) -> np.ndarray:
-        """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""
-        text = self.knowledge_base.tokenizer.decode(
-            np.asarray(token_ids).tolist(),
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
-        return self._encoder.query(str(text), self._embeddings.shape[1])
-
-    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
-        """The `k` best passages for each query, all queries at once."""
-        if len(queries) == 0:
-            return []
-        stacked = np.ascontiguousarray(np.stack(list(queries)), dtype=np.float32)
-        return self._vectors.search(stacked, k, self.ef_search)
-
-    def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """The inner products with some passages, float32 of shape `(n,)`."""
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
-            raise IndexError(
-                f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "
-                f"{len(self.knowledge_base)} passages"
-            )
-        return self._vectors.score(query, ids)
-
-    def passage(self, passage_id: int) -> np.ndarray:
-        """The tokens (int64) of a passage."""
-        return self.knowledge_base.passage(passage_id)
-
-
-class DenseRetriever(EmbeddingRetriever):
+class DenseRetriever:
     """Finds the passages whose embeddings have the largest inner product with the query's.
 
     The query is the text of the last tokens. `"flat"` looks at all passages: on GPUs if faiss-gpu
@@ -103,5 +45,52 @@ class DenseRetriever(EmbeddingRetriever):
         index: Index = "flat",
         ef_search: int = LEAST_WALKED,
     ) -> None:
-        super().__init__(knowledge_base, encoder, index, ef_search)
-        self._vectors = index_type(index)(self._embeddings, self._lengths, "inner_product")
+        check_index(index)
+        check_count("ef_search", ef_search)
+        if knowledge_base.embeddings is None:
+            raise ValueError(
+                f"knowledge_base has no embeddings: {knowledge_base.path} was built with "
+                "encoder=None; build it with one, or search it with SparseRetriever"
+            )
+        self.knowledge_base = knowledge_base
+        self.index = index
+        self.ef_search = ef_search
+        self._encoder = TextEncoder(encoder)
+        vectors = knowledge_base.embeddings
+        lengths = squared_lengths(vectors)
+        bad = np.flatnonzero(~np.isfinite(lengths))
+        if len(bad):
+            raise DatastoreError(
+                f"the embedding of passage {bad[0]} of {knowledge_base.path} is NaN or infinite; "
+                "its files are damaged, build it again"
+            )
+        self._vectors = index_type(index)(vectors, lengths, "inner_product")
+
+    def encode(self, token_ids: np.ndarray) -> np.ndarray:
+        """The embedding of the last tokens (int64 `(n,)`) of a text, float32 of shape `(d,)`."""
+        text = self.knowledge_base.tokenizer.decode(
+            np.asarray(token_ids).tolist(),
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return self._encoder.query(str(text), self.knowledge_base.config.dimension)
+
+    def search(self, queries: Sequence[np.ndarray], k: int) -> list[Retrieved]:
+        """The `k` best passages for each query, all queries at once."""
+        if len(queries) == 0:
+            return []
+        stacked = np.ascontiguousarray(np.stack(list(queries)), dtype=np.float32)
+        return self._vectors.search(stacked, k, self.ef_search)
+
+    def score(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """The inner products with some passages, float32 of shape `(n,)`."""
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.knowledge_base)):
+            raise IndexError(
+                f"ids are from {ids.min()} to {ids.max()}, but the knowledge base has "
+                f"{len(self.knowledge_base)} passages"
+            )
+        return self._vectors.score(query, ids)
+
+    def passage(self, passage_id: int) -> np.ndarray:
+        """The tokens (int64) of a passage."""
+        return self.knowledge_base.passage(passage_id)

@@ -76,7 +76,6 @@ class VectorIndex:
             It returns for each query their ids (int64 of shape `(m,)`, in any order), and a bound
             on the scores of all other vectors, as it computes them.
         exact (`bool`): Whether a search returns the best of all vectors, or of its candidates.
-        most_candidates (`int`, *optional*): The most that `candidates` finds for a query.
     """
 
     def __init__(
@@ -86,13 +85,11 @@ class VectorIndex:
         metric: Metric,
         candidates: Callable[[np.ndarray, int], list[tuple[np.ndarray, float]]],
         exact: bool,
-        most_candidates: int | None = None,
     ) -> None:
         self.vectors = vectors
         self.metric = metric
         self._candidates = candidates
         self._exact = exact
-        self._most_candidates = min(most_candidates or len(vectors), len(vectors))
         self._longest = float(lengths.max()) ** 0.5
         score_rows.prepare()
 
@@ -114,7 +111,7 @@ class VectorIndex:
         self, queries: np.ndarray, k: int, count: int
     ) -> list[tuple[Retrieved, float]]:
         """For each query the best of `count` candidates, and what no other vector exceeds."""
-        candidates = self._candidates(queries, min(count, self._most_candidates))
+        candidates = self._candidates(queries, min(count, len(self.vectors)))
         return [
             (Retrieved.best(ids, self.score(query, ids), k), bound)
             for query, (ids, bound) in zip(queries, candidates, strict=True)
@@ -125,7 +122,7 @@ class VectorIndex:
         that is as good as the k-th may be missing."""
         best = self._best_candidates(queries, k, count)
         found = [each for each, _ in best]
-        if count >= self._most_candidates:
+        if count >= len(self.vectors):
             return found
         unsure = [
             i

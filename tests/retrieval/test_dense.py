@@ -213,12 +213,12 @@ def test_two_distributions_of_faiss_are_refused(base, monkeypatch):
 
 
 def test_the_modules_import_no_index_library():
-    modules = "retrieval.dense retrieval.bm25 retrieval.milvus ralm.iterative"
+    modules = "retrieval.dense retrieval.bm25 ralm.iterative"
     program = "; ".join(
         [
             "import sys",
             *(f"import hf_refspec.{module}" for module in modules.split()),
-            "names = 'faiss bm25s pymilvus langchain_core sentence_transformers datasets'.split()",
+            "names = 'faiss bm25s sentence_transformers datasets'.split()",
             "print([name for name in names if name in sys.modules])",
         ]
     )
