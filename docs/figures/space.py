@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from hf_refspec.apps.space.app import load_host
-from hf_refspec.apps.space.page import page, start
+from hf_refspec.apps.space.app import load_host, start
+from hf_refspec.apps.space.page import page
 
 SECONDS = 300  # for an answer
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

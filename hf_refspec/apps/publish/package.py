@@ -35,14 +35,3 @@ def package(text: str | None) -> Package:
         f"--package {text} is neither a wheel of hf_refspec nor a requirement of it; give the path "
         'of a wheel, or a requirement such as "hf_refspec @ git+https://host/repository"'
     )
-
-
-def dependencies(wheel: Path, extra: str) -> list[str]:
-    """What a wheel requires, with an extra, as lines of a requirements.txt."""
-    (about,) = distributions(path=[str(wheel)])
-    needed = [Requirement(line) for line in about.requires or ()]
-    return [
-        str(each).partition(";")[0]
-        for each in needed
-        if each.marker is None or each.marker.evaluate({"extra": extra})
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from ...smollm2 import HUB_ID
 from ...store.card import TAGS
 from ...store.hub_repo import push_files
-from .package import FROM_INDEX, Package, dependencies
+from .package import FROM_INDEX, Package
 
 _README = """\
 ---
@@ -97,7 +97,10 @@ def _requirements(package: Package) -> str:
     torch = version("torch").partition("+")[0]  # without its build, which is for a CPU or a GPU
     lines = [f"transformers=={version('transformers')}"]
     if isinstance(package, Path):
-        lines += dependencies(package, "space")
+        (about,) = distributions(path=[str(package)])
+        for each in map(Requirement, about.requires or ()):
+            if each.marker is None or each.marker.evaluate({"extra": "space"}):
+                lines.append(str(each).partition(";")[0])
     else:
         requirement = Requirement(str(package))
         requirement.extras.add("space")

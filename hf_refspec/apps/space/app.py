@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import gradio as gr
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...drafting.compilation import drafting_kernels
 from ...store.datastore import Datastore
 from ..shared.loading import load_model, load_tokenizer, name_for_people
 from ..shared.prompts import check_chat_template
-from .conversation import Conversation, Host
-from .page import page, start
-from .python_datastore import python_datastores
+from .conversation import Conversation
+from .host import Host, python_datastores
+from .page import page
 
+_LARGEST_BODY = 1 << 20  # bytes
 _WARMUP = "Repeat: one two three one two three one two three"
 
 
@@ -50,3 +57,46 @@ def load_host(
     for _ in Conversation().ask(host, _WARMUP, max_new_tokens=12).run():
         pass
     return host
+
+
+def start(blocks: gr.Blocks, **options: Any) -> str:
+    """Serves a page until it is closed, without waiting for that; returns its address. `options` go
+    to `gradio.Blocks.launch`."""
+    theme = gr.themes.Default(
+        primary_hue="blue",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+    _, address, _ = blocks.launch(
+        theme=theme,
+        css_paths=Path(__file__).with_name("style.css"),
+        footer_links=[],
+        ssr_mode=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        max_file_size=0,  # nobody has anything to upload
+        app_kwargs={"middleware": [Middleware(BodyLimit)]},
+        **options,
+    )
+    return address
+
+
+class BodyLimit:
+    """Answers requests larger than the page ever sends with status 413; gradio would read all of
+    them into memory."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = _LARGEST_BODY
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"a request has at most {_LARGEST_BODY:,} bytes")
+            return message
+
+        await self._app(scope, counted, send)

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from ...drafting.datastore_drafts import DatastoreDrafts
-from ...drafting.drafter import Drafter
-from ...generation.default_drafter import default_sources
-from ...smollm2 import HUB_ID
-from ...store.datastore import Datastore
 from ..shared.live_drafts import LiveDrafts
 from ..shared.prompts import assistant, chat_inputs, tokens_left, user, with_document
-from .line import Line
+from .host import AUTO, Host
 from .race import Race
-
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Host:
-    """What answers the visitors, one after another: a model with a name for people, a tokenizer
-    with a chat template, perhaps a datastore to draft from, and others to choose."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    datastore: Datastore | None = None
-    choices: Sequence[Datastore] = ()
-    name: str = HUB_ID
-    line: Line = field(default_factory=Line)
-
-    def sources(self) -> dict[str, list[Drafter]]:
-        """What a visitor can choose to draft from: the default sources with the datastore, or one
-        of the `choices` alone, as published."""
-        mine = [] if self.datastore is None else [DatastoreDrafts(self.datastore)]
-        found: dict[str, list[Drafter]] = {AUTO: [*default_sources(), *mine]}
-        for store in self.choices:
-            if store.form == "full":
-                found["REST"] = [DatastoreDrafts(store, mode="rest")]
-            else:
-                found["CREST"] = [DatastoreDrafts(store)]
-        return found
 
 
 @dataclass

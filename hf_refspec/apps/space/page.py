@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from html import escape
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 import torch
-from starlette.middleware import Middleware
 
 from ...store.files import DatastoreError
-from .body_limit import BodyLimit
-from .conversation import AUTO, Conversation, Host
-from .presets import PRESETS, Preset, following
+from ..shared.scenes import FROM_THE_TEXT, NOTICE, QUERIES, TEMPERATURE
+from .conversation import Conversation
+from .host import AUTO, Host
 from .race_view import conversation_html
-from .style import css
 from .tree_view import step_html
 
 logger = logging.getLogger("hf_refspec")
@@ -33,6 +31,34 @@ verifies a whole tree of them in one forward pass. {promise} Coloured words were
 <p class="quiet">How the race is measured: two real calls of <code>generate()</code>, greedy, in
 {dtype}, on {device}, take turns; each has a clock that runs only while it computes, and the call
 whose clock is behind goes next.</p></div>"""
+
+
+class Preset(NamedTuple):
+    """An example to begin with: what its button fills in, the first message and a document that
+    stands before it. The other messages are offered after the answers."""
+
+    label: str
+    messages: tuple[str, ...]
+    document: str = ""
+
+
+_NEWS, _HOURS = "What is new at the library of Ashford?", "When is the library open on Saturdays?"
+_ACCOUNT = "Write a Python class for a bank account with deposit, withdraw and balance."
+_TRANSFER = "Write it again, with a method that transfers an amount to another account."
+PRESETS = (
+    Preset("RAG", (f"{FROM_THE_TEXT} {_NEWS}", _HOURS), NOTICE),
+    Preset("Edit", ("Add docstrings to these functions.",), TEMPERATURE),
+    Preset("Chat", QUERIES),
+    Preset("Code", (_ACCOUNT, _TRANSFER)),
+)
+
+
+def following(message: str) -> str:
+    """The message that follows this one in its preset; empty if none does."""
+    for _, messages, _ in PRESETS:
+        if message.strip() in messages[:-1]:
+            return messages[messages.index(message.strip()) + 1]
+    return ""
 
 
 def page(host: Host) -> gr.Blocks:
@@ -104,27 +130,6 @@ def page(host: Host) -> gr.Blocks:
         looked = partial(_look, host)
         number.change(looked, [state, number], tree, show_progress="hidden", **private)
     return blocks
-
-
-def start(blocks: gr.Blocks, **options: Any) -> str:
-    """Serves a page until it is closed, without waiting for that; returns its address. `options` go
-    to `gradio.Blocks.launch`."""
-    fonts: dict[str, Any] = {
-        "font": ["system-ui", "sans-serif"],
-        "font_mono": ["ui-monospace", "monospace"],
-    }
-    _, address, _ = blocks.launch(
-        theme=gr.themes.Default(primary_hue="blue", **fonts),
-        css=css(),
-        footer_links=[],
-        ssr_mode=False,
-        quiet=True,
-        prevent_thread_lock=True,
-        max_file_size=0,  # nobody has anything to upload
-        app_kwargs={"middleware": [Middleware(BodyLimit)]},
-        **options,
-    )
-    return address
 
 
 def _intro(host: Host) -> str:

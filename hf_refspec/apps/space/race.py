@@ -8,6 +8,7 @@ next, so that both are shown at equal computing time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Semaphore, Thread
 from time import perf_counter
 from typing import Any
@@ -16,13 +17,36 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from ...drafting.tree import DraftTree
 from ...generation.speculate import speculate
 from ..shared.comparison import first_difference
 from ..shared.live_drafts import Listener, LiveDrafts
 from ..shared.text_stream import TextStream
-from .steps import Step
 
-_ENOUGH = 8  # tokens after which the prompt hardly counts in a call's pace
+
+@dataclass(frozen=True)
+class Step:
+    """A forward pass of the target model: the tokens that it yielded, accepted draft tokens and one
+    that the target chose after them; the tree that it verified; and what each source had drafted
+    for it, before the drafts were merged."""
+
+    tokens: list[int]
+    tree: DraftTree
+    drafts: Sequence[DraftTree]
+
+    def accepted(self) -> list[int]:
+        """The nodes of the tree that were accepted, from the root on."""
+        return self.tree.along(self.tokens[:-1])
+
+    def sources(self) -> list[int]:
+        """The source that drafted each node; the first one if several did."""
+        paths = [self.tree.path(node).tolist() for node in range(len(self.tree))]
+
+        def drafted(source: int, path: list[int]) -> bool:
+            return len(self.drafts[source].along(path)) == len(path)
+
+        count = range(len(self.drafts))
+        return [next((i for i in count if drafted(i, path)), 0) for path in paths]
 
 
 class Race:
@@ -42,17 +66,15 @@ class Race:
         self.sources = [type(source).__name__ for source in drafter.drafters]
         self.stopped = False
         self._drafter = drafter
-        inputs = inputs.to(model.device)
-
-        def decode(**options: Any) -> None:
-            model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **options)
+        call: dict[str, Any] = {**inputs.to(model.device), "max_new_tokens": max_new_tokens}
 
         def decode_plainly() -> None:
-            decode(streamer=_NewTokens(self.plain.put))
+            model.generate(**call, do_sample=False, streamer=_NewTokens(self.plain.put))
 
         def decode_drafted() -> None:
             drafter.listener = self._record
-            decode(custom_generate=speculate, candidate_generator=drafter)
+            drafted = {"custom_generate": speculate, "candidate_generator": drafter}
+            model.generate(**call, do_sample=False, **drafted)
 
         self.plain = Lane(tokenizer, decode_plainly)
         self.drafted = Lane(tokenizer, decode_drafted)
@@ -81,19 +103,6 @@ class Race:
         if not (self.plain.rate and self.drafted.rate):
             return None
         return self.drafted.rate / self.plain.rate
-
-    @property
-    def pace(self) -> float | None:
-        """The seconds that both calls together take for a token; `None` at the beginning."""
-        lanes = self.plain, self.drafted
-        if min(len(lane.ids) for lane in lanes) < _ENOUGH:
-            return None
-        return sum(1 / lane.rate for lane in lanes)
-
-    def seconds_left(self, pace: float) -> float:
-        """How long it takes yet at this pace, unless the model ends its answer sooner."""
-        tokens = len(self.drafted.ids) if self.drafted.completed else self.max_new_tokens
-        return max(0.0, pace * tokens - self.plain.seconds - self.drafted.seconds)
 
     def first_difference(self) -> int | None:
         """The first position at which the ids differ; `None` where they are equal, as far as both

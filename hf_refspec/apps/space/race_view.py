@@ -8,7 +8,6 @@ from itertools import groupby
 
 from .conversation import Conversation
 from .race import Lane, Race
-from .style import source_class
 
 _EXPLANATIONS = {
     "ReferenceCopy": "copied from the document, the messages and the answers so far",
@@ -21,28 +20,26 @@ _EMPTY = (
 )
 
 
+def source_class(source: int) -> str:
+    """The CSS class of a blend's source, by its index; style.css has colours for five."""
+    return f"s{source % 5}"
+
+
 def conversation_html(conversation: Conversation, error: str = "", wait: str = "") -> str:
     """All messages and answers, both columns of the last one and what it waits for, and an error at
     the end."""
     parts = []
     for number, (message, race) in enumerate(conversation.turns, 1):
         parts.append(f'<div class="message">{escape(message)}</div>')
-        last = number == len(conversation.turns)
-        parts.append(_race(race, wait) if last else _earlier(race))
+        if number < len(conversation.turns):  # an earlier answer: the drafted text alone
+            text = f'<div class="text">{_text(race.drafted)}</div>'
+            parts.append(f'<div class="lane drafted">{text}</div>{_verdict(race)}')
+            continue
+        lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
+        parts.append(f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race, wait)}')
     if error:
         parts.append(f'<div class="error" role="alert">{escape(error)}</div>')
     return f'<div class="rs">{"".join(parts) or _EMPTY}</div>'
-
-
-def _race(race: Race, wait: str) -> str:
-    lanes = _lane("Plain", race.plain, race) + _lane("Drafted", race.drafted, race)
-    return f'<div class="lanes">{lanes}</div>{_legend(race)}{_verdict(race, wait)}'
-
-
-def _earlier(race: Race) -> str:
-    """The answer of an earlier turn: the drafted text, and how it compared."""
-    text = _text(race.drafted)
-    return f'<div class="lane drafted"><div class="text">{text}</div></div>{_verdict(race)}'
 
 
 def _lane(title: str, lane: Lane, race: Race) -> str:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from ...drafting.tree import ROOT
-from .steps import Step
-from .style import source_class
+from .race import Step
+from .race_view import source_class
 
 _ROW, _BOX, _GAP, _MARGIN = 30, 22, 34, 10  # pixels: a row, a box in it, between boxes, around
 _CHARACTER = 7.3  # pixels of the drawing's type
@@ -41,13 +41,18 @@ def tree_html(
     parts = [_box(places[ROOT], texts[ROOT], "root", "the last token before")]
     for node, parent in enumerate(parents):
         kind = "own" if node == own else "accepted" if node in path else "rejected"
-        parts.append(_line(places[parent], places[node], kind))
+        start, end = places[parent], places[node]
+        bend = (start.right + end.left) / 2
+        parts.append(
+            f'<path class="{kind}" d="M{start.right:.0f},{start.middle:.0f} C{bend:.0f},'
+            f'{start.middle:.0f} {bend:.0f},{end.middle:.0f} {end.left:.0f},{end.middle:.0f}"/>'
+        )
         about, percent = "the model's own token", ""
         if node != own:
             percent = f"{100 * probs[node]:.0f}"
             about = f"{sources[owners[node]]}, {percent} %, {kind}"
             kind += f" {source_class(owners[node])}"
-        parts.append(_box(places[node], texts[node], kind, about, percent))
+        parts.append(_box(end, texts[node], kind, about, percent))
     width = max(place.right for place in places.values()) + _GAP
     height = max(place.middle for place in places.values()) + _ROW / 2 + _MARGIN
     return (
@@ -109,14 +114,6 @@ def _places(
 
     place(ROOT, _MARGIN, 0)
     return places
-
-
-def _line(start: _Place, end: _Place, kind: str) -> str:
-    bend = (start.right + end.left) / 2
-    return (
-        f'<path class="{kind}" d="M{start.right:.0f},{start.middle:.0f} C{bend:.0f},'
-        f'{start.middle:.0f} {bend:.0f},{end.middle:.0f} {end.left:.0f},{end.middle:.0f}"/>'
-    )
 
 
 def _box(place: _Place, text: str, kind: str, about: str, percent: str = "") -> str:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hf_refspec.apps.space.conversation import Conversation, Host
+from hf_refspec.apps.space.conversation import Conversation
+from hf_refspec.apps.space.host import Host
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""A conversation goes on with its document and its answers, and refuses what cannot be answered."""
+"""A conversation goes on with its document and its answers, and refuses what cannot be answered;
+races wait in line."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from huggingface_hub import constants
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.prompts import chat_inputs
 from hf_refspec.apps.space import conversation as module
-from hf_refspec.apps.space.conversation import Conversation, Host
-from hf_refspec.apps.space.python_datastore import python_datastores
+from hf_refspec.apps.space.conversation import Conversation
+from hf_refspec.apps.space.host import Host, Line, python_datastores
 
 
 def test_the_document_stands_before_the_first_message_and_answers_stay(host, run, monkeypatch):
@@ -72,3 +73,15 @@ def test_a_small_datastore_is_built_once_for_rest_and_crest(host, tmp_path, monk
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "file"))
     assert python_datastores(host.tokenizer) == []
     assert "no drafts by REST and CREST" in caplog.text
+
+
+def test_races_run_in_the_order_in_which_they_came(host):
+    line, (first, second, third) = Line(), (Conversation().ask(host, "abc", 8) for _ in range(3))
+    with line.place(second):
+        with line.place(first):
+            assert line.wait(second) == ""
+            assert line.wait(first) == "1 answer comes before yours."
+            with line.place(third):
+                assert line.wait(third) == "2 answers come before yours."
+        with line.place(third):
+            assert line.wait(third) == "1 answer comes before yours."

@@ -18,14 +18,15 @@ import torch
 from hf_refspec import Datastore
 from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user, with_document
-from hf_refspec.apps.space.conversation import Conversation, Host
-from hf_refspec.apps.space.presets import PRESETS
+from hf_refspec.apps.space.conversation import Conversation
+from hf_refspec.apps.space.host import Host
 from hf_refspec.store.files import DatastoreError
 
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api")
 
-from hf_refspec.apps.space.page import _race, page, start  # noqa: E402
+from hf_refspec.apps.space.app import start  # noqa: E402
+from hf_refspec.apps.space.page import PRESETS, _race, page  # noqa: E402
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "figures" / "space.py"))
 chromium, run_preset = SCRIPT["chromium"], SCRIPT["run_preset"]
@@ -45,7 +46,7 @@ def smollm():
 def address(smollm, tmp_path_factory):
     path = tmp_path_factory.mktemp("datastores") / "store"
     full = Datastore.build([f"{CODE}\n" * 3], smollm[1], path, corpus="a class", progress=False)
-    blocks = page(Host(*smollm, choices=[full, full.compact(progress=False)]))
+    blocks = page(Host(*smollm, choices=[full, full.compact(mode="rest", progress=False)]))
     yield start(blocks)
     blocks.close(verbose=False)
 

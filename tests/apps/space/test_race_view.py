@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from hf_refspec.apps.space.conversation import Conversation
-from hf_refspec.apps.space.presets import PRESETS, following
+from hf_refspec.apps.space.page import PRESETS, following
 from hf_refspec.apps.space.race_view import conversation_html
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_refspec.apps.space.steps import Step
+from hf_refspec.apps.space.race import Step
 from hf_refspec.apps.space.tree_view import step_html, tree_html
 from hf_refspec.drafting.tree import DraftTree
 
