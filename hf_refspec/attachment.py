@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from torch import nn
     from transformers import Pipeline, PreTrainedModel
-    from transformers.generation.candidate_generator import CandidateGenerator
+    from transformers.generation import CandidateGenerator
 
     from .drafting.drafter import Drafter
     from .drafting.stats import SpeculationStats

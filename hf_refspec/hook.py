@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 # Where transformers has `generate`. It takes seconds to import, which `import hf_refspec` must not.
 _MODULE = "transformers.generation.utils"
 OPTIONS = ("candidate_generator", "max_draft_tokens", "verification")
-# Arguments that transformers drops on its way to a callable (5.23).
-_DROPPED = ("streamer", "synced_gpus", "tokenizer")
 
 # What `install` put in place of `generate`; `None` before, and after `uninstall`.
 _wrapper: Any = None
@@ -184,6 +182,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     from .generation.speculate import speculate
     from .generation.validation import check_call, check_model
+    from .transformers_names import DROPPED_ARGUMENTS
 
     custom_generate = kwargs.get("custom_generate")
     loop = speculate if custom_generate is None else _loop_of(custom_generate)
@@ -196,7 +195,7 @@ def _prepared(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     caller = "candidate_generator" if drafts else loop.__name__
     check_model(model, caller)
     check_call(model, kwargs, caller)
-    bound = {*_DROPPED, *OPTIONS} & inspect.signature(loop).parameters.keys()
+    bound = {*DROPPED_ARGUMENTS, *OPTIONS} & inspect.signature(loop).parameters.keys()
     options = dict(getattr(custom_generate, "keywords", {}))
     options |= {name: kwargs[name] for name in bound if name in kwargs}
     prepared = _with_stop_strings(model, {**options, **kwargs})
@@ -227,16 +226,18 @@ def _is_ours(custom_generate: Any) -> bool:
 
 def _with_static_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Gives a call that names no cache a static one, whatever its model is configured with."""
+    from .transformers_names import CACHE_NAMES
+
     config = kwargs.get("generation_config")
     named = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
-    if kwargs.get("past_key_values") is None and named is None:
+    if named is None and all(kwargs.get(name) is None for name in CACHE_NAMES):
         return {**kwargs, "cache_implementation": "static"}
     return kwargs
 
 
 def _with_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Turns `stop_strings` into the criterion that `generate` would make of it: transformers drops
-    the tokenizer, which that takes, on its way to a callable (5.23)."""
+    the tokenizer, which that takes, on its way to a callable."""
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     from .generation.validation import setting
@@ -255,10 +256,11 @@ def _lacks_cache(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     """Whether a model's own configuration says that it uses no cache (MPT's default), and the call
     says nothing: with one its drafts can be verified, and the ids are the same."""
     from .generation.validation import setting
+    from .transformers_names import CACHE_NAMES
 
     config = kwargs.get("generation_config")
     asked = kwargs.get("use_cache", getattr(config, "use_cache", None))
-    caches = (kwargs.get("past_key_values"), kwargs.get("cache_params"))
+    caches = (kwargs.get(name) for name in CACHE_NAMES)
     named = *caches, setting("cache_implementation", model, kwargs)
     is_configured = asked is None and setting("use_cache", model, kwargs) is False
     return is_configured and all(each is None for each in named)

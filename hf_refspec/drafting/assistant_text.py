@@ -6,9 +6,9 @@ from contextlib import nullcontext
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
+from ..transformers_names import CACHE_NAME, supports_logits_to_keep
 from .draft_vocabulary import DraftVocabulary
 from .token_ids import common_length
 from .top_tokens import TopTokens, top_tokens
@@ -80,14 +80,14 @@ class AssistantText:
         model, last = assistant.base_model, {}
         if vocabulary is None:
             model = assistant
-            last = {"logits_to_keep": count} if assistant._supports_logits_to_keep() else {}
+            last = {"logits_to_keep": count} if supports_logits_to_keep(assistant) else {}
         # Dropout must not use up the random numbers of a call that samples.
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices) if assistant.training else nullcontext():
             output = model(
                 input_ids=new_ids.to(device),
                 attention_mask=torch.ones((1, length), dtype=torch.int64, device=device),
-                past_key_values=self._cache,
+                **{CACHE_NAME: self._cache},
                 use_cache=True,
                 return_dict=True,
                 **last,

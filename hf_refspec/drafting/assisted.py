@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import CandidateGenerator
 
 from .observation import Observation
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import CandidateGenerator
 
 from ..store.datastore import Datastore
 from .calibration import PRIOR_EXPONENT, Calibration

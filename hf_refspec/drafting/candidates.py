@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import CandidateGenerator
 
 from ..did_you_mean import did_you_mean
 from ..store.datastore import Datastore

@@ -36,13 +36,14 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from ..transformers_names import allowed_tokens_function
 from ..verification.ranks import Ranks
 from .processor_copy import copied_processor
 from .row import Row, longest_row, padded
 from .validation import RefusedCallError
 
 if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation import BaseStreamer
 
 
 @dataclass
@@ -102,12 +103,12 @@ def processors_of_rows(processors: LogitsProcessorList, rows: int) -> list[Logit
 def _of_row(asked: Any, row: int, rows: int) -> Any:
     """The logits processor `asked` for one of several rows."""
     if isinstance(asked, PrefixConstrainedLogitsProcessor):
-        function = asked._prefix_allowed_tokens_fn
+        function = allowed_tokens_function(asked)
         return PrefixConstrainedLogitsProcessor(lambda _, ids: function(row, ids), num_beams=1)
     ignored = getattr(asked, "prompt_ignore_length", None)
     if isinstance(asked, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, torch.Tensor):
         return RepetitionPenaltyLogitsProcessor(asked.penalty, ignored[row : row + 1])
-    # Of several sequences of a prompt, transformers 5.17 penalises the first alone.
+    # A prompt of several sequences stands there once.
     uneven = (
         isinstance(asked, EncoderRepetitionPenaltyLogitsProcessor)
         and len(asked.encoder_input_ids) != rows

@@ -40,7 +40,7 @@ from ..verification.restored import random_numbers
 from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation import BaseStreamer
 
 _BLIND_TO_IDS = (
     EpsilonLogitsWarper,

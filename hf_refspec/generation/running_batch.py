@@ -19,7 +19,8 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from ..check_count import check_count
 from ..drafting.stats import SpeculationStats
-from ..verification.cache import CACHE_NAMES, find_cache, new_cache
+from ..transformers_names import CACHE_NAMES, cache_name
+from ..verification.cache import find_cache, new_cache
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
 from ..verification.packed import PackedVerifier
@@ -125,12 +126,13 @@ class RunningBatch:
             [`RunningText`]: What becomes of it.
 
         Raises:
-            TypeError, ValueError: As of `generate`; also for several prompts, for a given
-                `past_key_values`, and for a model that is split over several processes.
+            TypeError, ValueError: As of `generate`; also for several prompts, for a
+                given cache, and for a model that is split over several processes.
         """
-        if arguments.get("past_key_values") is not None:
+        given = next((n for n in CACHE_NAMES if arguments.get(n) is not None), None)
+        if given is not None:
             raise ValueError(
-                "`past_key_values` cannot be given for a text of a running batch: leave it out; "
+                f"`{given}` cannot be given for a text of a running batch: leave it out; "
                 "what the prompt has in common with other texts is found"
             )
         if not Ranks.of(self._model).alone:
@@ -305,8 +307,7 @@ def _verifier(
     cache, kwargs = find_cache(model_kwargs), model_kwargs
     if isinstance(cache, StaticCache):
         # The prompt is read in pieces, and packed passes are not compiled.
-        name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is cache)
-        kwargs = {**model_kwargs, name: new_cache(model)}
+        kwargs = {**model_kwargs, cache_name(model_kwargs): new_cache(model)}
     if (
         PackedVerifier.supports(model, kwargs)
         and known_finding(PackedVerifier, model, 2, kwargs).exact

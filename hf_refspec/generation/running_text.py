@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import CandidateGenerator
 
 from ..drafting.candidates import as_drafter
 from ..drafting.drafter import Drafter, Sampling
@@ -30,7 +30,7 @@ from .row import Row, prompt_tokens
 from .validation import FURTHER_OUTPUTS, check_request, check_steps
 
 if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation import BaseStreamer
 
 
 @dataclass(frozen=True)

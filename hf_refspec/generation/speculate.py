@@ -19,16 +19,23 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
 from ..drafting.candidates import CandidateChain, as_drafter
 from ..drafting.drafter import Drafter, Sampling
 from ..drafting.observation import Observation
 from ..text_config import text_config
-from ..verification.cache import CACHE_NAMES
+from ..transformers_names import (
+    CACHE_NAMES,
+    belongs_to_caller,
+    decode_plainly,
+    decoder_output,
+    eos_tokens,
+    is_synced,
+    pad_token,
+)
 from ..verification.choice import select_verifier
-from ..verification.ranks import Ranks, is_synced, kept_in_step
+from ..verification.ranks import Ranks, kept_in_step
 from ..verification.reach import Reach
 from ..verification.restored import random_numbers
 from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
@@ -48,7 +55,7 @@ from .validation import (
 )
 
 if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+    from transformers.generation import BaseStreamer
 
 logger = logging.getLogger("hf_refspec")
 
@@ -190,7 +197,7 @@ class _Call:
 
     def _run(self, loop: Loop, rows: list[Row], criteria: BatchCriteria | None) -> Output:
         verifier, returned = loop.verifier, self.generation_config.return_dict_in_generate
-        keeps_cache = bool(returned or getattr(verifier.cache, "_is_user_defined", False))
+        keeps_cache = bool(returned or belongs_to_caller(verifier.cache))
         pads, noise = self._pads, None
         if len(rows) > 1 and self.generation_config.do_sample:
             noise = ColumnNoise(len(rows), self.input_ids.device)
@@ -212,12 +219,7 @@ class _Call:
                 noise.end(longest_row(rows) - self.input_ids.shape[1])
         if not returned:
             return ids
-        return GenerateDecoderOnlyOutput(
-            sequences=ids,
-            scores=rows[0].scores,
-            logits=rows[0].logits,
-            past_key_values=verifier.cache,
-        )
+        return decoder_output(ids, verifier.cache, rows[0].scores, rows[0].logits)
 
     def _decode_plainly(self, drafters: list[Drafter], found: str) -> Output:
         """Plain decoding by transformers itself; the drafters observe its tokens."""
@@ -233,7 +235,7 @@ class _Call:
             self.generation_config.use_cache = False
             others = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
             kwargs = {**others, "use_cache": False}
-        output = type(self.model)._sample(
+        output = decode_plainly(
             self.model,
             self.input_ids,
             logits_processor=self.logits_processor,
@@ -255,8 +257,7 @@ class _Call:
 
     def _emitted(self, row: np.ndarray) -> np.ndarray:
         """The new ids of a row without the padding behind the end of one that ended early."""
-        eos = self.generation_config._eos_token_tensor
-        pad = self.generation_config._pad_token_tensor
+        eos, pad = eos_tokens(self.generation_config), pad_token(self.generation_config)
         if len(self.input_ids) == 1 or eos is None or pad is None:
             return row
         ends = np.flatnonzero(np.isin(row, eos.numpy(force=True)))
@@ -289,5 +290,5 @@ class _Call:
 
     @property
     def _pad_id(self) -> int:
-        pad_token = self.generation_config._pad_token_tensor
-        return 0 if pad_token is None or len(self.input_ids) == 1 else int(pad_token)  # GPU waits
+        pad = pad_token(self.generation_config)
+        return 0 if pad is None or len(self.input_ids) == 1 else int(pad)  # GPU waits

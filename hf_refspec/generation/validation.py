@@ -10,22 +10,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
-from transformers.cache_utils import Cache
-from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
-from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers import Cache, GenerationConfig, PreTrainedModel, QuantizedCache, StaticCache
 
 from ..drafting.datastore_check import check_datastores
-from ..verification.cache import CACHE_NAMES
+from ..transformers_names import (
+    CACHE_NAMES,
+    PREFILL_ARGUMENTS,
+    STATIC_CACHES,
+    foreign_loop,
+    foreign_step,
+    is_pipeline_stage,
+    is_synced,
+    mask_length,
+)
+from ..verification.cache import find_cache
 from ..verification.choice import RefusedCallError
 from ..verification.facts import facts_about
-from ..verification.ranks import Ranks, is_synced
+from ..verification.ranks import Ranks
 from ..verification.reproducible import ReproducibleVerifier
 
 REPRODUCIBLE = ReproducibleVerifier.name
 VERIFICATIONS = ("auto", "tree", "chain", REPRODUCIBLE)
-# Methods of generation that the loop of this package calls for several tokens at once.
-_STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 # Asks a forward pass for more than logits, which is for the caller alone.
 FURTHER_OUTPUTS = ("output_attentions", "output_hidden_states")
 # Arguments of a forward pass that the text of the probe has as well, that only prefills have, or
@@ -34,7 +39,7 @@ _KNOWN = {
     *CACHE_NAMES,
     *("attention_mask", "position_ids", "use_cache", "logits_to_keep"),
     *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
-    *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL,
+    *PREFILL_ARGUMENTS,
     *FURTHER_OUTPUTS,
 }
 
@@ -42,7 +47,7 @@ _KNOWN = {
 def check_model(model: PreTrainedModel, caller: str) -> None:
     """Refuses models that have no single decoder to verify with, or that decode in a loop that is
     not transformers' own: what another does beside choosing tokens, this package cannot know."""
-    if getattr(model, "_pp_stage", None) is not None:
+    if is_pipeline_stage(model):
         raise RefusedCallError(
             f"`{caller}` cannot be combined with pipeline parallelism: a process has the cache of "
             "its own layers only. Load the model with `tp_size` or `device_map`, or leave it out."
@@ -54,34 +59,26 @@ def check_model(model: PreTrainedModel, caller: str) -> None:
         )
     # What the loop of this package replaces. It calls the other methods of generation itself, or
     # `generate` has called them before.
-    for name, holder in (("_sample", type(model)), ("_has_unfinished_sequences", model)):
-        if _module_of(getattr(holder, name)) != "transformers.generation.utils":
-            raise RefusedCallError(
-                f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
-                f"{type(model).__name__} is the model's or another library's. Leave the argument "
-                "out for it."
-            )
+    if (name := foreign_loop(model)) is not None:
+        raise RefusedCallError(
+            f"`{caller}` needs transformers' own decoding loop, but the `{name}` of "
+            f"{type(model).__name__} is the model's or another library's. Leave the argument "
+            "out for it."
+        )
 
 
 def check_steps(model: PreTrainedModel, model_kwargs: dict[str, Any], caller: str) -> None:
     """Refuses arguments of the forward pass that the probe lacks, where methods that transformers
     does not know prepare them: they may differ from step to step. Transformers' own models pass
     them on unchanged or fail the probe (Mllama, Idefics)."""
-    own = [n for n in _STEPS if not _module_of(getattr(model, n)).startswith("transformers.")]
+    own = foreign_step(model)
     others = [n for n, value in model_kwargs.items() if value is not None and n not in _KNOWN]
     if own and others:
         raise RefusedCallError(
-            f"`{caller}` cannot be combined with `{others[0]}`: the `{own[0]}` of "
+            f"`{caller}` cannot be combined with `{others[0]}`: the `{own}` of "
             f"{type(model).__name__} may change it at each step, and drafts skip steps. Leave one "
             "of them out."
         )
-
-
-def _module_of(method: Any) -> str:
-    """The name of the module that a function comes from: a wrapper copies `__module__`, but not
-    this."""
-    name: str = getattr(method, "__globals__", {}).get("__name__", "")
-    return name
 
 
 def setting(name: str, model: PreTrainedModel, kwargs: dict[str, Any]) -> Any:
@@ -158,7 +155,7 @@ def check_request(
     """Refuses what cannot be lossless, from the arguments as `generate` has prepared them."""
     refusals = (
         _refusals_of_config(generation_config, input_ids, model_kwargs, caller),
-        _refusals_of_cache(generation_config, model_kwargs.get("past_key_values"), caller),
+        _refusals_of_cache(generation_config, find_cache(model_kwargs), caller),
     )
     for why in itertools.chain(*refusals):
         raise RefusedCallError(f"`{caller}` cannot be combined with {why}.")
@@ -205,12 +202,12 @@ def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Ite
     static = isinstance(cache, Cache) and cache.is_compileable and bool(cache.layers)
     implementation = config.cache_implementation
     rolls_back = caller != "candidate_generator"
-    if implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and "offloaded" in implementation:
+    if implementation in STATIC_CACHES and "offloaded" in implementation:
         yield (
             f"`cache_implementation={implementation!r}`: its layers come and go while a pass "
             "runs. Pass `cache_implementation='static'`"
         )
-    if implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and rolls_back:
+    if implementation in STATIC_CACHES and rolls_back:
         yield (
             f"`cache_implementation={implementation!r}`: a static cache cannot go back to before "
             "a retrieval. Leave it out"
@@ -222,12 +219,12 @@ def _refusals_of_cache(config: GenerationConfig, cache: Any, caller: str) -> Ite
         )
     if static and (rolls_back or not isinstance(cache, StaticCache)):
         yield (
-            f"`past_key_values` of type {type(cache).__name__}: it cannot go back to before "
+            f"a cache of type {type(cache).__name__}: it cannot go back to before "
             "rejected tokens. Pass a `DynamicCache`"
         )
     if static and getattr(cache, "offloading", False):
         yield (
-            f"`past_key_values` of type {type(cache).__name__} with `offloading=True`: its layers "
+            f"a cache of type {type(cache).__name__} with `offloading=True`: its layers "
             "come and go while a pass runs. Pass one without"
         )
 
@@ -236,16 +233,16 @@ def check_reproducible(
     input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> None:
     """Refuses caches in which passes cannot all have one shape."""
-    cache = model_kwargs.get("past_key_values")
+    cache = find_cache(model_kwargs)
     if not isinstance(cache, StaticCache):
         raise RefusedCallError(
-            f"`verification={REPRODUCIBLE!r}` needs a static cache, but `past_key_values` is a "
+            f"`verification={REPRODUCIBLE!r}` needs a static cache, but the cache is a "
             f"{type(cache).__name__}. Leave it and `cache_implementation` out, or pass a "
             "`StaticCache`."
         )
     if generation_config.cache_implementation is None:
         mask = model_kwargs.get("attention_mask")
-        seen = generation_config._mask_length if mask is None else mask.shape[1]
+        seen = mask_length(generation_config) if mask is None else mask.shape[1]
         given = 0 if seen == input_ids.shape[1] else int(cache.get_seq_length())
         # Ended rows of a batch keep their last token in a slot behind the text.
         needed = generation_config.max_length + given + (len(input_ids) > 1)

@@ -28,6 +28,7 @@ from ..generation.row import Row
 from ..generation.validation import FURTHER_OUTPUTS
 from ..retrieval.retriever import Retriever
 from ..text_config import context_length, text_config
+from ..transformers_names import CACHE_NAME, CACHE_NAMES, belongs_to_caller, decoder_output
 from ..verification.cache import find_cache
 from .call import check_call, decode
 from .iterative_text import IterativeText, PassageLoop, Passages
@@ -39,10 +40,9 @@ from .stats import RetrievalStats
 _PREPARED = (
     "attention_mask",
     "position_ids",
-    "past_key_values",
-    "cache_params",
     "use_cache",
     "logits_to_keep",
+    *CACHE_NAMES,
     *FURTHER_OUTPUTS,
 )
 
@@ -127,7 +127,7 @@ def iterative_ralm(
             drafter.observe(Observation(np.array(row.output, dtype=np.int64)))
     if not generation_config.return_dict_in_generate:
         return row.ids
-    return GenerateDecoderOnlyOutput(sequences=row.ids, scores=row.scores, logits=row.logits)
+    return decoder_output(row.ids, None, row.scores, row.logits)
 
 
 def _without_padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
@@ -167,9 +167,9 @@ def _check_options(retriever: Any, generation_stride: Any, query_length: Any, dr
 
 
 def _check_prepared(model_kwargs: dict[str, Any]) -> None:
-    if getattr(find_cache(model_kwargs), "_is_user_defined", False):
+    if belongs_to_caller(find_cache(model_kwargs)):
         raise ValueError(
-            "`past_key_values` cannot be combined with `iterative_ralm`: passages stand before "
+            f"`{CACHE_NAME}` cannot be combined with `iterative_ralm`: passages stand before "
             "the prompt, so that each needs a cache of its own. Leave it out."
         )
     for name, value in model_kwargs.items():

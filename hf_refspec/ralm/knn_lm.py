@@ -31,6 +31,7 @@ from ..generation.row import Row, RowMark, accept
 from ..generation.validation import check_steps
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
+from ..transformers_names import decoder_output
 from ..verification.cache import find_cache
 from ..verification.chain import PlainVerifier
 from ..verification.verifier import CacheMark, Verifier
@@ -105,7 +106,7 @@ def knn_lm(
         decode(text, row, retriever, speculation, mixture.k, retrieval_stats, streamer, **sources)
     if not generation_config.return_dict_in_generate:
         return row.ids
-    return GenerateDecoderOnlyOutput(sequences=row.ids, past_key_values=verifier.cache)
+    return decoder_output(row.ids, verifier.cache)
 
 
 class Mixture:

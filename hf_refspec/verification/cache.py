@@ -14,32 +14,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, StaticCache
-from transformers.cache_utils import (
+from transformers import (
     Cache,
+    DynamicCache,
     DynamicLayer,
-    LinearAttentionCacheLayerMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    StaticCache,
     StaticLayer,
 )
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
+from ..transformers_names import CACHE_NAMES, RunningStateLayer, belongs_to_caller, cache_name
 from .token_sequence import TokenSequence
 
-# The names under which transformers' models take their cache.
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Images, and which tokens attend to them.
 _IMAGES = ("pixel_values", "cross_attention_states", "cross_attention_mask")
-# Those of a prompt without images.
-USUAL_ARGUMENTS = {
-    "attention_mask",
-    "cache",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-}
 # Of each layer, keys and values `(rows, heads, length, head_dim)`.
 LayerEntries: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 # Tokens that may follow other prompts in a static cache, whose verifiers make room for theirs.
@@ -63,7 +54,7 @@ def fresh_kwargs(
     """The keyword arguments of a call with other prompts and an empty cache, of the same kinds as
     those that `generate` prepared for a `given` call. The prompts have the int64 `mask`
     `(R, length)`, 0 where they are padded."""
-    name = next(name for name in CACHE_NAMES if given.get(name) is not None)
+    name = cache_name(given)
     static = isinstance(given[name], StaticCache)
     cache = (
         StaticCache(config=text_config(model), max_cache_len=mask.shape[1] + _ROOM)
@@ -114,12 +105,12 @@ def caches_images(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> 
     if not getattr(config, "cross_attention_layers", None):
         return False
     has_images = any(model_kwargs.get(name) is not None for name in _IMAGES)
-    return has_images or getattr(find_cache(model_kwargs), "_is_user_defined", False)
+    return has_images or belongs_to_caller(find_cache(model_kwargs))
 
 
 def holds_running_state(cache: Cache) -> bool:
     """Whether some layer holds a running state, which cannot be cropped."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+    return any(isinstance(layer, RunningStateLayer) for layer in cache.layers)
 
 
 def has_static_layers(cache: Cache) -> bool:

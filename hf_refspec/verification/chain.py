@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
+from ..transformers_names import keeps_state_in_modules, next_kwargs
 from .cache import (
     CroppedEntries,
     Entries,
@@ -36,9 +37,7 @@ class SequentialVerifier(Verifier):
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         # For one more token than the prompt, with what the model wants to see again.
-        self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs
-        )
+        self.model_kwargs = next_kwargs(self.model, outputs, self.model_kwargs)
 
     def _position_offsets(self, rows: int) -> list[int]:
         if self.model_kwargs.get("position_ids") is None and not holds_running_state(self.cache):
@@ -68,9 +67,7 @@ class SequentialVerifier(Verifier):
             return self.model_kwargs
         if further < 0:
             return {**self.model_kwargs, **_shortened(self.model_kwargs, -further)}
-        kwargs = self.model._update_model_kwargs_for_generation(
-            {}, dict(self.model_kwargs), num_new_tokens=further
-        )
+        kwargs = next_kwargs(self.model, {}, dict(self.model_kwargs), further)
         if (token_types := self.model_kwargs.get("token_type_ids")) is not None:
             # Plain decoding repeats the last type; the method above would repeat the last k types.
             repeated = token_types[:, -1:].expand(-1, further)
@@ -91,7 +88,7 @@ class ChainVerifier(SequentialVerifier):
             cache is not None
             and not has_static_layers(cache)
             and not holds_running_state(cache)
-            and not model._is_stateful
+            and not keeps_state_in_modules(model)
             and not caches_images(text_config(model), model_kwargs)
         )
 

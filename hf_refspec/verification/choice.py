@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from ..text_config import text_config
-from .cache import USUAL_ARGUMENTS, call_device, find_cache, is_padded
+from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
+from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
 from .facts import facts_about_state
 from .packed import PackedVerifier
@@ -120,10 +121,7 @@ def known_finding(
 def _takes_usual_steps(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
     """Whether `generate` calls the model for a token as it calls most: with its id and what is
     known of all tokens."""
-    kept = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-    return model_kwargs.keys() <= USUAL_ARGUMENTS and all(
-        getattr(type(model), name) is getattr(GenerationMixin, name) for name in kept
-    )
+    return model_kwargs.keys() <= USUAL_ARGUMENTS and takes_usual_steps(model)
 
 
 def _key(
@@ -155,4 +153,4 @@ def _routes_by_token(model: PreTrainedModel) -> bool:
     config = text_config(model)
     counts = (value for name, value in vars(config).items() if "expert" in name)
     mixture = any(isinstance(value, int) and value > 1 for value in counts)
-    return mixture and getattr(config, "_experts_implementation", None) != "batched_mm"
+    return mixture and experts_implementation(config) != "batched_mm"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..transformers_names import compiles_passes
 from .facts import facts_about
 
 logger = logging.getLogger("hf_refspec")
@@ -39,8 +40,8 @@ class CompiledForward:
         self._failed = "not compiled", repr(generation_config.compile_config)
         self._run_before: set[int] = set()  # widths
         # Whether passes are compiled: not after that has failed once.
-        self.is_active = self._failed not in facts_about(model) and bool(
-            model._valid_auto_compile_criteria(model_kwargs, generation_config)
+        self.is_active = self._failed not in facts_about(model) and compiles_passes(
+            model, model_kwargs, generation_config
         )
         # Whether the last pass was compiled or captured, which takes longer.
         self.prepared = False

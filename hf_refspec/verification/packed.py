@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicLayer, PreTrainedModel
 
 from ..drafting.tree import DraftTree
+from ..transformers_names import USUAL_ARGUMENTS, has_compiled_call
 from .block_attention import BlockPass, RowPass
-from .cache import USUAL_ARGUMENTS, Entries, LayerEntries, Pass, find_cache
+from .cache import Entries, LayerEntries, Pass, find_cache
 from .row_blocks import RowBlocks, RowEntries
 from .token_sequence import TokenSequence
 from .tree import TreeVerifier, row_laid_out
@@ -193,7 +193,7 @@ class PackedVerifier(TreeVerifier):
             and type(model).forward.__module__.startswith("transformers.")
             and not getattr(find_cache(model_kwargs), "_is_user_defined", False)
             and model_kwargs.keys() <= USUAL_ARGUMENTS
-            and not model._compiled_call_impl
+            and not has_compiled_call(model)
             and super().supports(model, model_kwargs)
         )
 

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
+from ..transformers_names import next_kwargs, prefill
 from .cache import call_device, fresh_kwargs, is_padded
 from .ranks import Ranks
 from .restored import modules_restored, random_state, set_random_state
@@ -208,10 +209,10 @@ class _Texts:
         """The logits after the prompts and after each token of the paths, by plain steps."""
         kwargs = self._kwargs()
         ids = self.text[:, : self.prompt - 1]
-        outputs = self.model._prefill(ids, GenerationConfig(), kwargs)
+        outputs = prefill(self.model, ids, GenerationConfig(), kwargs)
         steps = []
         for length in range(self.prompt, self.prompt + _PATH + 1):
-            kwargs = self.model._update_model_kwargs_for_generation(outputs, kwargs)
+            kwargs = next_kwargs(self.model, outputs, kwargs)
             model_inputs = self.model.prepare_inputs_for_generation(
                 self.text[:, :length], next_sequence_length=1, **kwargs
             )
@@ -226,7 +227,7 @@ class _Texts:
         kwargs = {name: kwargs[name] for name in names if name in kwargs}
         if "token_type_ids" in kwargs:
             # The output may be of another type than the prompt (PaliGemma).
-            prompt = self.model._update_model_kwargs_for_generation({}, self._kwargs())
+            prompt = next_kwargs(self.model, {}, self._kwargs())
             types = prompt["token_type_ids"]
             kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, _PATH)], dim=-1)
         if "logits_to_keep" in self.model_kwargs:  # all logits of a long text take much memory

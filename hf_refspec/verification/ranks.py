@@ -25,6 +25,8 @@ import torch
 from torch import distributed
 from transformers import PreTrainedModel
 
+from ..transformers_names import device_mesh, others_go_on
+
 _Value = TypeVar("_Value")
 
 # The bytes of an exchange: the drafts of a few rows. A longer message takes a second one.
@@ -51,9 +53,8 @@ class Ranks:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Ranks:
         """Those that transformers has split a model over."""
-        if (getattr(model, "_tp_size", None) or 1) == 1:
+        if (mesh := device_mesh(model)) is None:
             return cls()
-        mesh = model._device_mesh
         return cls(mesh.get_group("tp" if mesh.ndim > 1 else 0), mesh.device_type)
 
     @property
@@ -123,20 +124,12 @@ class Ranks:
         return summed.numpy(force=True)
 
 
-def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
-    """Whether `generate` keeps processes in step, which transformers decides where `synced_gpus`
-    is `None`."""
-    return bool(
-        model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)["synced_gpus"]
-    )
-
-
 @contextmanager
 def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[None]:
     """Around a call, in every process at the same time."""
 
     def run_one(*_: Any) -> None:
-        model._has_unfinished_sequences(False, True, input_ids.device)
+        others_go_on(model, False, input_ids.device)
 
     vars(run_one)["only_reads"] = True  # so that findings about the model stay valid
     # Before the hook of FSDP, which begins to collect weights.
@@ -145,5 +138,5 @@ def kept_in_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Iterator[No
         yield
     finally:
         hook.remove()
-        while model._has_unfinished_sequences(True, True, input_ids.device):
+        while others_go_on(model, True, input_ids.device):
             model(input_ids=input_ids[:1, -1:], use_cache=False)

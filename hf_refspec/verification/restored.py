@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..text_config import length_dependent_rope, text_config
+from ..transformers_names import keeps_state_in_modules
 
 
 def random_numbers(device: torch.device) -> Any:
@@ -37,7 +38,7 @@ def modules_restored(model: PreTrainedModel) -> Iterator[None]:
     held = [
         (module, dict(vars(module)), dict(module._buffers))
         for module in model.modules()
-        if model._is_stateful
+        if keeps_state_in_modules(model)
         or (length_dependent and any("inv_freq" in name for name in module._buffers))
     ]
     tensors = [

@@ -132,7 +132,7 @@ class StaticVerifier(Verifier):
         for pending, end in zip(now.pending, self._ends, strict=True):
             if pending and end >= self.entries.length:
                 raise ValueError(
-                    f"`past_key_values` has room for {self.entries.length} tokens, and a text has "
+                    f"The static cache has room for {self.entries.length} tokens, and a text has "
                     "more. Pass a `StaticCache` with a larger `max_cache_len`."
                 )
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import StaticCache
-from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
+from transformers import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from .cache import Entries, EntriesMark, Pass, move_entries
 from .compiled import CompiledForward

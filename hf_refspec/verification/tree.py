@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import attends_locally, length_dependent_rope, text_config
+from ..transformers_names import CACHE_NAMES, attention_implementation, cache_name
 from .cache import (
-    CACHE_NAMES,
     Entries,
     MovedEntries,
     Pass,
@@ -150,7 +150,7 @@ class MaskedInputs:
         }
         given_anew = (*CACHE_NAMES, *_TOKEN_TYPES, "attention_mask", "position_ids")
         self._others = {k: v for k, v in model_kwargs.items() if k not in given_anew}
-        self._cache_name = next(name for name in CACHE_NAMES if model_kwargs.get(name) is cache)
+        self._cache_name = cache_name(model_kwargs)
 
     def select(self, rows: list[int]) -> None:
         """Keeps these rows alone."""
@@ -239,7 +239,7 @@ def takes_masks(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
 def as_attention_takes(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
     """A mask of bool `(R, 1, S, length)` as the model's attention takes it: eager attention adds it
     to the scores, in the model's dtype."""
-    if model.config._attn_implementation == "sdpa":
+    if attention_implementation(model) == "sdpa":
         return mask
     bias = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device)
     return bias.masked_fill_(~mask, torch.finfo(model.dtype).min)

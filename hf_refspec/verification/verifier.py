@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
 from ..drafting.tree import DraftTree
 from ..text_config import text_config
-from .cache import CACHE_NAMES, Entries, EntriesMark, Pass, find_cache, keeps_every_position
+from ..transformers_names import cache_name, prefill
+from .cache import Entries, EntriesMark, Pass, find_cache, keeps_every_position
 from .prompt_states import last_token, records_prompt
 from .token_sequence import FixedTokens, TokenSequence
 
@@ -95,7 +95,7 @@ class Verifier:
         # Of each row, which of the prompts that the prefill ran is its own: rows may share one.
         self.prompts: list[int] = []
         # Whether the model has begun a new cache in the middle of the text. It may then do so at
-        # every step, as Phi-3 does in transformers 5.17, and nothing can be drafted any more.
+        # every step, and nothing can be drafted any more.
         self.replaced_cache = False
         # A row's position of a token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
@@ -243,7 +243,7 @@ class Verifier:
 
     def _run_prompts(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         """The outputs for prompts `(R, n)`, with the keyword arguments of `generate`."""
-        return self.model._prefill(input_ids, self.generation_config, kwargs)
+        return prefill(self.model, input_ids, self.generation_config, kwargs)
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
         """Prepares the passes after the prefill."""
@@ -261,6 +261,5 @@ class Verifier:
         cache = find_cache(outputs)
         if cache is None or cache is self.cache:
             return None
-        name = next(name for name in CACHE_NAMES if outputs.get(name) is cache)
-        self.model_kwargs = {**self.model_kwargs, name: cache}
+        self.model_kwargs = {**self.model_kwargs, cache_name(outputs): cache}
         return cache

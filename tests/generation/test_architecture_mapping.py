@@ -16,7 +16,7 @@ from hf_refspec.verification.packed import PackedVerifier
 
 pytestmark = pytest.mark.slow
 
-RECORDED = transformers.__version__.startswith("5.23.")
+RECORDED = transformers.__version__.startswith("5.24.")
 NEW_TOKENS = 40  # the windows are of 16
 OPTIONS = {
     "max_new_tokens": NEW_TOKENS,

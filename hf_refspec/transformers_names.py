@@ -1,0 +1,218 @@
+"""Every name of transformers that is private, or that differs between the supported versions.
+
+Nothing else in the package mentions one, nor a version: whoever tries a new release of
+transformers compares it with this file. `import hf_refspec` must not load it, for transformers
+takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+import transformers
+from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+
+from .version import __version__
+
+# The minor releases that the tests pass with. setup.cfg has the same bounds.
+OLDEST, NEWEST = (5, 20), (5, 24)
+
+# Arguments that `generate` drops on its way to a callable.
+DROPPED_ARGUMENTS = ("streamer", "synced_gpus", "tokenizer")
+# The names under which models take and return their cache: "cache" for all models from 5.24 on,
+# before that "cache_params" for Mamba and "past_key_values" for the others.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+# The one that most models and the outputs of `generate` have in the installed version.
+CACHE_NAME = next(
+    name
+    for name in CACHE_NAMES
+    if name in {field.name for field in fields(GenerateDecoderOnlyOutput)}
+)
+# Arguments of a forward pass over text, beside the cache.
+USUAL_ARGUMENTS = {
+    *CACHE_NAMES,
+    *("attention_mask", "cache_position", "logits_to_keep", "position_ids", "use_cache"),
+}
+# Arguments that only prefills have.
+PREFILL_ARGUMENTS = frozenset(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
+STATIC_CACHES = frozenset(ALL_STATIC_CACHE_IMPLEMENTATIONS)
+# Of a cache, a layer that holds a running state.
+RunningStateLayer = LinearAttentionCacheLayerMixin
+
+_GENERATION = "transformers.generation.utils"
+# Methods of generation that this package replaces, and those that it calls for several tokens.
+_LOOP = ("_sample", "_has_unfinished_sequences")
+_STEPS = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+
+
+def untested_version() -> str | None:
+    """Why nothing is drafted with the installed transformers; `None` if it was tested."""
+    release = transformers.__version__
+    minor = tuple(int(part) for part in release.split(".")[:2])
+    if OLDEST <= minor <= NEWEST:
+        return None
+    oldest, newest = (f"{major}.{number}" for major, number in (OLDEST, NEWEST))
+    return (
+        f"hf_refspec {__version__} was tried with transformers {oldest} to {newest}; this is "
+        f"{release}. Install one of them, pip install 'transformers=={newest}.*', or a newer "
+        "hf_refspec"
+    )
+
+
+def cache_name(values: Mapping[str, Any]) -> str:
+    """The name under which these arguments or outputs hold their cache."""
+    return next((name for name in CACHE_NAMES if values.get(name) is not None), CACHE_NAME)
+
+
+def belongs_to_caller(cache: Any) -> bool:
+    """Whether a cache was passed to `generate`, and goes on after it."""
+    return bool(getattr(cache, "_is_user_defined", False))
+
+
+def decoder_output(
+    sequences: torch.Tensor,
+    cache: Cache | None,
+    scores: tuple[torch.Tensor, ...] | None = None,
+    logits: tuple[torch.Tensor, ...] | None = None,
+) -> GenerateDecoderOnlyOutput:
+    """The output of `generate` where the call asks for a dictionary."""
+    output: dict[str, Any] = {"sequences": sequences, "scores": scores, "logits": logits}
+    return GenerateDecoderOnlyOutput(**output, **{CACHE_NAME: cache})
+
+
+def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
+    """transformers' own decoding loop, with the arguments that `generate` gives a callable."""
+    return type(model)._sample(model, input_ids, **arguments)
+
+
+def prefill(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> Any:
+    """The outputs of the first forward pass, as `generate` runs it over prompts `(R, n)`."""
+    return model._prefill(input_ids, generation_config, model_kwargs)
+
+
+def next_kwargs(
+    model: PreTrainedModel,
+    outputs: Mapping[str, Any],
+    model_kwargs: dict[str, Any],
+    new_tokens: int = 1,
+) -> dict[str, Any]:
+    """The keyword arguments after a forward pass, for this many tokens more."""
+    updated: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, model_kwargs, num_new_tokens=new_tokens
+    )
+    return updated
+
+
+def takes_usual_steps(model: PreTrainedModel) -> bool:
+    """Whether the model prepares the arguments of its steps as most models do."""
+    return all(getattr(type(model), name) is getattr(GenerationMixin, name) for name in _STEPS)
+
+
+def foreign_loop(model: PreTrainedModel) -> str | None:
+    """A method of the decoding loop that is the model's or another library's own."""
+    holders = (type(model), model)
+    pairs = zip(_LOOP, holders, strict=True)
+    return next((n for n, holder in pairs if _module_of(getattr(holder, n)) != _GENERATION), None)
+
+
+def foreign_step(model: PreTrainedModel) -> str | None:
+    """A method that prepares the arguments of a step and that transformers does not know."""
+    names = (n for n in _STEPS if not _module_of(getattr(model, n)).startswith("transformers."))
+    return next(names, None)
+
+
+def _module_of(method: Any) -> str:
+    """The module that a function comes from: a wrapper copies `__module__`, but not this."""
+    name: str = getattr(method, "__globals__", {}).get("__name__", "")
+    return name
+
+
+def compiles_passes(
+    model: PreTrainedModel, model_kwargs: dict[str, Any], generation_config: GenerationConfig
+) -> bool:
+    """Whether `generate` would compile the forward passes of this call."""
+    return bool(model._valid_auto_compile_criteria(model_kwargs, generation_config))
+
+
+def has_compiled_call(model: PreTrainedModel) -> bool:
+    """Whether the model itself has been compiled (`model.compile()`)."""
+    return bool(model._compiled_call_impl)
+
+
+def keeps_state_in_modules(model: PreTrainedModel) -> bool:
+    """Whether the model says that it holds a running state."""
+    return bool(model._is_stateful)
+
+
+def attention_implementation(model: PreTrainedModel) -> str:
+    """ "sdpa", "eager", "flash_attention_2", ..."""
+    name: str = model.config._attn_implementation
+    return name
+
+
+def experts_implementation(config: Any) -> str | None:
+    """How the experts of a mixture are run; `None` where the configuration does not say."""
+    return getattr(config, "_experts_implementation", None)
+
+
+def supports_logits_to_keep(model: PreTrainedModel) -> bool:
+    """Whether a forward pass takes `logits_to_keep`."""
+    return bool(model._supports_logits_to_keep())
+
+
+def device_mesh(model: PreTrainedModel) -> Any:
+    """The mesh of processes that tensor parallelism has split a model over; `None` for one."""
+    return model._device_mesh if (getattr(model, "_tp_size", None) or 1) > 1 else None
+
+
+def is_pipeline_stage(model: PreTrainedModel) -> bool:
+    """Whether pipeline parallelism has left this process with some of the layers."""
+    return getattr(model, "_pp_stage", None) is not None
+
+
+def is_synced(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
+    """Whether `generate` keeps processes in step, which transformers decides where `synced_gpus`
+    is `None`."""
+    named = model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)
+    return bool(named["synced_gpus"])
+
+
+def others_go_on(model: PreTrainedModel, ended: bool, device: torch.device) -> bool:
+    """Announces to all processes that are kept in step whether this one has ended; returns whether
+    some has not."""
+    return bool(model._has_unfinished_sequences(ended, True, device))
+
+
+def eos_tokens(config: GenerationConfig) -> torch.Tensor | None:
+    """The end-of-text tokens of a call, as `generate` has prepared them."""
+    tokens: torch.Tensor | None = config._eos_token_tensor
+    return tokens
+
+
+def pad_token(config: GenerationConfig) -> torch.Tensor | None:
+    """The padding token of a call, as `generate` has prepared it."""
+    token: torch.Tensor | None = config._pad_token_tensor
+    return token
+
+
+def mask_length(config: GenerationConfig) -> int:
+    """The length of a prompt with what its cache holds already, where the call has no mask."""
+    length: int = config._mask_length
+    return length
+
+
+def allowed_tokens_function(processor: Any) -> Any:
+    """The user's function of a `PrefixConstrainedLogitsProcessor`."""
+    return processor._prefix_allowed_tokens_fn
