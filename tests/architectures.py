@@ -77,6 +77,13 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
     },
+    "dory": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 1,
+    },
     "dots3_note": {"vision_config": {"adapter_in_dim": 32}},
     "gemma3n_text": {"intermediate_size": 48},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
@@ -114,14 +121,14 @@ _EXCEPTIONS |= {
     for model_type in ("llama4", "qwen4_exp")
 }
 
-# How each type is verified with the text of the tests, as of transformers 5.23: all others by a
+# How each type is verified with the text of the tests, as of transformers 5.24: all others by a
 # tree. Texts of 60 tokens cross every window.
 CHAIN = """
 afmoe axk2 bailing_hybrid bamba bart beam bigbird_pegasus blenderbot blenderbot-small bloom
-cohere2 cohere2_moe cohere_compass_text cwm deepseek_v32 deepseek_v4 dots1 dots3_note_text
+cohere2 cohere2_moe cohere_compass_text cwm deepseek_v32 deepseek_v4 dory dots1 dots3_note_text
 exaone4 exaone_moe falcon_h1 flint gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text
 gemma4_unified gemma4_unified_text glm_moe_dsa gpt_neo gpt_oss granite_swa granitemoe_swa
-granitemoehybrid hy_v4 inkling2_text inkling_text kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3
+granitemoehybrid hy_v4 inkling2_loop_text inkling2_text inkling_text kimi_linear kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3
 llama4 llama4_text mamba2 marian mbart mellum mimo_v2_flash ministral mistral modernbert-decoder
 moss_transcribe_diarize mpt mvp olmo3 olmo_hybrid openai-gpt pegasus plbart qwen2_moe qwen3_5
 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text roformer trocr

@@ -57,7 +57,7 @@ class SequentialVerifier(Verifier):
             model_inputs["logits_to_keep"] = 1 + len(draft)
         outputs = self.model(**model_inputs, return_dict=True)
         if (cache := self._new_cache(outputs)) is not None:
-            self.entries, self.replaced_cache = Entries(cache), True
+            self.entries = self._entries(cache)
         return outputs.logits[:, -1 - len(draft) :]
 
     def _kwargs_for(self, length: int) -> dict[str, Any]:

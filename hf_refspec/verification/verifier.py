@@ -94,9 +94,6 @@ class Verifier:
         self.in_step = False
         # Of each row, which of the prompts that the prefill ran is its own: rows may share one.
         self.prompts: list[int] = []
-        # Whether the model has begun a new cache in the middle of the text. It may then do so at
-        # every step, and nothing can be drafted any more.
-        self.replaced_cache = False
         # A row's position of a token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
         self._offsets: list[int] = []
@@ -161,7 +158,7 @@ class Verifier:
     def mark(self) -> CacheMark:
         """A snapshot for [`~Verifier.roll_back`]."""
         entries = self.entries.mark()  # first: it may finish what a pass has left to the next
-        names = ("entries", "cached", "replaced_cache", "model_kwargs", "_offsets")
+        names = ("entries", "cached", "model_kwargs", "_offsets")
         attributes = {name: getattr(self, name) for name in (*names, "_prompt_length")}
         return CacheMark(attributes, entries)
 
@@ -216,7 +213,7 @@ class Verifier:
     @property
     def most_nodes(self) -> int:
         """The most draft nodes of a row that the next pass can take."""
-        return 0 if self.replaced_cache else sys.maxsize
+        return sys.maxsize
 
     @property
     def kind_of_pass(self) -> str:
