@@ -128,11 +128,11 @@ afmoe axk2 bailing_hybrid bamba bart beam bigbird_pegasus blenderbot blenderbot-
 cohere2 cohere2_moe cohere_compass_text cwm deepseek_v32 deepseek_v4 dory dots1 dots3_note_text
 exaone4 exaone_moe falcon_h1 flint gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text
 gemma4_unified gemma4_unified_text glm_moe_dsa gpt_neo gpt_oss granite_swa granitemoe_swa
-granitemoehybrid hy_v4 inkling2_loop_text inkling2_text inkling_text kimi_linear kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3
-llama4 llama4_text mamba2 marian mbart mellum mimo_v2_flash ministral mistral modernbert-decoder
-moss_transcribe_diarize mpt mvp olmo3 olmo_hybrid openai-gpt pegasus plbart qwen2_moe qwen3_5
-qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text roformer trocr
-vaultgemma whisper zaya
+granitemoehybrid hy_v4 inkling2_loop_text inkling2_text inkling_text kimi_linear kolibri1 laguna
+lara_mini lfm2 lfm2_moe lfm3 llama4 llama4_text mamba2 marian mbart mellum mimo_v2_flash
+ministral mistral modernbert-decoder moss_transcribe_diarize mpt mvp olmo3 olmo_hybrid
+openai-gpt pegasus plbart qwen2_moe qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next
+qwen4_exp qwen4_exp_text roformer trocr vaultgemma whisper zaya
 """.split()  # noqa: SIM905
 PLAIN = {
     "cpmant": "attends in both directions",
