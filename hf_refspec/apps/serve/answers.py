@@ -15,32 +15,6 @@ from .tool_calls import Call, Part, Reasoning
 Event: TypeAlias = dict[str, Any]
 
 
-class Answer(ABC):
-    """What a client gets for the rows of its request: parts that come one after another, each with
-    the log probabilities of its tokens. Every method returns what a stream then sends."""
-
-    ends_with_done = True  # whether a stream says that it is over
-
-    def begin(self) -> list[Event]:
-        return []
-
-    @abstractmethod
-    def add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> list[Event]:
-        """Receives a row's next part."""
-
-    @abstractmethod
-    def end(self, row: int, generation: Generation) -> list[Event]:
-        """A row has ended."""
-
-    def close(self, generations: Sequence[Generation]) -> list[Event]:
-        """All rows have ended."""
-        return []
-
-    @abstractmethod
-    def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
-
-
 class Choice:
     """What has come of a row."""
 
@@ -62,8 +36,9 @@ class Choice:
         return [part for part in self.parts if isinstance(part, Call)]
 
 
-class ChoicesAnswer(Answer):
-    """An answer of several choices, one for each row."""
+class Answer(ABC):
+    """The answer to a request, with a choice for each row. It receives a row's parts one after
+    another, each with the log probabilities of its tokens, and returns what a stream then sends."""
 
     kind = chunk_kind = ""
 
@@ -73,7 +48,11 @@ class ChoicesAnswer(Answer):
         self._logprobs = logprobs
         self._includes_usage = includes_usage
 
+    def begin(self) -> list[Event]:
+        return []
+
     def add(self, row: int, part: Part, logprobs: list[TokenLogprob]) -> list[Event]:
+        """Receives a row's next part."""
         choice = self._choices[row]
         delta = self._delta(choice, part)
         described = self._described(logprobs, len(choice.text)) if self._logprobs else None
@@ -82,6 +61,7 @@ class ChoicesAnswer(Answer):
         return [self._chunk(row, delta, described)]
 
     def end(self, row: int, generation: Generation) -> list[Event]:
+        """Ends a row."""
         choice = self._choices[row]
         choice.finish_reason = generation.finish_reason
         if choice.calls and choice.finish_reason == "stop":
@@ -89,12 +69,14 @@ class ChoicesAnswer(Answer):
         return [self._chunk(row, self._nothing(), None, choice.finish_reason)]
 
     def close(self, generations: Sequence[Generation]) -> list[Event]:
+        """Ends the answer, after all rows."""
         if not self._includes_usage:
             return []
         about = {**self._about, "object": self.chunk_kind, "choices": []}
         return [{**about, "usage": usage(generations)}]
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
         choices = [
             {
                 **self._message(choice),
@@ -126,7 +108,7 @@ class ChoicesAnswer(Answer):
     def _described(self, logprobs: Sequence[TokenLogprob], offset: int) -> Event: ...
 
 
-class CompletionAnswer(ChoicesAnswer):
+class CompletionAnswer(Answer):
     """The answer to `/v1/completions`, which has no calls."""
 
     kind = chunk_kind = "text_completion"
@@ -152,7 +134,7 @@ class CompletionAnswer(ChoicesAnswer):
         }
 
 
-class ChatAnswer(ChoicesAnswer):
+class ChatAnswer(Answer):
     """The answer to `/v1/chat/completions`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"

@@ -17,8 +17,6 @@ from .errors import answer_errors
 from .pages import body_of, document, start_page
 from .parsing import Reader, RequestT, parsed, read_body
 from .protocol import ChatRequest, CompletionRequest, TextRequest
-from .responses_answer import ResponsesAnswer
-from .responses_protocol import ResponsesRequest
 from .served_model import Prepared, ServedModel
 from .stream import EventStream, Stream, whole
 
@@ -71,13 +69,6 @@ def make_app(
 
         return await answered(http, CompletionRequest, served.completion, answer)
 
-    @app.post("/v1/responses", openapi_extra=body_of(ResponsesRequest))
-    async def responses(http: Request) -> Response:
-        def answer(request: ResponsesRequest) -> Answer:
-            return ResponsesAnswer(served.name, request)
-
-        return await answered(http, ResponsesRequest, served.response, answer)
-
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
@@ -99,5 +90,5 @@ def make_app(
     async def start(http: Request) -> dict[str, Any]:
         return start_page(app, served.name, str(http.base_url))
 
-    document(app, [ChatRequest, CompletionRequest, ResponsesRequest])
+    document(app, [ChatRequest, CompletionRequest])
     return app

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from .errors import ApiError, not_json, too_many
-from .protocol import AnyRequest
+from .protocol import TextRequest
 
 _BODY_SECONDS = 60  # for a body to arrive
 # How many times the limit is read and discarded: a client that is still sending would see a broken
@@ -32,7 +32,7 @@ _MOST_PARTS = 1 << 18
 # It matches wherever it begins, so that quotes that are never closed cost nothing.
 _PART = re.compile(r'"[^"]*"?|\[|\{|,')
 
-RequestT = TypeVar("RequestT", bound=AnyRequest)
+RequestT = TypeVar("RequestT", bound=TextRequest)
 GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
 

@@ -13,15 +13,13 @@ from .errors import ApiError
 
 # Fields that change no answer.
 _IGNORED = {"metadata", "moderation", "safety_identifier", "service_tier", "store", "user"}
-_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "truncation"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
 # Fields that would change the answer and are not supported, each with the values beside null that
 # ask for nothing. docs/tasks/serving.md has the same table.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(["audio", "conversation", "max_tool_calls", "previous_response_id"], ()),
-    **dict.fromkeys(["prompt", "reasoning", "reasoning_effort"], ()),
-    **dict.fromkeys(["verbosity", "web_search_options"], ()),
-    **dict.fromkeys(["background", "echo"], (False,)),
+    **dict.fromkeys(["audio", "reasoning_effort", "verbosity", "web_search_options"], ()),
     "best_of": (1,),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
@@ -72,7 +70,7 @@ FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class TextPart(BaseModel):
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text"]
     text: Text
 
 
@@ -182,8 +180,8 @@ ResponseFormat: TypeAlias = Annotated[
 ]
 
 
-class AnyRequest(BaseModel):
-    """What all kinds of requests have in common; null means that a field is left out."""
+class TextRequest(BaseModel):
+    """The fields of chats and completions; null means that a field is left out."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -202,6 +200,10 @@ class AnyRequest(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=_MOST_ROWS)
+    stop: StopString | StopStrings | None = None
+    prediction: PredictedContent | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -216,15 +218,6 @@ class AnyRequest(BaseModel):
                 why = f"{name} is not supported with this value; leave it out"
                 raise ApiError(400, why, name)
         return data
-
-
-class TextRequest(AnyRequest):
-    """What chats and completions have in common."""
-
-    max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1, le=_MOST_ROWS)
-    stop: StopString | StopStrings | None = None
-    prediction: PredictedContent | None = None
 
 
 class ChatRequest(TextRequest):

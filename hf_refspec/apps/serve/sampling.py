@@ -11,7 +11,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from .protocol import AnyRequest
+from .protocol import TextRequest
 
 # Logits divided by less are no longer finite; the most probable token is chosen instead.
 _LEAST_TEMPERATURE = 1e-5
@@ -33,7 +33,7 @@ class OutputPenalties(LogitsProcessor):
         return scores
 
 
-def sampling_options(request: AnyRequest) -> dict[str, Any]:
+def sampling_options(request: TextRequest) -> dict[str, Any]:
     """The options for `generate`; none if the request leaves them to the model."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "min_p": request.min_p}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
@@ -48,7 +48,7 @@ def sampling_options(request: AnyRequest) -> dict[str, Any]:
     return given
 
 
-def logits_processors(request: AnyRequest, prompt_length: int) -> list[LogitsProcessor]:
+def logits_processors(request: TextRequest, prompt_length: int) -> list[LogitsProcessor]:
     """What changes the logits before they are sampled from. They go by the ids alone, so that
     several rows may share them."""
     processors: list[LogitsProcessor] = []

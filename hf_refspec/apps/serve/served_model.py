@@ -18,13 +18,11 @@ from .errors import ApiError
 from .generation import GenerationRequest
 from .grammar_check import GrammarCheck
 from .protocol import ChatRequest, CompletionRequest, TextRequest, Tool, text_of
-from .responses_protocol import ResponsesRequest
 from .sampling import logits_processors, sampling_options
 from .token_bound import TokenBound
 from .tool_calls import OutputReader, PlainText, ToolFormat
 
 _NOUNS = {"messages": "this chat", "prompt": "this prompt", "prediction": "the prediction"}
-_OF_RESPONSES = {"messages": "input", "response_format": "text.format"}
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,6 @@ class ServedModel:
             raise ApiError(400, "the prompt is empty; the model needs at least one token", "prompt")
         row = self._row(request, ids, request.max_tokens)
         return Prepared(_rows(replace(row, top_logprobs=request.logprobs), request))
-
-    def response(self, request: ResponsesRequest) -> Prepared:
-        """Prepares a response as the chat that it describes, or raises an `ApiError`."""
-        try:
-            return self.chat(request.as_chat())
-        except ApiError as error:
-            param = _OF_RESPONSES.get(error.param or "", error.param)
-            raise ApiError(error.status_code, error.detail, param, error.code) from error
 
     def check_name(self, name: str | None) -> None:
         """Refuses the name of another model; a request need not name one."""

@@ -117,10 +117,8 @@ async def _lines(stream: Stream) -> AsyncIterator[str]:
     except ApiError as error:
         yield _line(error.body)
         return
-    if stream.answer.ends_with_done:
-        yield "data: [DONE]\n\n"
+    yield "data: [DONE]\n\n"
 
 
 def _line(event: Event) -> str:
-    name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event)}\n\n"
+    return f"data: {json.dumps(event)}\n\n"
