@@ -45,19 +45,26 @@ def default_model() -> str:
     Raises:
         OSError: If neither the Hub nor the package has it, or it cannot be written into `HF_HOME`.
     """
-    folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
-    found = _cached()
-    if found is None and not folder.exists():
-        found = _downloaded()
-    return found or str(_converted(folder))
-
-
-def _cached() -> str | None:
-    """The folder of the Hub's model in the Hub's cache; `None` if a file is not there."""
     paths = [try_to_load_from_cache(HUB_ID, name) for name in _NEEDED]
-    if not all(isinstance(path, str) for path in paths):
-        return None
-    return str(Path(str(paths[0])).parent)
+    if all(isinstance(path, str) for path in paths):
+        return str(Path(str(paths[0])).parent)
+    folder = Path(constants.HF_HOME, "hf_refspec", "SmolLM2-135M-Instruct")
+    if folder.exists():  # a folder that cannot be written can have no lock
+        return str(folder)
+    if (downloaded := _downloaded()) is not None:
+        return downloaded
+    gguf_file = _gguf_file()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            if not folder.exists():  # another process may have converted it meanwhile
+                _convert(gguf_file, folder)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"the default model cannot be written to {folder}: {error}; set HF_HOME to a folder "
+            "that can be written and has 600 MB of room"
+        ) from error
+    return str(folder)
 
 
 def _downloaded() -> str | None:
@@ -71,24 +78,6 @@ def _downloaded() -> str | None:
     except Exception as error:  # the connection's, the Hub's or the disk's
         logger.warning("%s was not downloaded: %s", HUB_ID, error)
     return None
-
-
-def _converted(folder: Path) -> Path:
-    """The package's model as safetensors in `folder`, converted if it is not there."""
-    if folder.exists():  # a folder that cannot be written can have no lock
-        return folder
-    gguf_file = _gguf_file()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{folder.name}.lock")):
-            if not folder.exists():  # another process may have converted it meanwhile
-                _convert(gguf_file, folder)
-    except (OSError, SafetensorError) as error:
-        raise OSError(
-            f"the default model cannot be written to {folder}: {error}; set HF_HOME to a folder "
-            "that can be written and has 600 MB of room"
-        ) from error
-    return folder
 
 
 def _convert(gguf_file: Path, folder: Path) -> None:

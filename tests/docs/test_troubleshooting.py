@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -26,10 +25,6 @@ def generate(model, **options):
 
 def a_class(model, tokenizer):
     generate(model, candidate_generator=rs.ReferenceCopy)
-
-
-def beams(model, tokenizer):
-    generate(model, candidate_generator="auto", num_beams=4)
 
 
 def no_drafter(model, tokenizer):
@@ -64,11 +59,6 @@ def a_folder_is_in_the_way(model, tokenizer):
     store_is_there(model, tokenizer)
 
 
-def a_pipe(model, tokenizer):
-    os.mkfifo("pipe")
-    rs.Datastore.build("pipe", tokenizer, "store", progress=False)
-
-
 def a_linked_card(model, tokenizer):
     store = rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
     Path("store/README.md").symlink_to("elsewhere")
@@ -79,14 +69,12 @@ def a_linked_card(model, tokenizer):
     "mistake",
     [
         a_class,
-        beams,
         no_drafter,
         not_installed,
         in_use,
         foreign_ids,
         store_is_there,
         a_folder_is_in_the_way,
-        a_pipe,
         a_linked_card,
     ],
 )

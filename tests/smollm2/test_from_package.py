@@ -45,12 +45,12 @@ def test_a_package_is_converted_once(home, package, caplog, capfd):
 
 def test_two_processes_convert_it_once(home, package):
     folder = home / "hf_refspec" / "SmolLM2-135M-Instruct"
-    code = "import sys; from hf_refspec import smollm2; "
-    code += "print(smollm2._converted(smollm2.Path(sys.argv[1])))"
+    code = "from hf_refspec import default_model; print(default_model())"
     path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
-    options = {"env": {**os.environ, "PYTHONPATH": path}, "text": True}
+    env = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    options = {"env": env, "text": True}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", code, str(folder)]
+    command = [sys.executable, "-c", code]
     children = [subprocess.Popen(command, **options, **pipes) for _ in range(2)]
     outputs = [child.communicate(timeout=600) for child in children]
     assert [out.splitlines()[-1] for out, _errors in outputs] == [str(folder)] * 2
