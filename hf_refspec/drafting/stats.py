@@ -38,6 +38,8 @@ class SpeculationStats:
     Attributes:
         forward_passes (`int`): Forward passes of the target model, the prefill (which yields the
             first new token) among them.
+        probe_passes (`int`): Further forward passes, by which a probe has asked the model how its
+            drafts can be verified. None where the model has not changed since an earlier call.
         tokens (`int`): New tokens.
         drafts (`int`): Drafts that were verified, at most one for each row of a pass; LLMA's paper
             calls them triggers.
@@ -55,6 +57,7 @@ class SpeculationStats:
     """
 
     forward_passes: int = 0
+    probe_passes: int = 0
     tokens: int = 0
     drafts: int = 0
     drafted: int = 0
@@ -137,4 +140,7 @@ class SpeculationStats:
         total = sum(seconds.values())
         line += f", {total:.1f} s"
         parts = [f"{100 * part / total:.0f} % {name}" for name, part in seconds.items() if part]
-        return line + (": " + ", ".join(parts) if parts else "")
+        line += ": " + ", ".join(parts) if parts else ""
+        return line + (
+            f"; {self.probe_passes} passes probed the model" if self.probe_passes else ""
+        )

@@ -173,6 +173,7 @@ class _Call:
                 kwargs,
                 drafts=drafts,
                 probes_later=verification == "auto" and self.ranks.alone and not self.adds_cache,
+                stats=drafter.stats,
             )
             if self.streamer is not None:
                 self.streamer.put(self.input_ids.cpu())
@@ -182,7 +183,7 @@ class _Call:
             loop = Loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
-                Reach(type(verifier), model, len(rows), kwargs, verifier.probed),
+                Reach(type(verifier), model, len(rows), kwargs, verifier.probed, drafter.stats),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
                 ranks=self.ranks,

@@ -98,5 +98,5 @@ def make_loop(verifier: Verifier, max_draft_tokens: int | str, stats: Speculatio
     most = 0 if isinstance(verifier, PlainVerifier) else max_draft_tokens
     model, kind = verifier.model, (verifier.kind_of_pass, verifier.widths, verifier.packs)
     budget = make_budget(most, Drafter(), model, *kind)
-    reach = Reach(type(verifier), model, verifier.fewest_rows, verifier.model_kwargs)
+    reach = Reach(type(verifier), model, verifier.fewest_rows, verifier.model_kwargs, stats=stats)
     return Loop(verifier, budget, reach, stats, chains=not verifier.takes_trees)

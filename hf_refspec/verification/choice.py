@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
+from ..drafting.stats import SpeculationStats
 from ..text_config import text_config
 from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
 from .cache import call_device, find_cache, is_padded
@@ -40,13 +41,15 @@ def select_verifier(
     model_kwargs: dict[str, Any],
     drafts: bool = True,
     probes_later: bool = False,
+    stats: SpeculationStats | None = None,
 ) -> tuple[Verifier | None, str]:
     """The first verifier that suits this call's rows and cache and that the probe finds exact.
 
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
     nothing is drafted, a single row without padding takes the steps of plain decoding, and is not
     probed if nothing will be (`drafts`). With `probes_later` a tree of a model whose steps are the
-    usual ones is probed after the first token, by [`~reach.Reach`].
+    usual ones is probed after the first token, by [`~reach.Reach`]. `stats` count the passes of
+    probes.
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -74,7 +77,7 @@ def select_verifier(
         untried = plain and (
             not drafts or (later and _key(*probed) not in facts_about_state(model))
         )
-        finding = Finding(True) if untried else known_finding(*probed, config=config)
+        finding = Finding(True) if untried else known_finding(*probed, config=config, stats=stats)
         if finding.exact:
             verifier = kind(model, generation_config, model_kwargs)
             verifier.probed = not untried
@@ -98,9 +101,10 @@ def known_finding(
     model_kwargs: dict[str, Any],
     boundary: int | None = None,
     config: GenerationConfig | None = None,
+    stats: SpeculationStats | None = None,
 ) -> Finding:
     """Whether verified drafts have the logits of plain decoding, also past a length `boundary`; the
-    model as it is now is probed once."""
+    model as it is now is probed once, in passes that `stats` count."""
     if drops_cache(model):
         return Finding(False, failure="gradient checkpointing is at work, which drops the cache")
     if kind.same_bits and _routes_by_token(model):
@@ -110,11 +114,12 @@ def known_finding(
         )
         return Finding(False, failure=failure)
     key = _key(kind, model, rows, model_kwargs, boundary, config)
-    facts = facts_about_state(model)
-    known: Finding | None = Ranks.of(model).agree(facts.get(key))
+    known: Finding | None = Ranks.of(model).agree(facts_about_state(model).get(key))
     if known is None:
         known = probe(kind, model, rows, model_kwargs, boundary, config)
-    facts[key] = known
+        if stats is not None:
+            stats.probe_passes += known.passes
+    facts_about_state(model)[key] = known  # the probe has shown what belongs to the state
     return known
 
 

@@ -8,6 +8,8 @@ are kept for each of its last states.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from inspect import getattr_static
 from types import FunctionType, MethodType
@@ -20,6 +22,7 @@ from torch.nn.modules import module as torch_modules
 from ..text_config import text_config
 
 _ATTRIBUTE = "_hf_refspec_facts"
+_MOVING = "attributes that forward passes change"
 # States whose facts are kept: adapters that are switched on and off need not be probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
@@ -63,38 +66,55 @@ def facts_about_state(model: nn.Module) -> Facts:
     return facts
 
 
+@contextmanager
+def probing(model: nn.Module) -> Iterator[None]:
+    """Around forward passes of a probe: a number or string at a module that changes meanwhile
+    counts the passes or describes the last one, and is no setting."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        moving = facts_about(model).setdefault(_MOVING, weakref.WeakKeyDictionary())
+        for module, old in before:
+            # Not training mode, a bool, which another thread may have switched meanwhile.
+            changed = {
+                name
+                for name, value in [*vars(module).items()]
+                if type(value) in (int, float, str) and old.get(name) != value
+            }
+            if changed:
+                moving[module] = moving.get(module, set()) | changed
+
+
 class _State:
     """All that can change a model's logits, except the values of its weights.
 
-    Modules and parameters are compared by identity, and not kept alive.
+    Modules, functions and parameters are compared by identity, and not kept alive.
     """
 
     def __init__(self, model: nn.Module) -> None:
         modules = [*model.modules()]
-        kinds = dict.fromkeys(map(type, modules))
+        moving = facts_about(model).get(_MOVING, {})
         # Kernels of other packages replace methods of classes.
+        kinds = dict.fromkeys(map(type, modules))
         forwards = [getattr_static(kind, "forward", None) for kind in kinds]
         parts: list[Any] = modules + [each for each in forwards if type(each) is FunctionType]
         self._values: list[Any] = _settings(model)
         for module in modules:
-            attributes = vars(module)
-            # Training mode, rates of dropout, active adapters.
-            values = [*attributes.values()]  # a copy: other threads may add some
-            self._values += [value for value in values if type(value) in _SIMPLE]
-            # Methods replaced by accelerate, torch.compile or the user.
-            for value in values:
-                if type(value) in _FUNCTIONS:
-                    parts += _parts_of(value)
-            for name in _LISTS & attributes.keys():
-                self._values += attributes[name]
-            for hooks in (attributes["_forward_pre_hooks"], attributes["_forward_hooks"]):
-                for number, hook in [*hooks.items()] if hooks else ():
-                    if not _may_change_logits(hook):
-                        continue
-                    if type(hook) in _FUNCTIONS:
-                        parts += _parts_of(hook)
-                    else:
-                        self._values.append(number)
+            attributes, left_out = dict(vars(module)), moving.get(module, ()) if moving else ()
+            for name, value in attributes.items():
+                if type(value) in _SIMPLE and name not in left_out:
+                    self._values.append(value)  # training mode, rates of dropout, active adapters
+                elif type(value) in _FUNCTIONS:
+                    parts += _parts_of(value)  # replaced by accelerate, torch.compile or the user
+                elif name in _LISTS:
+                    self._values += value
+            hooks = {**attributes["_forward_pre_hooks"], **attributes["_forward_hooks"]}
+            for number, hook in hooks.items():
+                if _may_change_logits(hook):
+                    is_function = type(hook) in _FUNCTIONS
+                    parts += _parts_of(hook) if is_function else []
+                    self._values += [] if is_function else [number]
             for parameter in attributes["_parameters"].values():
                 # Offloaded weights are new objects after every pass.
                 if parameter is not None and not parameter.is_meta:
@@ -108,7 +128,7 @@ class _State:
             isinstance(other, _State)
             and self._identities == other._identities
             and self._values == other._values
-            # Of what is gone something else may have the identity.
+            # The id of a deleted object can be reused.
             and all(reference() is not None for reference in self._references)
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
 from .cache import call_device, fresh_kwargs, is_padded
+from .facts import probing
 from .ranks import Ranks
 from .restored import modules_restored, random_state, set_random_state
 from .token_sequence import FixedTokens
@@ -51,6 +52,7 @@ class Finding:
     leak: float | None = None  # how much the content of other branches matters, where measured
     same_bits: bool = True  # whether its logits are those without drafts, where it promises that
     failure: str | None = None  # what the model raised, or does
+    passes: int = 0  # how many forward passes it took
 
     def __str__(self) -> str:
         if self.failure is not None:
@@ -80,24 +82,25 @@ def probe(
     needed = 1 if computing_dtype(model, device) == torch.float32 else 2
     if kind.same_bits:
         needed = _TEXTS  # and the first that differs decides
-    exact = 0
+    exact = passes = 0
     for seed in range(_TEXTS):
         text = (min(rows, 2), model_kwargs, boundary, config, seed)
         finding: Finding = ranks.agree(_found(kind, model, device, *text))
         logger.debug("%s on %s: %s", kind.__name__, type(model).__name__, finding)
         exact += finding.exact
+        passes += finding.passes
         if exact == needed or seed + 1 - exact == 2 or not finding.same_bits:
             break
-    return finding
+    return replace(finding, passes=passes)
 
 
 def _found(
     kind: type[Verifier], model: PreTrainedModel, device: torch.device, *text: Any
 ) -> Finding:
-    before = random_state(device)
+    before, texts = random_state(device), _Texts(model, device, *text)
     try:
-        with modules_restored(model):
-            finding = _Texts(model, device, *text).finding(kind)
+        with modules_restored(model), probing(model):
+            finding = texts.finding(kind)
     except torch.OutOfMemoryError:
         raise  # says nothing about the model
     except Exception as error:  # whatever a model raises at inputs that it cannot take
@@ -105,6 +108,7 @@ def _found(
     drew = not all(map(torch.equal, before, random_state(device)))
     if drew and any(module.training for module in model.modules()):
         finding = Finding(False, failure="dropout is at work, no two passes agree")
+    finding = replace(finding, passes=texts.passes)
     if not finding.exact:  # an exact model draws none, and other threads may have done so
         set_random_state(device, before)
     return finding
@@ -140,6 +144,7 @@ class _Texts:
     ) -> None:
         self.model, self.rows, self.model_kwargs = model, rows, model_kwargs
         self.config = config
+        self.passes = 0  # that have run
         self.dtype = computing_dtype(model, device)
         self.prompt = _PROMPT if boundary is None else max(boundary - 1, 2)
         rng = np.random.default_rng(seed)
@@ -210,6 +215,7 @@ class _Texts:
         kwargs = self._kwargs()
         ids = self.text[:, : self.prompt - 1]
         outputs = prefill(self.model, ids, GenerationConfig(), kwargs)
+        self.passes += 1
         steps = []
         for length in range(self.prompt, self.prompt + _PATH + 1):
             kwargs = next_kwargs(self.model, outputs, kwargs)
@@ -217,6 +223,7 @@ class _Texts:
                 self.text[:, :length], next_sequence_length=1, **kwargs
             )
             outputs = self.model(**model_inputs, return_dict=True)
+            self.passes += 1
             steps.append(outputs.logits[:, -1])
         return torch.stack(steps, dim=1)
 
@@ -232,6 +239,7 @@ class _Texts:
             kwargs["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, _PATH)], dim=-1)
         if "logits_to_keep" in self.model_kwargs:  # all logits of a long text take much memory
             kwargs["logits_to_keep"] = 1 + _PATH
+        self.passes += 1
         return self.model(self.text, use_cache=False, **kwargs).logits[:, -1 - _PATH :]
 
     def _verified(self, kind: type[Verifier], distractors: np.ndarray) -> torch.Tensor:
@@ -247,6 +255,7 @@ class _Texts:
         lengths = [self.prompt + count + 1 for count in kept]
         rest = [DraftTree.empty(), DraftTree.chain(self.path[2:])][: self.rows]
         second = verifier.forward(self._rows(lengths), rest)
+        self.passes += 3
         nodes = [0, *(1 + node for node in path)]
         after = [second[0, :1], *(row[: 1 + len(rest[-1])] for row in second[1:])]
         return torch.cat([first[:, nodes].flatten(0, 1), *after])
@@ -266,6 +275,7 @@ class _Texts:
         for length in range(self.prompt - 1, self.prompt + _PATH + 1):
             logits = verifier.forward(self._rows([length] * self.rows), none)
             verifier.keep([[]] * self.rows)
+            self.passes += 1
             steps.append(logits[:, 0])
         expected = torch.stack(steps[1:], dim=1)  # (R, 5, vocab_size)
         after = [expected[0, -1:], *expected[1:, -3:]]

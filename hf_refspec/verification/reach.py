@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from ..drafting.stats import SpeculationStats
 from ..text_config import context_length, length_dependent_rope, text_config
 from .choice import known_finding
 from .verifier import Verifier
@@ -28,7 +29,7 @@ class Reach:
 
     Drafts first end before the next length at which attention may become another computation. Once
     a text is there, a probe whose text crosses it decides whether drafts go on. A verifier that has
-    not been `probed` is probed first of all.
+    not been `probed` is probed first of all. `stats` count the passes of probes.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Reach:
         rows: int,
         model_kwargs: dict[str, Any],
         probed: bool = True,
+        stats: SpeculationStats | None = None,
     ) -> None:
         config = text_config(model)
-        self._call = (kind, model, rows, model_kwargs)
+        self._call, self._stats = (kind, model, rows, model_kwargs), stats
         self._positions = PositionLimits.of(config)
         self._boundaries = ([] if probed else [0]) + boundaries(config)
         self._refused = False  # at the next of them
@@ -48,7 +50,8 @@ class Reach:
     def cross(self, length: int) -> None:
         """Probes the lengths that a text of this one has come to, once each."""
         while not self._refused and self._boundaries and length >= self._boundaries[0]:
-            finding = known_finding(*self._call, boundary=self._boundaries[0] or None)
+            boundary = self._boundaries[0] or None
+            finding = known_finding(*self._call, boundary=boundary, stats=self._stats)
             if finding.exact:
                 self._boundaries = self._boundaries[1:]
                 continue

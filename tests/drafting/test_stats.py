@@ -32,6 +32,8 @@ def test_str_is_one_readable_line():
         "10 tokens in 4 passes, MAT 2.50, 20 drafted, 6 accepted (30.0 %), "
         "2.0 s: 75 % verifying, 25 % drafting"
     )
+    stats.probe_passes = 10
+    assert str(stats).endswith("25 % drafting; 10 passes probed the model")
 
 
 def test_repr_shows_what_one_wants_to_know_first():

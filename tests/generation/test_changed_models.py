@@ -10,6 +10,7 @@ import pytest
 import torch
 from architectures import small
 from calls import GREEDY, PROMPT, assert_lossless
+from drafters import Prophet
 
 from hf_refspec.verification.facts import facts_about_state
 
@@ -53,6 +54,30 @@ def test_a_steering_hook_is_seen_and_its_removal_too(model):
     assert check(model) == 1.0  # no pass over several tokens is like single ones
     handle.remove()
     assert check(model) > 1.5
+
+
+def test_a_number_that_forward_passes_change_is_no_setting_of_the_model(model):
+    """A setting is: where it changes, the model is probed once more."""
+    layer, probing_passes = model.model.layers[0], []
+    layer.calls, layer.last, layer.scale = 0, "", 1.0
+
+    def count(module, args, output):
+        module.calls, module.last = module.calls + 1, str(output.shape)
+        return output * module.scale
+
+    layer.register_forward_hook(count)
+    passes = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    for scale in (1.0, 1.0, 1.0, 1.01, 1.01, 1.0):
+        layer.scale = scale
+        plain = model.generate(PROMPT, **GREEDY)
+        drafter = Prophet(plain, 0.8)
+        passes.clear()
+        drafted = model.generate(PROMPT, candidate_generator=drafter, max_draft_tokens=6, **GREEDY)
+        assert drafted.tolist() == plain.tolist() and drafter.stats.mat > 1.5
+        assert drafter.stats.probe_passes == len(passes) - drafter.stats.forward_passes
+        probing_passes.append(drafter.stats.probe_passes)
+    assert probing_passes == [10, 0, 0, 10, 0, 0]
 
 
 def test_a_hook_on_every_token_alike_lets_drafts_go_on(model):
