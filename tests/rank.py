@@ -23,7 +23,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 import hf_refspec as rs
 from hf_refspec.generation.pass_costs import pass_costs
-from hf_refspec.verification.facts import facts_about
+from hf_refspec.verification.model_memo import memo_of
 
 
 def save_models(folder: Path) -> None:
@@ -105,7 +105,7 @@ class Tensor:
     def facts(self):
         """Where only some have probed the model before."""
         if self.rank:
-            facts_about(self.model).clear()
+            memo_of(self.model).clear()
         return self.compared(candidate_generator=self.prophet())
 
     def sampled(self):

@@ -17,10 +17,10 @@ logger = logging.getLogger("hf_refspec")
 
 
 def check_datastores(
-    given: Any, model: PreTrainedModel, tokenizer: Any, facts: dict[Any, Any]
+    given: Any, model: PreTrainedModel, tokenizer: Any, memo: dict[Any, Any]
 ) -> None:
     """Warns of datastores in a `candidate_generator` that were made with another tokenizer, once
-    for each: what was compared is kept in the model's `facts`.
+    for each: what was compared is kept in the model's `memo`.
 
     Each is compared with the call's `tokenizer`, else with the one that is stored with the model on
     this machine, unless that has the same name. Where there is neither, nothing is compared. None
@@ -29,9 +29,9 @@ def check_datastores(
     fast = tokenizer if getattr(tokenizer, "is_fast", False) else None
     for store in _datastores(given):
         key = ("datastore", store.config.fingerprint, fast is None)
-        if key in facts:
+        if key in memo:
             continue
-        facts[key] = True
+        memo[key] = True
         known = fast
         if known is None and store.config.tokenizer != public_name(model):
             known = local_tokenizer(getattr(model, "name_or_path", ""))

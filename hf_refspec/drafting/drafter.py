@@ -250,12 +250,12 @@ class Drafter(AssistedDrafter):
                 self.begin_late()
             yield
         finally:
-            if not self.waits:
+            if not self.awaiting_kernels:
                 self.end()
             self._awaited = None
 
     @property
-    def waits(self) -> bool:
+    def awaiting_kernels(self) -> bool:
         """Whether the call is still waiting to begin: it decodes plainly until the kernels are
         compiled."""
         return self._awaited is not None

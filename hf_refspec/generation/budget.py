@@ -27,18 +27,19 @@ logger = logging.getLogger(__name__)
 # A draft must promise to be so much faster than none: higher loses what pays little, lower verifies
 # drafts whose estimates are a little too high.
 _MARGIN = 1.05
-# After so many drafts in a row that did not pay, drafting pauses; after so many of several rows,
-# which take longer. Fewer save time on text that repeats nothing, and miss the first repetition of
-# others.
+# Drafting pauses after this number of drafts in a row that did not pay, or of steps of several
+# rows, which take longer. A smaller number saves time on text that repeats nothing, and misses the
+# first repetition of others.
 _PATIENCE, _ROWS_PATIENCE = 8, 3
-# In a pause, drafting may take this fraction of the time, and happens once in so many passes at
-# least: more notices sooner that drafts pay again.
+# In a pause, drafting may take this fraction of the time, and happens once in `_LONGEST_PAUSE`
+# passes at least. More drafting notices sooner that drafts pay again.
 _DRAFTING_FRACTION, _LONGEST_PAUSE = 0.005, 32
-# With each pass, earlier ones count so much less for what a token takes.
+# With each pass, the weight of earlier ones in the time per token falls by this factor.
 _RECENT = 0.9
-# So many tokens ahead of another row of its call, a row is e times less likely to be the last to
-# end. Fewer leave the rows that are ahead without drafts sooner. A row is taken to gain as much as
-# now in so many passes to come: more spare rows that draft well, which will be ahead.
+# A row that is `_LEAD` tokens ahead of another row of its call is e times less likely to be the
+# last to end. A smaller number leaves the rows that are ahead without drafts sooner. A row is taken
+# to gain as much as now in `_HORIZON` passes to come. A larger number spares rows that draft well,
+# which will be ahead.
 _LEAD, _HORIZON = 4.0, 8.0
 
 
@@ -50,7 +51,7 @@ class Drafted(Protocol):
     @property
     def draft(self) -> DraftTree: ...
     @property
-    def stands_still(self) -> bool: ...
+    def is_idle(self) -> bool: ...
     @property
     def path(self) -> list[int] | None: ...
     @property
@@ -71,26 +72,26 @@ class Budget:
 
     @property
     def prices(self) -> Prices:
-        """What drafting may cost: anything, for the number of nodes was named."""
+        """The user fixed the number of nodes, so the cost of drafting is not considered."""
         return Prices()
 
-    def filled(self, tokens: int) -> int:
-        """How many tokens a pass over so many of packed rows is filled up to."""
+    def padded_size(self, tokens: int) -> int:
+        """The size to which a pass over this number of tokens of packed rows is padded."""
         return tokens
 
     def trim(
         self, rows: Sequence[Drafted], drafting_seconds: float, room: int = sys.maxsize
     ) -> list[DraftTree]:
-        """The parts of the drafts that are worth verifying in the next pass, which has room for so
-        many nodes: all of them, or the best ones."""
+        """The parts of the drafts that are worth verifying in the next pass, which has `room` for
+        nodes: all of them, or the best ones."""
         drafts = [row.draft for row in rows]
         if sum(map(len, drafts)) <= room:
             return drafts
         return _best_parts(drafts, _estimates(rows), lambda probs: room)
 
     def record(self, rows: Sequence[Drafted], pass_tokens: int | None, seconds: float) -> None:
-        """Learns from a pass with so many tokens of each row, the last token among them, that took
-        so long until the next tokens were known: what became of the drafts. The tokens are `None`
+        """Learns what became of the drafts of a pass over `pass_tokens` of each row, the last token
+        among them, that took these seconds until the next tokens were known. The tokens are `None`
         where it ran a prompt as well."""
         for row in rows:
             if row.path is not None and len(row.draft):
@@ -128,7 +129,7 @@ class AutoBudget(Budget):
 
     @property
     def nodes(self) -> int:
-        """The same; where drafts have not paid for long, mostly none."""
+        """As above, but mostly no nodes while drafts do not pay."""
         return 0 if self._pause.lasts else super().nodes
 
     @property
@@ -148,8 +149,8 @@ class AutoBudget(Budget):
         seconds = tuple((costs.seconds()[:allowed] / sharing).tolist())
         return Prices(token_seconds, costs.tokens[:allowed], seconds, others)
 
-    def filled(self, tokens: int) -> int:
-        """As many as take less time than so few, if there are such."""
+    def padded_size(self, tokens: int) -> int:
+        """The cheapest size of at least this number of tokens."""
         return self._costs(1).cheapest(tokens)
 
     def trim(
@@ -196,7 +197,7 @@ class AutoBudget(Budget):
             # Parents stand before their children, also where they are equally probable.
             order = np.argsort(-probs, kind="stable")
             sums = np.concatenate(([1.0], 1.0 + np.cumsum(probs[order], dtype=float)))
-            if not row.stands_still:
+            if not row.is_idle:
                 expected += sums[np.minimum(sizes, len(row.draft))]
             orders.append(order)
         self._expected = expected
@@ -205,7 +206,7 @@ class AutoBudget(Budget):
         return [_part(row.draft, order[:nodes]) for row, order in zip(rows, orders, strict=True)]
 
     def _paying_together(self, rows: Sequence[Drafted], room: int) -> list[DraftTree]:
-        costs, going = self._costs(1), sum(not row.stands_still for row in rows)
+        costs, going = self._costs(1), sum(not row.is_idle for row in rows)
         return _best_parts(
             [row.draft for row in rows],
             self._gains(rows, costs),
@@ -219,7 +220,7 @@ class AutoBudget(Budget):
         tokens, and any other only what one more row adds to these passes. The last one is that
         which is behind and drafts little."""
         estimates = _estimates(rows)
-        going = np.array([not row.stands_still for row in rows])
+        going = np.array([not row.is_idle for row in rows])
         count = int(going.sum())
         if not self._waits or count <= 1:
             return estimates
@@ -298,7 +299,7 @@ class _Pause:
         )
 
     def record_drafts(self, rows: int, paid: bool, seconds: float) -> None:
-        """Counts the drafts of so many rows, which took so long."""
+        """Counts the drafts of a step of `rows`, which took these seconds."""
         self._unpaid = 0 if paid else self._unpaid + 1
         self._patience = _ROWS_PATIENCE if rows > 1 else _PATIENCE
         self._passes = 0

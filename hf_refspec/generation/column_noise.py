@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from ..verification.restored import random_numbers
+from ..verification.probe_state import random_numbers
 
 # The noise that is kept. Where rows are further apart, a slow one draws its columns again.
 _KEPT_BYTES = 1 << 26
 
 
 class ColumnNoise:
-    """The noise of so many rows, from the state of the device's generator on."""
+    """The noise of several rows, from the state of the device's generator on."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._rows, self._device = rows, device
@@ -42,5 +42,5 @@ class ColumnNoise:
             self._states.append(self._generator.get_state())
 
     def end(self, columns: int) -> None:
-        """Leaves the device's generator as so many columns of plain decoding do."""
+        """Leaves the device's generator as this number of columns of plain decoding does."""
         random_numbers(self._device).set_rng_state(self._states[columns])

@@ -13,7 +13,7 @@ from ..drafting.reference_copy import ReferenceCopy
 from ..drafting.sibling_copy import SiblingCopy
 from ..drafting.token_recycling import TokenRecycling
 from ..text_config import text_config
-from ..verification.facts import facts_about
+from ..verification.model_memo import memo_of
 
 
 def default_sources(
@@ -30,11 +30,11 @@ def default_drafter(model: PreTrainedModel) -> AbstractContextManager[Drafter]:
     What they learn of a model is kept at the model; calls in several threads learn into one
     table."""
     vocab_size = text_config(model).vocab_size
-    facts, key = facts_about(model), ("default drafters", vocab_size)
-    if key not in facts:
+    memo, key = memo_of(model), ("default drafters", vocab_size)
+    if key not in memo:
         sources = default_sources(top_k=min(8, vocab_size))
-        facts.setdefault(key, DrafterPool(Blend([*sources, SiblingCopy()])))
-    pool: DrafterPool = facts[key]
+        memo.setdefault(key, DrafterPool(Blend([*sources, SiblingCopy()])))
+    pool: DrafterPool = memo[key]
     return pool.drafter()
 
 

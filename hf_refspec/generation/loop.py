@@ -19,10 +19,10 @@ from ..drafting.observation import Observation
 from ..drafting.stats import SpeculationStats
 from ..drafting.top_tokens import TopTokens, top_tokens
 from ..drafting.tree import DraftTree
+from ..verification.draft_limits import DraftLimits
 from ..verification.prompt_states import prompt_top_tokens
 from ..verification.ranks import Ranks
-from ..verification.reach import Reach
-from ..verification.token_sequence import FixedTokens, StandingTokens
+from ..verification.token_sequence import FixedTokens, IdleTokens
 from ..verification.verifier import Verifier
 from .batch import BatchCriteria
 from .budget import Budget
@@ -35,7 +35,7 @@ class Loop:
 
     verifier: Verifier  # runs the target model
     budget: Budget  # how many nodes are drafted, and which are verified
-    reach: Reach  # how far drafts may reach
+    limits: DraftLimits  # how far drafts may go
     stats: SpeculationStats
     chains: bool  # whether drafts must not branch
     ranks: Ranks = field(default_factory=Ranks)  # run the target model; the first one drafts
@@ -46,7 +46,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         if self.ranks.alone:  # others may have measured something else
-            self.verifier.filled = self.budget.filled
+            self.verifier.padded_size = self.budget.padded_size
 
     def run(
         self, rows: list[Row], pads: bool, keeps_cache: bool, criteria: BatchCriteria | None = None
@@ -65,8 +65,8 @@ class Loop:
             if not keeps_cache:
                 rows = self._without_ended(rows, pads)
             for row in rows:
-                row.stands_still = row.finished and len(row) >= longest
-            if all(row.stands_still for row in rows):
+                row.is_idle = row.finished and len(row) >= longest
+            if all(row.is_idle for row in rows):
                 return
             self.prepare(rows)
             self.step(rows)
@@ -89,7 +89,7 @@ class Loop:
                     row.drafter.begin_late()
             if top is None:
                 top = self._top_tokens(rows, logits)
-            waits = any(row.drafter.waits and not row.finished for row in rows)
+            waits = any(row.drafter.awaiting_kernels and not row.finished for row in rows)
             if self.ranks.agree(bool(states) and not waits):
                 self._observe_prompts(rows, states, logits, fraction)
             self._observe(rows, logits, top)
@@ -115,13 +115,13 @@ class Loop:
         All ranks do so."""
         for row in rows:
             row.drafter.begin_late(row.output)
-        waits = self.ranks.alone and all(row.drafter.waits for row in rows)
+        waits = self.ranks.alone and all(row.drafter.awaiting_kernels for row in rows)
         if self.budget.most > 0 and not waits:
-            self.reach.cross(max(len(row.seen) for row in rows if not row.stands_still))
+            self.limits.cross(max(len(row.seen) for row in rows if not row.is_idle))
 
     def step(self, rows: Sequence[Row]) -> None:
         """Verifies a draft for each row in one forward pass, and emits the accepted tokens and one
-        more. Rows that stand still are left out."""
+        more. Idle rows are left out."""
         with self._timed("drafting_seconds") as drafting_seconds:
             for i, row in enumerate(rows):
                 row.draft = self._draft(i, row)
@@ -139,10 +139,10 @@ class Loop:
             self._observe(rows, logits, top)
 
     def _draft(self, index: int, row: Row) -> DraftTree:
-        if row.stands_still or not self.ranks.is_first or row.drafter.waits:
+        if row.is_idle or not self.ranks.is_first or row.drafter.awaiting_kernels:
             return DraftTree.empty()
         nodes = min(self.budget.nodes, self.verifier.most_nodes)
-        depth = self.reach.depth(len(row.seen), self.verifier.last_position(index, row.seen))
+        depth = self.limits.depth(len(row.seen), self.verifier.last_position(index, row.seen))
         if row.draft_end is not None:
             depth = min(depth, row.draft_end - len(row) - 1)  # one token is the target's own
         if nodes <= 0 or depth <= 0:
@@ -154,7 +154,7 @@ class Loop:
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """The logits `(N, vocab_size)` of a pass, from each row's `root` on those of its nodes."""
-        seen = [StandingTokens(row.seen) if row.stands_still else row.seen for row in rows]
+        seen = [IdleTokens(row.seen) if row.is_idle else row.seen for row in rows]
         logits, roots = self.verifier.forward_flat(seen, [row.verified for row in rows])
         for row, root in zip(rows, roots, strict=True):
             row.root = root
@@ -176,7 +176,7 @@ class Loop:
         return top
 
     def _top_tokens(self, rows: Sequence[Row], logits: torch.Tensor) -> TopTokens | None:
-        k = max(0 if row.drafter.waits else row.drafter.observed_top_k for row in rows)
+        k = max(0 if row.drafter.awaiting_kernels else row.drafter.observed_top_k for row in rows)
         return top_tokens(logits[None], k) if k > 0 else None
 
     def _observe_prompts(
@@ -195,7 +195,7 @@ class Loop:
             length = self.verifier.last_position(i, row.seen)  # of the prompt without padding
             prompt_ids = row.seen.tail(1 + min(length, len(row.seen) - 1))[:-1]
             count = min(top.tokens.shape[1], len(prompt_ids) - 1)
-            if count > 0 and row.drafter.prompt_fraction > 0 and not row.drafter.waits:
+            if count > 0 and row.drafter.prompt_fraction > 0 and not row.drafter.awaiting_kernels:
                 expected = top.tokens[prompt, -count:], top.probs[prompt, -count:]
                 none = DraftTree.empty()
                 row.drafter.observe(Observation(prompt_ids, none, None, *expected, of_prompt=True))
@@ -208,7 +208,7 @@ class Loop:
                 own = slice(row.root, row.root + 1 + len(row.verified))
                 expected = () if top is None else (top.tokens[0, own], top.probs[0, own])
                 seen = Observation(row.emitted, row.verified, logits[own], *expected)
-                if not row.drafter.waits:
+                if not row.drafter.awaiting_kernels:
                     row.drafter.observe(seen)
                 counts.append((len(row.verified), len(row.path)))
         self.stats.record_rows(counts)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..verification.facts import facts_about_state
+from ..verification.model_memo import memo_of_state
 
 # The numbers of tokens of a pass whose cost is estimated. Small ones each by itself: libraries have
 # kernels for some numbers of rows of a matrix, so that three tokens may take longer than eight. Few
@@ -41,11 +41,11 @@ _DISTURBED = 2.0
 # How much all costs change together from pass to pass, as texts grow and the machine is shared, and
 # each by itself: what was measured long ago is less sure, and tried again if it might pay.
 _DRIFT, _OWN_DRIFT = 0.03, 0.002
-# A size whose cost is uncertain is assumed cheaper by so many standard deviations, so that it is
+# A size whose cost is uncertain is assumed cheaper by this many standard deviations, so that it is
 # tried where it may be the best: more explores more, less keeps to sizes that were measured.
 _OPTIMISM = 0.5
-# A pass is filled with tokens that nobody needs where it takes so much less time then, known of so
-# many passes.
+# A pass is padded to a larger size where that has been measured to take less time by this fraction,
+# in at least this many passes.
 _WORTH_FILLING, _WELL_KNOWN = 0.05, 3
 
 
@@ -120,7 +120,7 @@ class PassCosts:
         return max(following, min(most, self.tokens[-1]))
 
     def cheapest(self, tokens: int) -> int:
-        """The number of tokens, so many or more, whose passes are known to take the least time."""
+        """The cheapest measured number of tokens that is no smaller than this one."""
         least = float(np.interp(tokens, self.tokens, self._log_seconds)) - _WORTH_FILLING
         for i in range(bisect_right(self.tokens, tokens), self._largest_known + 1):
             if self.passes[i] >= _WELL_KNOWN and self._log_seconds[i] < least:
@@ -147,15 +147,15 @@ def pass_costs(
     rows: int = 1,
     tokens: tuple[int, ...] = PASS_TOKENS,
 ) -> PassCosts:
-    """What is known of a model's forward passes over so many rows, of so many `tokens` each, run in
-    this manner (`verification`); kept at the model as it is now."""
+    """The measured costs of a model's forward passes over `rows` of these numbers of `tokens`, run
+    in this manner (`verification`); kept at the model as it is now."""
     parameter = next(model.parameters())
     threads = torch.get_num_threads()
     key = ("pass costs", parameter.device, verification, rows, tokens, threads)
-    facts = facts_about_state(model)
-    if key not in facts:
-        facts[key] = PassCosts(_expected_growth(parameter), tokens, rows)
-    return facts[key]
+    memo = memo_of_state(model)
+    if key not in memo:
+        memo[key] = PassCosts(_expected_growth(parameter), tokens, rows)
+    return memo[key]
 
 
 def _expected_growth(parameter: torch.Tensor) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..drafting.token_ids import common_length
 from ..verification.cache import LayerEntries
-from ..verification.facts import facts_about_state
+from ..verification.model_memo import memo_of_state
 
 # A prefix is shared from this many tokens on: copying fewer is not worth looking for them.
 _LEAST_SHARED = 16
@@ -29,7 +29,7 @@ class CachedText:
 
 
 class Prefixes:
-    """Texts that have ended and stay cached, the latest of up to so many tokens in all."""
+    """Texts that have ended and stay cached, the latest of up to `tokens` in all."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
@@ -68,4 +68,4 @@ def state_of(model: PreTrainedModel) -> tuple[Any, ...]:
         (each.data_ptr(), 0 if each.is_inference() else each._version)
         for each in model.parameters()
     ]
-    return facts_about_state(model).setdefault("identity", object()), tuple(versions)
+    return memo_of_state(model).setdefault("identity", object()), tuple(versions)

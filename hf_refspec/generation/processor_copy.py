@@ -49,7 +49,8 @@ def copied_processor(asked: Any) -> Any:
 
 
 def _parts(asked: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
-    """What a processor holds, by itself or in lists, that is copied in a way of its own."""
+    """The objects in a processor, or in its lists, that need a special copy, each with the function
+    that copies it."""
     for held in getattr(asked, "__dict__", {}).values():
         for part in held if isinstance(held, list) else [held]:
             copied = _COPIED.get((type(part).__module__, type(part).__name__))

@@ -36,7 +36,7 @@ from transformers import (
 from ..drafting.drafter import Drafter
 from ..drafting.top_tokens import top_tokens
 from ..drafting.tree import ROOT, DraftTree
-from ..verification.restored import random_numbers
+from ..verification.probe_state import random_numbers
 from ..verification.token_sequence import TokenSequence
 
 if TYPE_CHECKING:
@@ -78,15 +78,16 @@ class Row:
         root (`int`): Where its logits begin among those of the pass: the ones after its last token.
         path (`list[int]`, *optional*): The nodes of `verified` that the last pass accepted; `None`
             if the row took no part in it.
-        stands_still (`bool`): Whether it takes no part in the next pass.
+        is_idle (`bool`): Whether it takes no part in the next pass.
         stopped_at (`int`, *optional*): The length at which a stopping criterion first ended it.
         max_length (`int`, *optional*): The most tokens that it may have.
         seen ([`TokenSequence`]): What the model sees of it, the text itself unless set.
         draft_end (`int`, *optional*): The length that no draft passes, `max_length` unless set.
         output (`list[int]`): The tokens that were chosen.
         generator (`torch.Generator`, *optional*): Of its random numbers, by default torch's own.
-        noise (`Callable`, *optional*): Of several sampled rows, its random numbers by the number of
-            the new token and the size of the vocabulary, see [`~column_noise.ColumnNoise`].
+        noise (`Callable`, *optional*): Where several rows are sampled, returns the random numbers
+            of this row by the number of the new token and the size of the vocabulary, see
+            [`~column_noise.ColumnNoise`].
         scores, logits (`tuple[torch.Tensor]` or `None`): Processed and raw logits, float32 of shape
             `(1, vocab_size)` for each token, where the generation config asks for them.
     """
@@ -105,7 +106,7 @@ class Row:
         self.draft = self.verified = DraftTree.empty()
         self.root = 0
         self.path: list[int] | None = None
-        self.stands_still = False
+        self.is_idle = False
         self.stopped_at: int | None = None
         self.max_length: int | None = None
         self.scores: tuple[torch.Tensor, ...] | None = None
@@ -125,7 +126,8 @@ class Row:
         self._other_criteria = StoppingCriteriaList()
         self._reminder: MaxLengthCriteria | None = None  # warns once past the model's positions
         self._positions = 0
-        # The two that every call has are taken out: on the host, they cost no wait for a GPU.
+        # The criteria of length and of an end token, which every call has, are asked on the host:
+        # there they do not synchronise with a GPU.
         for criterion in stopping_criteria:
             if type(criterion) is EosTokenCriteria:
                 self._eos_ids.update(criterion.eos_token_id.flatten().tolist())
@@ -254,7 +256,7 @@ def accept(
 
     `logits` `(N, vocab_size)` are the target model's: from each row's `root` on, those after the
     row so far and after each node of its tree; `choices` `(N,)` are their argmax where it is known.
-    Returns the accepted nodes of each row, from the root on; `None` for rows that stand still.
+    Returns the accepted nodes of each row, from the root on; `None` for idle rows.
     """
     greedy: list[int] = []
     if any(row.chooses_by_logits_alone() for row in rows):  # all nodes in one copy
@@ -264,7 +266,7 @@ def accept(
         greedy = choices.tolist()
     children = [row.verified.children() for row in rows]
     paths: list[list[int]] = [[] for _ in rows]
-    walking = [i for i, row in enumerate(rows) if not row.stands_still]
+    walking = [i for i, row in enumerate(rows) if not row.is_idle]
     while walking:
         nodes = [paths[i][-1] if paths[i] else ROOT for i in walking]
         places = [rows[i].root + 1 + node for i, node in zip(walking, nodes, strict=True)]
@@ -277,7 +279,7 @@ def accept(
                 paths[i].append(child)
                 still_walking.append(i)
         walking = still_walking
-    return [None if row.stands_still else path for row, path in zip(rows, paths, strict=True)]
+    return [None if row.is_idle else path for row, path in zip(rows, paths, strict=True)]
 
 
 def _choose(

@@ -208,7 +208,7 @@ class RunningBatch:
         return self._prefilling
 
     def _read_piece(self, text: RunningText, size: int) -> bool:
-        """Runs so many tokens of a prompt; returns whether the text has ended."""
+        """Runs the next `size` tokens of a prompt; returns whether the text has ended."""
         end = text._read + size
         is_last = end == text.input_ids.shape[1]
         assert text._loop is not None

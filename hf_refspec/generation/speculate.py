@@ -35,9 +35,9 @@ from ..transformers_names import (
     pad_token,
 )
 from ..verification.choice import select_verifier
+from ..verification.draft_limits import DraftLimits
+from ..verification.probe_state import random_numbers
 from ..verification.ranks import Ranks, kept_in_step
-from ..verification.reach import Reach
-from ..verification.restored import random_numbers
 from .batch import BatchCriteria, criteria_of_rows, processors_of_rows
 from .budget import make_budget
 from .column_noise import ColumnNoise
@@ -155,7 +155,7 @@ class _Call:
         """See [`speculate`]."""
         model, config, kwargs = self.model, self.generation_config, self.model_kwargs
         if self.synced:
-            config.disable_compile = True  # what keeps step is no part of a graph
+            config.disable_compile = True  # a graph would leave out the hook of `kept_in_step`
         if config.do_sample and not self.ranks.alone:
             numbers = random_numbers(self.input_ids.device)
             numbers.set_rng_state(self.ranks.agree(numbers.get_rng_state()))
@@ -183,7 +183,9 @@ class _Call:
             loop = Loop(
                 verifier,
                 make_budget(max_draft_tokens, drafter, model, *kind, waits=True),
-                Reach(type(verifier), model, len(rows), kwargs, verifier.probed, drafter.stats),
+                DraftLimits(
+                    type(verifier), model, len(rows), kwargs, verifier.probed, drafter.stats
+                ),
                 drafter.stats,
                 chains=verification == "chain" or not verifier.takes_trees,
                 ranks=self.ranks,
@@ -252,7 +254,7 @@ class _Call:
             drafters[0].stats.record_rows([(0, 0) for tokens in emitted if column < len(tokens)])
         for drafter, tokens in zip(drafters, emitted, strict=True):
             drafter.begin_late()
-            for token in () if drafter.waits else tokens:
+            for token in () if drafter.awaiting_kernels else tokens:
                 drafter.observe(Observation(token[None]))
         return output
 

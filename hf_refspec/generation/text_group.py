@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..verification.chain import PlainVerifier
+from ..verification.draft_limits import DraftLimits
 from ..verification.packed import PackedVerifier
-from ..verification.reach import Reach
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
 from .budget import make_budget
@@ -98,5 +98,7 @@ def make_loop(verifier: Verifier, max_draft_tokens: int | str, stats: Speculatio
     most = 0 if isinstance(verifier, PlainVerifier) else max_draft_tokens
     model, kind = verifier.model, (verifier.kind_of_pass, verifier.widths, verifier.packs)
     budget = make_budget(most, Drafter(), model, *kind)
-    reach = Reach(type(verifier), model, verifier.fewest_rows, verifier.model_kwargs, stats=stats)
-    return Loop(verifier, budget, reach, stats, chains=not verifier.takes_trees)
+    limits = DraftLimits(
+        type(verifier), model, verifier.fewest_rows, verifier.model_kwargs, stats=stats
+    )
+    return Loop(verifier, budget, limits, stats, chains=not verifier.takes_trees)

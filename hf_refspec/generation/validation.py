@@ -25,7 +25,7 @@ from ..transformers_names import (
 )
 from ..verification.cache import find_cache
 from ..verification.choice import RefusedCallError
-from ..verification.facts import facts_about
+from ..verification.model_memo import memo_of
 from ..verification.ranks import Ranks
 from ..verification.reproducible import ReproducibleVerifier
 
@@ -95,7 +95,7 @@ def check_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> N
     for why in _refusals_of_call(model, kwargs, caller):
         raise RefusedCallError(why)
     given, tokenizer = kwargs.get("candidate_generator"), kwargs.get("tokenizer")
-    check_datastores(given, model, tokenizer, facts_about(model))
+    check_datastores(given, model, tokenizer, memo_of(model))
 
 
 def _refusals_of_call(model: PreTrainedModel, kwargs: dict[str, Any], caller: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ..generation.row import Row, RowMark
 from ..retrieval.retrieved import Retrieved
 from ..retrieval.retriever import Retriever
 from ..text_config import text_config
-from ..verification.reach import Reach
+from ..verification.draft_limits import DraftLimits
 from .checked_search import RetrievalError, call_with_retry
 from .passage_contexts import Context, ContextChange, PassageContexts
 
@@ -73,7 +73,7 @@ class PassageLoop:
         self._budget = Budget(0)
         if drafter is not None and kind.takes_several_tokens:
             self._budget = make_budget("auto", drafter, model, kind.name)
-        self._reach = Reach(kind, model, 1, model_kwargs)
+        self._limits = DraftLimits(kind, model, 1, model_kwargs)
         self._chains = not kind.takes_trees
         # The context that the drafter has observed, and the text's length by then.
         self.observed: tuple[Context, int] | None = None
@@ -86,7 +86,7 @@ class PassageLoop:
         if self.observed != (context, len(row)):
             ids = context.ids[0].numpy(force=True).astype(np.int64)
             self._drafter.begin(ids, self._vocab_size)
-        loop = Loop(context.verifier, self._budget, self._reach, self._drafter.stats, self._chains)
+        loop = Loop(context.verifier, self._budget, self._limits, self._drafter.stats, self._chains)
         row.drafter = self._drafter
         while not row.finished and len(row) < end:
             if context.verifier.cached:

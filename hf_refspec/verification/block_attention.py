@@ -11,8 +11,8 @@ from torch import nn
 
 from .row_blocks import RowEntries
 
-# Rows of a block attend in one call if that is at most so many times the work of attending one by
-# one, and what each call takes by itself: the time of so many queries and keys.
+# Rows of a block attend in one call if its work is at most `_PADDED` times that of one call a row.
+# A call itself takes as long as `_CALL` products of a query and a key.
 _PADDED, _CALL = 2.0, 1024
 
 

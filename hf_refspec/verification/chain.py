@@ -36,7 +36,7 @@ class SequentialVerifier(Verifier):
     name = "chain"
 
     def _after_prefill(self, outputs: Mapping[str, Any]) -> None:
-        # For one more token than the prompt, with what the model wants to see again.
+        # The arguments for one more token than the prompt, some of them from the outputs.
         self.model_kwargs = next_kwargs(self.model, outputs, self.model_kwargs)
 
     def _position_offsets(self, rows: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Which verifier a call gets: the best one that the model itself has been found exact with.
 
 What a probe has found is kept at the model for as long as nothing that can change its logits has
-changed, see `facts.py`."""
+changed, see `model_memo.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..text_config import text_config
 from ..transformers_names import USUAL_ARGUMENTS, experts_implementation, takes_usual_steps
 from .cache import call_device, find_cache, is_padded
 from .chain import ChainVerifier, RecurrentVerifier
-from .facts import facts_about_state
+from .model_memo import memo_of_state
 from .packed import PackedVerifier
 from .probe import Finding, probe
 from .ranks import Ranks
@@ -48,8 +48,8 @@ def select_verifier(
     `requested` is `"auto"`, or `"tree"`, `"chain"` or `"reproducible"` to allow only that. Where
     nothing is drafted, a single row without padding takes the steps of plain decoding, and is not
     probed if nothing will be (`drafts`). With `probes_later` a tree of a model whose steps are the
-    usual ones is probed after the first token, by [`~reach.Reach`]. `stats` count the passes of
-    probes.
+    usual ones is probed after the first token, by [`~draft_limits.DraftLimits`]. `stats` count the
+    passes of probes.
 
     Returns:
         [`Verifier`], or `None` where drafts cannot be verified exactly: the caller should then
@@ -74,9 +74,7 @@ def select_verifier(
         plain = rows == 1 and kind.widths is None and not is_padded(model_kwargs)
         plain = plain and not drops_cache(model)
         later = probes_later and kind is TreeVerifier and _takes_usual_steps(model, model_kwargs)
-        untried = plain and (
-            not drafts or (later and _key(*probed) not in facts_about_state(model))
-        )
+        untried = plain and (not drafts or (later and _key(*probed) not in memo_of_state(model)))
         finding = Finding(True) if untried else known_finding(*probed, config=config, stats=stats)
         if finding.exact:
             verifier = kind(model, generation_config, model_kwargs)
@@ -114,12 +112,12 @@ def known_finding(
         )
         return Finding(False, failure=failure)
     key = _key(kind, model, rows, model_kwargs, boundary, config)
-    known: Finding | None = Ranks.of(model).agree(facts_about_state(model).get(key))
+    known: Finding | None = Ranks.of(model).agree(memo_of_state(model).get(key))
     if known is None:
         known = probe(kind, model, rows, model_kwargs, boundary, config)
         if stats is not None:
             stats.probe_passes += known.passes
-    facts_about_state(model)[key] = known  # the probe has shown what belongs to the state
+    memo_of_state(model)[key] = known  # the probe has shown what belongs to the state
     return known
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..transformers_names import compiles_passes
-from .facts import facts_about
+from .model_memo import memo_of
 
 logger = logging.getLogger("hf_refspec")
 
@@ -40,7 +40,7 @@ class CompiledForward:
         self._failed = "not compiled", repr(generation_config.compile_config)
         self._run_before: set[int] = set()  # widths
         # Whether passes are compiled: not after that has failed once.
-        self.is_active = self._failed not in facts_about(model) and compiles_passes(
+        self.is_active = self._failed not in memo_of(model) and compiles_passes(
             model, model_kwargs, generation_config
         )
         # Whether the last pass was compiled or captured, which takes longer.
@@ -61,7 +61,7 @@ class CompiledForward:
                 logits: torch.Tensor = forward(**model_inputs, return_dict=True).logits
         except TorchDynamoException as error:
             self.is_active = False
-            facts_about(self.model)[self._failed] = True
+            memo_of(self.model)[self._failed] = True
             logger.warning(
                 "%s cannot be compiled, and runs as it is: %s",
                 type(self.model).__name__,
@@ -75,7 +75,7 @@ class CompiledForward:
 
     def _was_prepared(self, width: int, shape: tuple[Any, ...], compiled: bool) -> bool:
         """Whether a pass did more than run: it was compiled, or captured as a CUDA graph."""
-        left = facts_about(self.model).setdefault(("captures left", shape), {})
+        left = memo_of(self.model).setdefault(("captures left", shape), {})
         before = left.get(width, 0)
         left[width] = _CAPTURES if compiled else max(before - 1, 0)
         return compiled or (before > 0 and self.model.device.type == "cuda")

@@ -38,8 +38,8 @@ class PackedPass:
     see."""
 
     def __init__(self, rows: Sequence[RowPass], device: torch.device, unused: int = 0) -> None:
-        """`rows` that share a block stand one behind another, in its order. So many tokens behind
-        them all belong to no row, and nothing comes of them."""
+        """`rows` that share a block stand one behind another, in its order. The last `unused`
+        tokens of the pass are padding: they belong to no row, and attend to nothing."""
         self._blocks: list[BlockPass] = []
         self._unused = unused
         start = 0
@@ -271,7 +271,7 @@ class PackedVerifier(TreeVerifier):
         for i, end in zip(order, np.cumsum(sizes).tolist(), strict=True):
             self._roots[i] = end - len(now.drafts[i]) - 1
         count = sum(sizes)
-        self.pass_tokens = self.filled(count)
+        self.pass_tokens = self.padded_size(count)
         unused = self.pass_tokens - count
         rows = [
             RowPass(self.entries.rows[i], each, self._hidden(i))

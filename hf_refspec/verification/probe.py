@@ -4,7 +4,7 @@ No list of model names: tiny drafts are verified, and the logits are compared wi
 tokens one after another. What is found is kept at the model, see `choice.py`.
 
 A short text says nothing about what changes at some length: a sliding window, a chunk of attention.
-Another probe crosses such a length once a text is there, see `reach.py`.
+Another probe crosses such a length once a text is there, see `draft_limits.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..drafting.tree import ROOT, DraftTree
 from ..text_config import text_config
 from ..transformers_names import next_kwargs, prefill
 from .cache import call_device, fresh_kwargs, is_padded
-from .facts import probing
+from .model_memo import probing
+from .probe_state import modules_restored, random_state, set_random_state
 from .ranks import Ranks
-from .restored import modules_restored, random_state, set_random_state
 from .token_sequence import FixedTokens
 from .verifier import Verifier
 

@@ -23,7 +23,7 @@ _SHORTEST = 256
 
 
 class Block:
-    """Rows of up to so many tokens. Their entries in each layer are tensors
+    """Rows of up to `slots` tokens. Their entries in each layer are tensors
     `(capacity, heads, slots, head_dim)`, of which the first rows are taken."""
 
     def __init__(self, slots: int) -> None:
@@ -33,7 +33,7 @@ class Block:
 
     def add(self, row: RowEntries, states: LayerEntries, capacity: int) -> None:
         """Copies a row in, whose first entries are these, `(1, heads, n, head_dim)`; where there is
-        no room, room is made for so many."""
+        no room, room is made for `capacity` rows."""
         at, length = len(self.rows), states[0][0].shape[2]
         if not self.layers or len(self.layers[0][0]) == at:
             self._grow(states, max(capacity, at + 1 + at // 4))
@@ -56,7 +56,7 @@ class Block:
             self.layers = []
 
     def _grow(self, like: LayerEntries, capacity: int) -> None:
-        """Makes room for so many rows; what is new is zero, which no mask has to hide from NaN."""
+        """Makes room for `capacity` rows. New slots are zero, so that no mask has to hide a NaN."""
         before, self.layers = self.layers, []
         for i, states in enumerate(like):
             grown = []

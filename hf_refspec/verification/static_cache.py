@@ -20,7 +20,7 @@ from transformers import Cache, StaticCache, StaticLayer, StaticSlidingWindowLay
 
 from .cache import Entries, EntriesMark, Pass, move_entries
 from .compiled import CompiledForward
-from .facts import facts_about
+from .model_memo import memo_of
 
 # Caches have multiples of it as lengths, so that a slightly longer prompt compiles nothing new.
 _LENGTH_STEP = 128
@@ -150,7 +150,7 @@ class SlottedEntries(Entries):
         """Takes the layers that an earlier call has released, if they fit: a CUDA graph is bound to
         the memory that it was captured with."""
         if self._is_owned:
-            shape, layers = facts_about(self._model).pop(_KEPT_LAYERS, (None, []))
+            shape, layers = memo_of(self._model).pop(_KEPT_LAYERS, (None, []))
             if shape == self.shape(rows):
                 self._layers = self.cache.layers = layers
 
@@ -160,7 +160,7 @@ class SlottedEntries(Entries):
             for layer in self._layers:
                 for tensor in (layer.keys, layer.values, layer.cumulative_length):
                     tensor.zero_()
-            facts_about(self._model)[_KEPT_LAYERS] = self.shape(rows), self._layers
+            memo_of(self._model)[_KEPT_LAYERS] = self.shape(rows), self._layers
 
     def shape(self, rows: int) -> tuple[Any, ...]:
         """What the layers of a cache depend on."""

@@ -34,8 +34,8 @@ class FixedTokens:
         return self.ids.shape[1]
 
 
-class StandingTokens:
-    """A row that stands still: all tokens but the last, which must not run, since the model may
+class IdleTokens:
+    """An idle row: all tokens but the last, which must not run, since the model may
     have no position for it."""
 
     def __init__(self, row: TokenSequence) -> None:

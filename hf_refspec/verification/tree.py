@@ -185,7 +185,7 @@ class MaskedInputs:
         return any(self._hidden)
 
     def _find_padding(self) -> None:
-        # Of each row the tokens that are hidden, and those of them that stand before all others.
+        # For each row, how many tokens are hidden, and how many of these stand before all others.
         hidden, leading = ~self.prompt_mask, self.prompt_mask.cumsum(dim=-1) == 0
         counts = torch.stack([hidden.sum(dim=-1), leading.sum(dim=-1)]).tolist()  # one wait
         self._hidden: list[int] = counts[0]
@@ -277,7 +277,8 @@ def laid_out(now: Pass, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def row_laid_out(
     row: TokenSequence, draft: DraftTree, cached: int, pending: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of one row without padding: `(S,)`, `(S,)` and `(S, S)`."""
+    """The tokens of one row in a pass `(S,)`, their indices in the row `(S,)`, and which of them
+    each of them sees `(S, S)`; see [`laid_out`]."""
     size, root = pending + len(draft), len(row) - 1
     tokens = np.concatenate((row.tail(pending), draft.tokens), dtype=np.int64)
     places = np.concatenate((np.arange(cached, root + 1), root + draft.depths()), dtype=np.int64)

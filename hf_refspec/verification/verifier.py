@@ -85,14 +85,14 @@ class Verifier:
         # How many tokens of each row the cache holds: those beyond them, its pending tokens, run in
         # the next pass. Empty before the prefill. An array would take longer for a few numbers.
         self.cached: list[int] = []
-        # Of a row in the last pass, including padding; of all rows, if it `packs`.
+        # The tokens of a row in the last pass, including padding; of all rows, if it `packs`.
         self.pass_tokens = 0
-        # How many tokens a pass over so many is filled up to, where it `packs`.
-        self.filled: Callable[[int], int] = int
+        # The size to which a pass over this number of tokens is padded, where it `packs`.
+        self.padded_size: Callable[[int], int] = int
         # Whether the last pass ran the last token of each row, its draft, and nothing else that
         # plain decoding would not have run: its time says what a pass costs.
         self.in_step = False
-        # Of each row, which of the prompts that the prefill ran is its own: rows may share one.
+        # For each row, the index of its prompt among those that the prefill ran: rows may share.
         self.prompts: list[int] = []
         # A row's position of a token less its index: left padding has no position, and a given
         # cache may hold tokens that the ids lack.
@@ -143,8 +143,9 @@ class Verifier:
     def forward_flat(
         self, rows: Sequence[TokenSequence], drafts: Sequence[DraftTree]
     ) -> tuple[torch.Tensor, list[int]]:
-        """The same with the logits of all rows one behind another, `(N, vocab_size)`, and of each
-        row the index of its first: those after its last token."""
+        """As [`~Verifier.forward`], with the logits of all rows one behind another,
+        `(N, vocab_size)`, and for each row the index of its root: the logits after its last
+        token."""
         logits = self.forward(rows, drafts)
         return logits.flatten(0, 1), [i * logits.shape[1] for i in range(len(rows))]
 

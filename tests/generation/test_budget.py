@@ -53,7 +53,7 @@ def rows_of(drafters, drafts, emitted=()) -> list[SimpleNamespace]:
         SimpleNamespace(
             drafter=drafter,
             draft=draft,
-            stands_still=False,
+            is_idle=False,
             path=None if tokens is None else [],
             emitted=np.array([] if tokens is None else tokens),
         )
@@ -301,7 +301,7 @@ def test_a_call_that_waits_for_all_rows_drafts_for_those_behind():
     draft = DraftTree.chain(np.arange(4), 0.9 ** np.arange(1, 5, dtype=np.float32))
 
     def kept(waits: bool, *lengths: int) -> list[int]:
-        rows = [Text(drafter=Copier(), draft=draft, stands_still=False, length=n) for n in lengths]
+        rows = [Text(drafter=Copier(), draft=draft, is_idle=False, length=n) for n in lengths]
         budget = AutoBudget(lambda rows: costs, packs=True, waits=waits)
         return list(map(len, budget.trim(rows, 0.0)))
 

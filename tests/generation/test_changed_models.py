@@ -12,7 +12,7 @@ from architectures import small
 from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Prophet
 
-from hf_refspec.verification.facts import facts_about_state
+from hf_refspec.verification.model_memo import memo_of_state
 
 
 def check(model, drafter=0.8, **options) -> float:
@@ -106,9 +106,9 @@ def test_offloaded_weights_are_drafted_for(offload, tmp_path):
     else:
         accelerate.disk_offload(model, tmp_path, execution_device="cpu")
     assert check(model) == before
-    facts_about_state(model)["a fact"] = 1
+    memo_of_state(model)["a fact"] = 1
     check(model)
-    assert "a fact" in facts_about_state(model)  # new tensors at every pass, the same model
+    assert "a fact" in memo_of_state(model)  # new tensors at every pass, the same model
 
 
 @pytest.mark.parametrize("model_type", ["opt", "gpt2", "llama"])
@@ -161,7 +161,7 @@ def test_a_probe_keeps_a_state_that_the_models_modules_hold():
     assert texts[0] == texts[1]
 
 
-class TestFactsAboutAState:
+class TestMemoOfAState:
     """They are found again where nothing has changed, and only there."""
 
     @pytest.mark.parametrize(
@@ -185,23 +185,23 @@ class TestFactsAboutAState:
     )
     def test_what_can_change_logits_makes_another_state(self, fresh_llama, change):
         model = fresh_llama
-        facts_about_state(model)["a fact"] = 1
-        assert facts_about_state(model)["a fact"] == 1
+        memo_of_state(model)["a fact"] = 1
+        assert memo_of_state(model)["a fact"] == 1
         change[1](model)
-        assert "a fact" not in facts_about_state(model)
+        assert "a fact" not in memo_of_state(model)
 
     def test_adapters_that_are_switched_on_and_off_keep_theirs(self, fresh_llama):
         peft = pytest.importorskip("peft")
         model = fresh_llama
         config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
         adapted = peft.get_peft_model(model, config)
-        facts_about_state(model)["adapter"] = True
+        memo_of_state(model)["adapter"] = True
         with adapted.disable_adapter():
-            assert "adapter" not in facts_about_state(model)
-            facts_about_state(model)["adapter"] = False
-        assert facts_about_state(model)["adapter"] is True
+            assert "adapter" not in memo_of_state(model)
+            memo_of_state(model)["adapter"] = False
+        assert memo_of_state(model)["adapter"] is True
         with adapted.disable_adapter():
-            assert facts_about_state(model)["adapter"] is False
+            assert memo_of_state(model)["adapter"] is False
 
     @pytest.mark.parametrize(
         "change",
@@ -220,19 +220,19 @@ class TestFactsAboutAState:
     )
     def test_what_each_call_sets_anew_does_not_change_the_state(self, fresh_llama, change):
         model = fresh_llama
-        facts = []
+        memos = []
         for _ in range(2):
             change[1](model)
-            facts.append(facts_about_state(model))
+            memos.append(memo_of_state(model))
             model.lm_head._forward_hooks.clear()
-        assert facts[0] is facts[1]
+        assert memos[0] is memos[1]
 
     def test_a_patched_class_is_another_state(self, fresh_llama, monkeypatch):
-        facts_about_state(fresh_llama)["a fact"] = 1
+        memo_of_state(fresh_llama)["a fact"] = 1
         with monkeypatch.context() as patch:
             patch.setattr(type(fresh_llama.model.norm), "forward", lambda self, states: states)
-            assert "a fact" not in facts_about_state(fresh_llama)
-        assert facts_about_state(fresh_llama)["a fact"] == 1
+            assert "a fact" not in memo_of_state(fresh_llama)
+        assert memo_of_state(fresh_llama)["a fact"] == 1
 
     @pytest.mark.parametrize(
         "changed",
@@ -243,13 +243,13 @@ class TestFactsAboutAState:
         ids=["autocast", "a hook on all modules"],
     )
     def test_while_something_changes_every_model_the_state_is_another(self, fresh_llama, changed):
-        facts_about_state(fresh_llama)["a fact"] = 1
+        memo_of_state(fresh_llama)["a fact"] = 1
         with changed():
-            assert "a fact" not in facts_about_state(fresh_llama)
-        assert facts_about_state(fresh_llama)["a fact"] == 1
+            assert "a fact" not in memo_of_state(fresh_llama)
+        assert memo_of_state(fresh_llama)["a fact"] == 1
 
     def test_a_module_that_was_swapped_out_is_freed(self, fresh_llama):
-        facts_about_state(fresh_llama)
+        memo_of_state(fresh_llama)
         old = weakref.ref(fresh_llama.lm_head)
         fresh_llama.lm_head = torch.nn.Linear(32, 97, bias=False)
         assert old() is None

@@ -128,7 +128,7 @@ def test_texts_that_join_at_random_times_are_those_of_calls_of_their_own(
 @given(seed=st.integers(0, 2**32))
 def test_passes_that_are_filled_up_decode_the_same(model_type, models_by_type, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AutoBudget, "filled", lambda self, tokens: tokens + tokens % 4)
+        patch.setattr(AutoBudget, "padded_size", lambda self, tokens: tokens + tokens % 4)
         run_schedule(models_by_type(model_type), seed, max_draft_tokens=["auto"])
 
 

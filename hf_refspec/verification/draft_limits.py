@@ -1,4 +1,4 @@
-"""How far drafts may reach: the positions at which plain decoding would be another computation."""
+"""How far drafts may go: up to where plain decoding would be another computation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .verifier import Verifier
 logger = logging.getLogger("hf_refspec")
 
 _LENGTHS = re.compile(r"window|chunk|block|topk|local_att|keep_|budget|compress|mem_len")
-_COUNTS = re.compile(r"layers|moe|router|expert")  # of something else: max_window_layers, moe_topk
+# They count something else: max_window_layers, moe_topk.
+_COUNTS = re.compile(r"layers|moe|router|expert")
 # Every probe's text is longer than this.
 _CROSSED = 8
 
 
-class Reach:
+class DraftLimits:
     """The positions that a draft may have, see [`PositionLimits`], and the lengths that are probed.
 
     Drafts first end before the next length at which attention may become another computation. Once
@@ -128,10 +129,9 @@ class PositionLimits:
         """The last position that a draft may have behind a text whose last token has this one.
 
         Returns:
-            `int` or `None`: Not past the end of the table, unless the text is past it already,
-            which plain decoding will have to answer for. And not to where rotary frequencies
-            change: one pass has one set of them, so that a draft which reaches there would change
-            those of the tokens that are accepted.
+            `int` or `None`: A draft ends with the table, unless the text is past it already, as in
+            plain decoding. It ends before rotary frequencies change: one pass has one set of them,
+            so that a longer draft would change those of the tokens that are accepted.
         """
         limits = []
         if self.table is not None and last_position < self.table:

@@ -12,7 +12,7 @@ from calls import GREEDY, PROMPT, assert_lossless
 from drafters import Noise, Prophet
 from transformers import AutoConfig, DynamicCache
 
-from hf_refspec.verification.reach import PositionLimits
+from hf_refspec.verification.draft_limits import PositionLimits
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
 LONG = {

@@ -1,8 +1,8 @@
-"""What has been found out about a model, kept at the model: it lives and goes with it.
+"""Findings about a model, kept at the model: they live and go with it.
 
-Much of it (which verifier is exact, what a pass costs) holds for the model as it is now: a hook, an
-adapter, training mode, a layer that was replaced or quantised make it another function. Such facts
-are kept for each of its last states.
+Most of them (which verifier is exact, the cost of a pass) hold for the model as it is now: a hook,
+an adapter, training mode, a layer that was replaced or quantised make it another function. Such
+findings are kept for each of its last states.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.nn.modules import module as torch_modules
 
 from ..text_config import text_config
 
-_ATTRIBUTE = "_hf_refspec_facts"
+_ATTRIBUTE = "_hf_refspec_memo"
 _MOVING = "attributes that forward passes change"
-# States whose facts are kept: adapters that are switched on and off need not be probed each time.
+# How many states have findings: adapters that are switched on and off are not probed each time.
 _MOST_STATES = 8
 _SIMPLE = {bool, int, float, str}
 _FUNCTIONS = {FunctionType, MethodType, partial}
@@ -33,37 +33,37 @@ _LISTS = {"merged_adapters", "_active_adapter"}  # of PEFT
 _FOR_GRADIENTS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 
 
-class Facts(dict[Any, Any]):
+class ModelMemo(dict[Any, Any]):
     """A dictionary that copies and pickles of a model do not take along: they may be changed, and a
     saved model must load without this package."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Facts:
-        return Facts()
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelMemo:
+        return ModelMemo()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, ()
 
 
-def facts_about(model: nn.Module) -> Facts:
-    """The facts about a model, whatever becomes of it; none at first. Keys name all that a fact
-    depends on."""
-    facts = vars(model).get(_ATTRIBUTE)
-    if not isinstance(facts, Facts):
-        facts = vars(model)[_ATTRIBUTE] = Facts()
-    return facts
+def memo_of(model: nn.Module) -> ModelMemo:
+    """The findings about a model, whatever becomes of it; none at first. Keys name all that a
+    finding depends on."""
+    memo = vars(model).get(_ATTRIBUTE)
+    if not isinstance(memo, ModelMemo):
+        memo = vars(model)[_ATTRIBUTE] = ModelMemo()
+    return memo
 
 
-def facts_about_state(model: nn.Module) -> Facts:
-    """The facts about a model as it is now; none in a state that it was not in before."""
-    states: list[tuple[_State, Facts]] = facts_about(model).setdefault("states", [])
+def memo_of_state(model: nn.Module) -> ModelMemo:
+    """The findings about a model as it is now; none in a state that it was not in before."""
+    states: list[tuple[_State, ModelMemo]] = memo_of(model).setdefault("states", [])
     now = _State(model)
     for each in states[:]:  # a copy: other threads may be here as well
         if each[0] == now:
             return each[1]
-    facts = Facts()
-    states.insert(0, (now, facts))
+    memo = ModelMemo()
+    states.insert(0, (now, memo))
     del states[_MOST_STATES:]
-    return facts
+    return memo
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def probing(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        moving = facts_about(model).setdefault(_MOVING, weakref.WeakKeyDictionary())
+        moving = memo_of(model).setdefault(_MOVING, weakref.WeakKeyDictionary())
         for module, old in before:
             # Not training mode, a bool, which another thread may have switched meanwhile.
             changed = {
@@ -94,7 +94,7 @@ class _State:
 
     def __init__(self, model: nn.Module) -> None:
         modules = [*model.modules()]
-        moving = facts_about(model).get(_MOVING, {})
+        moving = memo_of(model).get(_MOVING, {})
         # Kernels of other packages replace methods of classes.
         kinds = dict.fromkeys(map(type, modules))
         forwards = [getattr_static(kind, "forward", None) for kind in kinds]
