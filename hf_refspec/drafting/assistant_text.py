@@ -6,32 +6,35 @@ from contextlib import nullcontext
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from ..transformers_names import CACHE_NAME, supports_logits_to_keep
-from .draft_vocabulary import DraftVocabulary
 from .token_ids import common_length
 from .top_tokens import TopTokens, top_tokens
 
 
 class AssistantText:
-    """Forward passes of an assistant model over one text and its drafts. A pass reads the tokens
-    that are not in the cache yet; what no longer belongs to the text leaves the cache before. With
-    a `vocabulary`, its logits are those of these tokens alone."""
+    """Forward passes of an assistant model over one text and its drafts.
 
-    def __init__(
-        self, assistant: PreTrainedModel, vocabulary: DraftVocabulary | None = None
-    ) -> None:
+    A pass reads the tokens that are not in the cache yet; rejected tokens leave the cache before.
+
+    Args:
+        vocabulary (`np.ndarray`, int64 of shape `(n,)`, *optional*): The ids that logits are
+            computed for, in increasing order: all if not given.
+    """
+
+    def __init__(self, assistant: PreTrainedModel, vocabulary: np.ndarray | None = None) -> None:
         self._assistant, self._vocabulary = assistant, vocabulary
+        if vocabulary is not None:
+            layer = assistant.get_output_embeddings()
+            ids = torch.from_numpy(vocabulary).to(layer.weight.device)
+            bias = None if layer.bias is None else layer.bias.detach()[ids]
+            self._output_layer = layer.weight.detach()[ids], bias
         # Without a configuration it keeps every position, those past a sliding window too, so that
         # it can always go back.
         self._cache = DynamicCache()
         self._read = np.empty(0, dtype=np.int64)  # what the cache holds
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing has been read yet."""
-        return len(self._read) == 0
 
     def unread(self, ids: np.ndarray) -> int:
         """How many of these ids the next pass over them would read."""
@@ -53,7 +56,7 @@ class AssistantText:
         top = top_tokens(logits if temperature == 1.0 else logits.float() / temperature, k)
         if self._vocabulary is None:
             return top
-        names = self._vocabulary.ids
+        names = self._vocabulary
         return top._replace(choices=names[top.choices], tokens=names[top.tokens])
 
     @torch.no_grad()
@@ -64,35 +67,32 @@ class AssistantText:
         if kept < len(self._read):
             self._cache.crop(kept - len(self._read))
         self._read = ids
-        return self._forward(torch.from_numpy(ids[kept:])[None], len(ids), count)
+        assistant, model, last = self._assistant, self._assistant.base_model, {}
+        if self._vocabulary is None:
+            model = assistant
+            last = {"logits_to_keep": count} if supports_logits_to_keep(assistant) else {}
+        new_ids, device = torch.from_numpy(ids[kept:])[None], assistant.device
+        if device.type == "meta":  # offloaded: its hooks move what it reads
+            device = new_ids.device
+        # Dropout must not use up the random numbers of a call that samples.
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
+            output = model(
+                input_ids=new_ids.to(device),
+                attention_mask=torch.ones((1, len(ids)), dtype=torch.int64, device=device),
+                **{CACHE_NAME: self._cache},
+                use_cache=True,
+                return_dict=True,
+                **last,
+            )
+        if self._vocabulary is not None:
+            states = output.last_hidden_state[:, -count:].to(self._output_layer[0].device)
+            return nn.functional.linear(states, *self._output_layer)
+        logits: torch.Tensor = output.logits[:, -count:]
+        return logits
 
     def keeps_keys(self) -> bool:
         """Whether the model has put the keys of each token into the cache, and nothing else."""
         layers = self._cache.layers
         attends = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         return attends and self._cache.get_seq_length() == len(self._read)
-
-    def _forward(self, new_ids: torch.Tensor, length: int, count: int) -> torch.Tensor:
-        assistant, vocabulary = self._assistant, self._vocabulary
-        device = assistant.device
-        if device.type == "meta":  # offloaded: its hooks move what it reads
-            device = new_ids.device
-        model, last = assistant.base_model, {}
-        if vocabulary is None:
-            model = assistant
-            last = {"logits_to_keep": count} if supports_logits_to_keep(assistant) else {}
-        # Dropout must not use up the random numbers of a call that samples.
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices) if assistant.training else nullcontext():
-            output = model(
-                input_ids=new_ids.to(device),
-                attention_mask=torch.ones((1, length), dtype=torch.int64, device=device),
-                **{CACHE_NAME: self._cache},
-                use_cache=True,
-                return_dict=True,
-                **last,
-            )
-        if vocabulary is not None:
-            return vocabulary.logits(output.last_hidden_state[:, -count:])
-        logits: torch.Tensor = output.logits[:, -count:]
-        return logits

@@ -17,8 +17,8 @@ class DraftPath:
             that others have drafted.
         nodes (`list[int]`): The nodes of `tree` along the path, as far as there are any.
         prob (`float`): An estimate that all of the path is accepted.
-        unread (`int`): How many places of the path, its beginning among them, the assistant has not
-            said anything of.
+        unread (`int`): At how many places of the path, its beginning among them, the assistant has
+            not drafted anything.
     """
 
     def __init__(self, known: DraftTree) -> None:
@@ -26,8 +26,7 @@ class DraftPath:
         self.nodes: list[int] = []
         self.prob = 1.0
         self.unread = 1
-        self._known, self._known_children = known, known.children()
-        self._place: int | None = ROOT  # the path's end in `known`, if it is there
+        self._known = known
         self._node_tokens: list[int] = []
         self._parents: list[int] = []
         self._probs: list[float] = []
@@ -35,30 +34,30 @@ class DraftPath:
     @property
     def tree(self) -> DraftTree:
         """All nodes so far, with the assistant's own estimates."""
+        tokens = np.array(self._node_tokens, dtype=np.int64)
         parents = np.array(self._parents, dtype=np.int32)
-        probs = np.array(self._probs, dtype=np.float32)
-        return DraftTree(np.array(self._node_tokens, dtype=np.int64), parents, probs)
+        return DraftTree(tokens, parents, np.array(self._probs, dtype=np.float32))
 
     @property
     def missed(self) -> float:
         """An estimate that the path is accepted, and then a token that nobody else has drafted."""
-        held = float(self._known.probs[self._known_next()].sum())
-        return self.prob * (1.0 - held / self._known_prob)
+        known_prob, nodes = self._known_next()
+        return self.prob * (1.0 - float(self._known.probs[nodes].sum()) / known_prob)
 
     def is_among(self, count: int) -> bool:
-        """Whether what follows could be one of so many most probable nodes."""
+        """Whether the next node could be one of the `count` most probable nodes."""
         if not self.nodes:
             return True
         return int((np.array(self._probs) > self._probs[self.nodes[-1]]).sum()) < count
 
     def follow(self) -> bool:
         """Goes on with the best token that others have drafted, if there is one."""
-        nodes = self._known_next()
+        known_prob, nodes = self._known_next()
         if len(nodes) == 0:
             return False
         best = int(nodes[self._known.probs[nodes].argmax()])
-        self.prob *= float(self._known.probs[best]) / self._known_prob
-        self._go(int(self._known.tokens[best]))
+        self.prob *= float(self._known.probs[best]) / known_prob
+        self.tokens.append(int(self._known.tokens[best]))
         self.unread += 1
         return True
 
@@ -66,57 +65,39 @@ class DraftPath:
         """Adds the assistant's next tokens at all unread places. The path goes on with the most
         probable of them: where others have drafted what the assistant does not expect, it turns
         off there."""
-        first = len(self.tokens) + 1 - self.unread
-        leaves: list[int] = []
-        for i in range(self.unread):
-            parent = self.nodes[first + i - 1] if first + i > 0 else ROOT
-            start = len(self._node_tokens)
-            for token, prob in zip(
-                top.tokens[0, i].tolist(), top.probs[0, i].tolist(), strict=True
-            ):
-                self._add(parent, token, prob)
-            if i + 1 < self.unread:
-                token = self.tokens[first + i]
-                if token not in self._node_tokens[start:]:
-                    self._add(parent, token, float(top.probs[0, i, -1]))
-                self.nodes.append(self._node_tokens.index(token, start))
-            leaves += range(start, len(self._node_tokens))
-        leaves = [leaf for leaf in leaves if leaf not in self.nodes]
-        self._turn_to(max(leaves, key=lambda leaf: self._probs[leaf]))
-        self.prob = float(outcomes.calibrated(self.tree).probs[self.nodes[-1]])
-        if self._place is not None:
-            self.prob = max(self.prob, float(self._known.probs[self._place]))
+        best, best_depth = None, 0
+        for place in range(self.unread):
+            depth = len(self.tokens) + 1 - self.unread + place
+            parent = self.nodes[depth - 1] if depth > 0 else ROOT
+            tokens, probs = top.tokens[0, place].tolist(), top.probs[0, place].tolist()
+            followed = self.tokens[depth : depth + 1]  # by the path, but at its end
+            if followed and followed[0] not in tokens:
+                tokens, probs = tokens + followed, probs + probs[-1:]
+            before = self._probs[parent] if depth > 0 else 1.0
+            for token, prob in zip(tokens, probs, strict=True):
+                node = len(self._node_tokens)
+                self._node_tokens.append(token)
+                self._parents.append(parent)
+                self._probs.append(before * min(prob, 1.0))
+                if [token] == followed:
+                    self.nodes.append(node)
+                elif best is None or self._probs[node] > self._probs[best]:
+                    best, best_depth = node, depth
+        assert best is not None
+        self.tokens = [*self.tokens[:best_depth], self._node_tokens[best]]
+        self.nodes = [*self.nodes[:best_depth], best]
         self.unread = 1
+        self.prob = float(outcomes.calibrated(self.tree).probs[best])
+        known = self._known.along(self.tokens)
+        if len(known) == len(self.tokens):
+            self.prob = max(self.prob, float(self._known.probs[known[-1]]))
 
-    def _turn_to(self, node: int) -> None:
-        """Makes it the path to a node."""
-        self.nodes, self.tokens, self._place = [], [], ROOT
-        while node != ROOT:
-            self.nodes.insert(0, node)
-            node = self._parents[node]
-        for each in self.nodes:
-            self._go(self._node_tokens[each])
-
-    def _add(self, parent: int, token: int, prob: float) -> None:
-        before = self._probs[parent] if parent != ROOT else 1.0
-        self._node_tokens.append(token)
-        self._parents.append(parent)
-        self._probs.append(before * min(prob, 1.0))
-
-    def _go(self, token: int) -> None:
-        if self._place is not None:
-            self._place = self._known_children.get((self._place, token))
-        self.tokens.append(token)
-
-    @property
-    def _known_prob(self) -> float:
-        """How probable other sources take the path to be, if they have it."""
-        if self._place is None or self._place == ROOT:
-            return 1.0
-        return max(float(self._known.probs[self._place]), 1e-9)
-
-    def _known_next(self) -> np.ndarray:
-        """The nodes of other sources at the path's end."""
-        if self._place is None:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(self._known.parents == self._place)
+    def _known_next(self) -> tuple[float, np.ndarray]:
+        """How probable other sources take the path to be, and their nodes at its end: 1 and none if
+        they do not have it."""
+        known = self._known.along(self.tokens)
+        if len(known) < len(self.tokens):
+            return 1.0, np.empty(0, dtype=np.int64)
+        end = known[-1] if known else ROOT
+        prob = float(self._known.probs[end]) if known else 1.0
+        return max(prob, 1e-9), np.flatnonzero(self._known.parents == end)

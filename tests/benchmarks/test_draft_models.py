@@ -50,5 +50,5 @@ def test_a_small_model_is_distilled(model, tmp_path, capsys):
     assert torch.equal(distilled.lm_head.weight, original.lm_head.weight)
     weights = [each.model.layers[0].mlp.up_proj.weight for each in (distilled, original)]
     assert not torch.equal(*weights)
-    vocabulary = draft_models.draft_model(original, "small")._vocabulary.ids
+    vocabulary = draft_models.draft_model(original, "small")._vocabulary
     assert 0 < len(vocabulary) <= original.config.vocab_size

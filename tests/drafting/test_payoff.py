@@ -138,3 +138,11 @@ def test_calls_that_name_their_drafts_leave_the_balance():
     made.record_pass(100, 3.0, of_prompt=False)
     outcomes(made, 1, asked=5, accepted=5, emitted=6)
     assert made._balance == 0.0
+
+
+@pytest.mark.parametrize(("accepted", "passes"), [(0, 1), (1, 50)])
+def test_with_a_number_of_nodes_a_draft_is_as_deep_as_its_tokens_are_accepted(accepted, passes):
+    made = payoff(Prices())
+    assert made.pays(NONE, 1.0, 5) and not made.pays(NONE, 1.0, 6)  # nothing is known
+    outcomes(made, 200, asked=1, accepted=accepted)
+    assert [made.pays(NONE, 1.0, each) for each in (0, passes)] == [True, accepted == 1]
