@@ -51,11 +51,9 @@ class Snippet:
     for_example: bool = False
 
     def prints(self, output: str) -> bool:
-        """Whether an output is the one of the page."""
-        if self.output is None:
-            return True
+        """Whether an output is the one of the page; without one nothing may be printed."""
         masked = _masked if self.for_example else str.rstrip
-        return masked(output) == masked(self.output)
+        return masked(output) == masked(self.output or "")
 
 
 def snippets(text: str) -> list[Snippet]:

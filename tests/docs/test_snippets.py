@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snippets import Snippet, commands, parse, run, server, snippets, with_outputs
@@ -45,7 +46,18 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(page, as_in_the_docum
 
 
 @pytest.mark.parametrize("page", with_snippets("bash"))
-def test_the_commands_of_a_page_have_these_options(page):
+def test_a_command_of_a_page_takes_each_of_its_words(page):
     for snippet in snippets_of(page, "bash"):
         for arguments in commands(snippet.code):
-            parse(arguments)
+            parsed = parse(arguments)
+            named = {arguments[0], parsed.run.__name__.strip("_")}  # a command, one of its own
+            words = {word.rstrip("/") for word in arguments if not word.startswith("-")}
+            unknown = words - named - values(list(vars(parsed).values()))
+            assert not unknown, f"{page}:{snippet.line} {unknown}"
+
+
+def values(parsed: Any) -> set[str]:
+    """All values that a command has found among its arguments."""
+    if isinstance(parsed, list | tuple):
+        return set().union(*map(values, parsed))
+    return {str(parsed)}

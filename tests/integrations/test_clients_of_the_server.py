@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Literal
 
 import openai
@@ -60,26 +61,49 @@ def url():
         process.wait(60)
 
 
-@pytest.fixture
-def client(url):
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture
-def langchain(url):
-    langchain_openai = pytest.importorskip("langchain_openai")
-    return langchain_openai.ChatOpenAI(base_url=url, api_key="none", model=NAME, **LIMITS)
-
-
-def test_openai_parses_chats(client):
+def of_openai(url: str) -> Person | None:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
     messages = [{"role": "user", "content": QUESTION}]
     chat = client.chat.completions.parse(
         model=NAME, messages=messages, response_format=Person, **LIMITS
     )
-    assert chat.choices[0].message.parsed == ANNA
+    return chat.choices[0].message.parsed
 
 
-def test_openai_parses_streams_of_calls(client):
+def of_langchain(url: str, method: str) -> Person:
+    return langchain(url).with_structured_output(Person, method=method).invoke(QUESTION)
+
+
+def of_pydantic_ai(url: str) -> Person:
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    provider = providers.OpenAIProvider(base_url=url, api_key="none")
+    model = models.OpenAIChatModel(NAME, provider=provider)
+    agent = pydantic_ai.Agent(model, output_type=Person, model_settings=LIMITS)
+    return agent.run_sync(QUESTION).output
+
+
+def langchain(url: str):
+    langchain_openai = pytest.importorskip("langchain_openai")
+    return langchain_openai.ChatOpenAI(base_url=url, api_key="none", model=NAME, **LIMITS)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        of_openai,
+        partial(of_langchain, method="json_schema"),
+        partial(of_langchain, method="function_calling"),
+        of_pydantic_ai,
+    ],
+)
+def test_clients_have_objects(url, asked):
+    assert asked(url) == ANNA
+
+
+def test_openai_parses_streams_of_calls(url):
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
     with client.chat.completions.stream(
         model=NAME,
         messages=[{"role": "user", "content": WEATHER}],
@@ -94,30 +118,15 @@ def test_openai_parses_streams_of_calls(client):
     assert choice.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_langchain_has_objects(langchain, method):
-    assert langchain.with_structured_output(Person, method=method).invoke(QUESTION) == ANNA
-
-
 @pytest.mark.parametrize("streams", [False, True])
-def test_langchain_binds_tools(langchain, streams):
-    bound = langchain.bind_tools([GetWeather], tool_choice="GetWeather")
+def test_langchain_binds_tools(url, streams):
+    bound = langchain(url).bind_tools([GetWeather], tool_choice="GetWeather")
     chunks = [*bound.stream(WEATHER)] if streams else [bound.invoke(WEATHER)]
     answer = chunks[0]
     for chunk in chunks[1:]:
         answer = answer + chunk
     [call] = answer.tool_calls
     assert (call["name"], call["args"]) == ("GetWeather", {"city": "Paris"})
-
-
-def test_a_pydantic_ai_agent_has_objects(url):
-    pydantic_ai = pytest.importorskip("pydantic_ai")
-    models = pytest.importorskip("pydantic_ai.models.openai")
-    providers = pytest.importorskip("pydantic_ai.providers.openai")
-    provider = providers.OpenAIProvider(base_url=url, api_key="none")
-    model = models.OpenAIChatModel(NAME, provider=provider)
-    agent = pydantic_ai.Agent(model, output_type=Person, model_settings=LIMITS)
-    assert agent.run_sync(QUESTION).output == ANNA
 
 
 def test_a_smolagents_agent_comes_to_an_answer(url):

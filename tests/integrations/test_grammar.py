@@ -19,11 +19,8 @@ SCHEMA = {
     "required": ["adult_price", "child_price"],
     "additionalProperties": False,
 }
-SAMPLING = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "temperature": 0.8},
-}
-MAX_NEW_TOKENS = 32
+GREEDY = {"max_new_tokens": 32, "do_sample": False}
+SAMPLED = {"max_new_tokens": 32, "do_sample": True, "temperature": 0.8}
 
 
 def checked(text: str) -> str:
@@ -55,97 +52,48 @@ def outlines_generator(trained_model, trained_tokenizer, request):
     return outlines.Generator(wrapped, JsonSchema(json.dumps(SCHEMA)), backend=request.param)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("rows", ["greedy", "sampled", "several"])
 def test_xgrammar(
-    trained_model, trained_tokenizer, prompts, xgrammar_processor, drafted_as_plain, sampling
+    trained_model, trained_tokenizer, prompts, xgrammar_processor, drafted_as_plain, rows
 ):
-    inputs = trained_tokenizer(prompts[1], return_tensors="pt")
+    """Several rows share the compiled grammar, which cannot be copied."""
+    texts = prompts[1:] if rows == "several" else prompts[1]
+    inputs = trained_tokenizer(texts, return_tensors="pt", padding=True)
 
-    def generated() -> str:
+    def generated() -> list[str]:
         torch.manual_seed(0)
         ids = trained_model.generate(
             **inputs,
-            max_new_tokens=MAX_NEW_TOKENS,
-            logits_processor=[xgrammar_processor()],
-            **SAMPLING[sampling],
-        )
-        new_ids = ids[0, inputs.input_ids.shape[1] :]
-        return checked(trained_tokenizer.decode(new_ids, skip_special_tokens=True))
-
-    drafted_as_plain(generated)
-
-
-def test_several_rows_of_xgrammar(
-    trained_model, trained_tokenizer, prompts, xgrammar_processor, drafted_as_plain
-):
-    """They share the compiled grammar, which cannot be copied."""
-    inputs = trained_tokenizer(prompts[1:], return_tensors="pt", padding=True)
-
-    def generated() -> list[str]:
-        ids = trained_model.generate(
-            **inputs,
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
+            **(SAMPLED if rows == "sampled" else GREEDY),
             logits_processor=[xgrammar_processor()],
         )
         new_ids = ids[:, inputs.input_ids.shape[1] :]
-        texts = trained_tokenizer.batch_decode(new_ids, skip_special_tokens=True)
-        return [checked(text) for text in texts]
+        new_texts = trained_tokenizer.batch_decode(new_ids, skip_special_tokens=True)
+        return [checked(text) for text in new_texts]
 
     drafted_as_plain(generated)
 
 
 def test_outlines(messages, outlines_generator, drafted_as_plain):
-    [message] = messages[1]
-
-    def generated() -> str:
-        torch.manual_seed(0)
-        options = {"max_new_tokens": MAX_NEW_TOKENS, **SAMPLING["sampled"]}
-        return checked(outlines_generator(message["content"], **options))
-
-    drafted_as_plain(generated)
-
-
-def test_several_rows_of_outlines(messages, outlines_generator, drafted_as_plain):
     texts = [message["content"] for [message] in messages[1:]]
 
-    def generated() -> list[str]:
-        options = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
-        return [checked(text) for text in outlines_generator.batch(texts, **options)]
+    def sampled() -> str:
+        torch.manual_seed(0)
+        return checked(outlines_generator(texts[0], **SAMPLED))
 
-    drafted_as_plain(generated)
-
-
-@pytest.fixture(scope="module")
-def grammar(trained_tokenizer):
-    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-    return rs.GrammarDrafts(trained_tokenizer, json_schema=SCHEMA)
+    drafted_as_plain(sampled)
+    drafted_as_plain(lambda: [checked(t) for t in outlines_generator.batch(texts, **GREEDY)])
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-def test_forced_tokens_in_a_blend(trained_model, trained_tokenizer, prompts, grammar, sampling):
-    inputs = trained_tokenizer(prompts[1], return_tensors="pt")
-    options = {**inputs, **SAMPLING[sampling], "max_new_tokens": MAX_NEW_TOKENS}
-    processors = [grammar.processor()]
-    torch.manual_seed(0)
-    expected = trained_model.generate(**options, logits_processor=processors)
-    blend = grammar | rs.ReferenceCopy() | rs.TokenRecycling()
-    options |= {"candidate_generator": blend, "max_draft_tokens": 8}
-    torch.manual_seed(0)
-    ids = trained_model.generate(**options, logits_processor=processors)
-    assert ids.tolist() == expected.tolist()
-    checked(trained_tokenizer.decode(ids[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
-    assert blend.stats.mat > 2.5
-
-
-def test_a_pipeline_with_an_attached_grammar(trained_model, trained_tokenizer, messages, grammar):
+def test_a_pipeline_with_an_attached_grammar(trained_model, trained_tokenizer, messages):
     """The pipeline takes the processor, and calls with one text after another."""
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    grammar = rs.GrammarDrafts(trained_tokenizer, json_schema=SCHEMA)
     generator = pipeline("text-generation", model=trained_model, tokenizer=trained_tokenizer)
-    options = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
 
     def generated() -> list[str]:
         processors = [grammar.processor()]
-        chats = generator(messages[1:], logits_processor=processors, **options)
+        chats = generator(messages[1:], logits_processor=processors, **GREEDY)
         return [checked(chat[0]["generated_text"][-1]["content"]) for chat in chats]
 
     expected = generated()

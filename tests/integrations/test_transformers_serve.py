@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import openai
 import pytest
@@ -24,18 +22,10 @@ from transformers.cli.serve import Serve
 @pytest.fixture(scope="module")
 def url():
     """Where a server of the default model answers."""
-    with serving() as url:
-        yield url
-
-
-@contextmanager
-def serving(**options) -> Iterator[str]:
-    """A server of the default model."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options |= {"device": "cpu", "host": "127.0.0.1", "port": port, "non_blocking": True}
-    server = Serve(default_model(), **options)
+    server = Serve(default_model(), device="cpu", host="127.0.0.1", port=port, non_blocking=True)
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 60

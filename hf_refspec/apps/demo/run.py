@@ -22,7 +22,7 @@ from ...generation.speculate import speculate
 from ...generation.warmup import warmup
 from ..shared.comparison import Decoded, decode, rate, speedup, verdict
 from ..shared.live_drafts import AnswerStream, LiveDrafts, legend, without_controls
-from ..shared.prompts import Message, assistant, chat_inputs, user
+from ..shared.prompts import Message, assistant, chat_inputs, system, user
 from ..shared.scenes import Scene
 
 EXCERPT_LINES = 8
@@ -61,45 +61,42 @@ class Demo:
 
     def run(self, scenes: Iterable[Scene]) -> bool:
         """Shows all scenes and a table; returns whether all ids were identical."""
-        with self._waiting("warming up"):
-            self._warm_up()
+        with self._waiting("warming up"):  # loads the kernels, probes and measures the model
+            warmup()
+            inputs = self._inputs([user("Repeat: one two three one two three one two three")])
+            for drafted in (False, True):
+                self._decode(inputs, drafted, _WARMUP_TOKENS)
         self._print_model()
         for scene in scenes:
             self._show(scene)
         self.console.print(self._table())
         return all(answer.identical for answer in self.answers)
 
-    def _warm_up(self) -> None:
-        """Loads the kernels, probes the model and measures its passes, once for the process."""
-        warmup()
-        inputs = self._inputs([user("Repeat: one two three one two three one two three")])
-        for drafted in (False, True):
-            self._decode(inputs, drafted, _WARMUP_TOKENS)
-
     def _show(self, scene: Scene) -> None:
+        """Streams the drafted answer of each turn, and then decodes the same without drafts."""
         self.console.print(Rule(Text(scene.title, "bold"), align="left", style="dim"))
         self._print_document(scene)
-        messages = [] if scene.system is None else [{"role": "system", "content": scene.system}]
+        messages = [] if scene.system is None else [system(scene.system)]
         for name, question, message in scene.turns():
             messages.append(message)
             self.console.print(Text(f"> {without_controls(question)}", "bold"))
-            answer = self._answer(name, self._inputs(messages))
+            inputs = self._inputs(messages)
+            stream = AnswerStream(self.console, self.tokenizer)
+            self._drafter.listener = stream.put
+            drafted = self._decode(inputs, True, self.max_new_tokens)
+            self._drafter.listener = None
+            stream.end()
+            with self._waiting("the same without drafts"):
+                plain = self._decode(inputs, False, self.max_new_tokens)
+            answer = Answer(name, plain, drafted, self._drafter.stats)
             self.answers.append(answer)
             self.console.print(legend(answer.stats))
-            self.console.print(Text(_summary(answer), "bold"), end="\n\n")
-            text = self.tokenizer.decode(answer.drafted.ids, skip_special_tokens=True)
+            _, slow, fast, faster, mat = _figures([answer], answer.stats)
+            figures = f"plain {slow} tokens/s, drafted {fast} tokens/s: {faster}; MAT {mat}"
+            summary = f"{figures}; {verdict(plain.ids, drafted.ids)}"
+            self.console.print(Text(summary, "bold"), end="\n\n")
+            text = self.tokenizer.decode(drafted.ids, skip_special_tokens=True)
             messages.append(assistant(text))
-
-    def _answer(self, scene: str, inputs: BatchEncoding) -> Answer:
-        """Streams the drafted answer, and then decodes the same without drafts."""
-        stream = AnswerStream(self.console, self.tokenizer)
-        self._drafter.listener = stream.put
-        drafted = self._decode(inputs, True, self.max_new_tokens)
-        self._drafter.listener = None
-        stream.end()
-        with self._waiting("the same without drafts"):
-            plain = self._decode(inputs, False, self.max_new_tokens)
-        return Answer(scene, plain, drafted, self._drafter.stats)
 
     def _decode(self, inputs: BatchEncoding, drafted: bool, max_new_tokens: int) -> Decoded:
         drafting = {"custom_generate": speculate, "candidate_generator": self._drafter}
@@ -158,12 +155,6 @@ class Demo:
             ids = "identical" if answer.identical else "DIFFER"
             table.add_row(answer.scene, *_figures([answer], answer.stats), ids)
         return table
-
-
-def _summary(answer: Answer) -> str:
-    _, plain, drafted, faster, mat = _figures([answer], answer.stats)
-    ids = verdict(answer.plain.ids, answer.drafted.ids)
-    return f"plain {plain} tokens/s, drafted {drafted} tokens/s: {faster}; MAT {mat}; {ids}"
 
 
 def _figures(answers: Sequence[Answer], stats: SpeculationStats) -> list[str]:

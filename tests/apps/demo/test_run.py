@@ -7,7 +7,6 @@ import io
 import pytest
 
 from hf_refspec.apps.demo.run import Demo
-from hf_refspec.apps.shared.comparison import Decoded
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.loading import load
 from hf_refspec.apps.shared.scenes import FILE_TOKENS, Scene, built_in_scenes, scenes_of_file
@@ -55,13 +54,14 @@ def test_the_second_turn_is_asked_with_the_first_answer(byte_llama, tokenizer):
 
 
 def test_ids_that_differ_are_told_with_their_position(byte_llama, tokenizer, monkeypatch):
-    decode = Demo._decode
+    generate = byte_llama.generate
 
-    def changed(self, inputs, drafted, max_new_tokens):
-        ids = decode(self, inputs, drafted, max_new_tokens).ids
-        return Decoded([*ids[:3], ids[3] ^ drafted, *ids[4:]], 1.0)
+    def changed(**options):
+        ids = generate(**options)
+        ids[0, options["input_ids"].shape[1] + 3] ^= "candidate_generator" in options
+        return ids
 
-    monkeypatch.setattr(Demo, "_decode", changed)
+    monkeypatch.setattr(byte_llama, "generate", changed)
     scene = Scene("a", "a", ("b",))
     _, identical, printed = show(byte_llama, tokenizer, [scene], 8, width=200)
     assert not identical and "IDS DIFFER from position 3" in printed

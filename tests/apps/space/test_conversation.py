@@ -7,18 +7,18 @@ import pytest
 from huggingface_hub import constants
 
 from hf_refspec import Datastore
-from hf_refspec.apps.shared.prompts import chat_inputs
-from hf_refspec.apps.space import conversation as module
+from hf_refspec.apps.shared.prompts import assistant, chat_inputs, user
 from hf_refspec.apps.space.conversation import Conversation
 from hf_refspec.apps.space.host import Host, Line, python_datastores
 
 
-def test_the_document_stands_before_the_first_message_and_answers_stay(host, run, monkeypatch):
-    conversation, seen = Conversation("a text\n"), []
-    first = run("one", conversation, max_new_tokens=8)
-    monkeypatch.setattr(module, "chat_inputs", lambda *of: seen.extend(of[1]) or chat_inputs(*of))
-    conversation.ask(host, "two", 8)
-    assert [each["content"] for each in seen] == ["a text\n\none", first.drafted.text, "two"]
+def test_the_document_stands_before_the_first_message_and_answers_stay(host, run):
+    conversation = Conversation("a text\n")
+    first, second = (run(message, conversation, max_new_tokens=8) for message in ("one", "two"))
+    messages = [user("a text\n\none"), assistant(first.drafted.text), user("two")]
+    inputs = chat_inputs(host.tokenizer, messages)
+    output = host.model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    assert second.plain.ids == output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_drafts_learn_from_the_answers_before(run):
@@ -64,8 +64,9 @@ def test_a_small_datastore_is_built_once_for_rest_and_crest(host, tmp_path, monk
     choices = python_datastores(host.tokenizer)
     assert [store.form for store in choices] == ["full", "compact"]
     assert choices[0].config.source["corpus"] == "Python standard library"
-    monkeypatch.setattr(Datastore, "build", None)  # is not called again
+    built = (choices[0].path / "config.json").stat()
     (again, _) = python_datastores(host.tokenizer)
+    assert (again.path / "config.json").stat() == built
     sources = Host(host.model, host.tokenizer, choices=[again, choices[1]]).sources()
     assert list(sources) == ["auto", "REST", "CREST"]
     assert sources["REST"][0].mode == "rest" and sources["CREST"][0].store is choices[1]
