@@ -27,10 +27,6 @@ def a_class(model, tokenizer):
     generate(model, candidate_generator=rs.ReferenceCopy)
 
 
-def no_drafter(model, tokenizer):
-    generate(model, max_draft_tokens=16)
-
-
 def not_installed(model, tokenizer):
     rs.uninstall()
     try:
@@ -45,10 +41,6 @@ def in_use(model, tokenizer):
         generate(model, candidate_generator=drafter)
 
 
-def foreign_ids(model, tokenizer):
-    generate(model, candidate_generator=rs.ReferenceCopy(references=[[31999]]))
-
-
 def store_is_there(model, tokenizer):
     for _ in range(2):
         rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
@@ -59,23 +51,14 @@ def a_folder_is_in_the_way(model, tokenizer):
     store_is_there(model, tokenizer)
 
 
-def a_linked_card(model, tokenizer):
-    store = rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
-    Path("store/README.md").symlink_to("elsewhere")
-    store.push_to_hub("org/store")
-
-
 @pytest.mark.parametrize(
     "mistake",
     [
         a_class,
-        no_drafter,
         not_installed,
         in_use,
-        foreign_ids,
         store_is_there,
         a_folder_is_in_the_way,
-        a_linked_card,
     ],
 )
 def test_the_message_of_a_mistake_is_on_the_page(
