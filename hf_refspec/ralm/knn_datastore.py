@@ -112,7 +112,7 @@ class KnnDatastore(StoredFolder[KnnConfig]):
             "values": (np.int32, entries),
             "probe": (np.float32, dimension),
         }
-        arrays = read_arrays(self.path, config.file, shapes)
+        arrays = read_arrays(self.path, config.file, shapes, check_small=True)
         self.keys = arrays["keys"].astype(np.float32, copy=False)
         self.values, self._probe, norms = arrays["values"], arrays["probe"], arrays["norms"]
         self._known: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()

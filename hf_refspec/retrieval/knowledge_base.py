@@ -104,8 +104,8 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
 
     Raises:
         DatastoreError: If there is no knowledge base, its files are damaged (as far as their sizes,
-            headers and bounds tell; [`~KnowledgeBase.verify`] reads all) or it was made for another
-            tokenizer.
+            headers, bounds, and checksums of files of up to 4 MiB tell;
+            [`~KnowledgeBase.verify`] reads all) or it was made for another tokenizer.
     """
 
     config_type = KnowledgeBaseConfig
@@ -120,19 +120,20 @@ class KnowledgeBase(StoredFolder[KnowledgeBaseConfig]):
             "tokens": (config.token_dtype, config.tokens),
             "bounds": (np.int64, config.passages + 1),
         }
-        arrays = read_arrays(self.path, config.passages_file, shapes)
+        arrays = read_arrays(self.path, config.passages_file, shapes, check_small=True)
         self._tokens, self._bounds = arrays["tokens"], arrays["bounds"]
         sources: dict[str, tuple[Any, int | None]] = {
             "documents": (np.int64, config.passages),
             "names": (np.uint8, None),
             "name_ends": (np.int64, None),
         }
-        self._sources = read_arrays(self.path, config.sources_file, sources)
+        self._sources = read_arrays(self.path, config.sources_file, sources, check_small=True)
         self._check()
         self.embeddings: np.ndarray | None = None
         if config.embeddings_file is not None:
             rows = {"embeddings": (np.float32, (config.passages, config.dimension))}
-            self.embeddings = read_arrays(self.path, config.embeddings_file, rows)["embeddings"]
+            arrays = read_arrays(self.path, config.embeddings_file, rows, check_small=True)
+            self.embeddings = arrays["embeddings"]
 
     def _check(self) -> None:
         bounds, config, documents = self._bounds, self.config, self._sources["documents"]

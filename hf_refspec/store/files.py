@@ -26,6 +26,8 @@ CONFIG = "config.json"
 # No real header comes near this size; a larger one is not read.
 _LARGEST_HEADER = 1 << 16
 _BLOCK = 1 << 20
+# A file of up to this size is compared with its checksum in a few milliseconds.
+_SMALL = 1 << 22
 
 
 class DatastoreError(ValueError):
@@ -170,11 +172,17 @@ def write_bytes(path: Path, content: bytes) -> FileEntry:
 
 
 def read_arrays(
-    folder: Path, entry: FileEntry, expected: Mapping[str, tuple[Any, Any]]
+    folder: Path,
+    entry: FileEntry,
+    expected: Mapping[str, tuple[Any, Any]],
+    check_small: bool = False,
 ) -> dict[str, np.ndarray]:
     """Memory-maps the arrays of a file, without reading or checking their content; `expected` is
-    the type of each array and its shape, length, or `None` for any length."""
+    the type of each array and its shape, length, or `None` for any length. With `check_small` a
+    file of up to 4 MiB is compared with its checksum as well."""
     path = folder / entry.name
+    if check_small and entry.size <= _SMALL:
+        check_file(folder, entry)
     try:
         with open_entry(folder, entry) as file:
             header = int.from_bytes(file.read(8), "little")

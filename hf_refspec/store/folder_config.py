@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -12,15 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from .files import CONFIG, DatastoreError, FileEntry, unreadable, write_bytes
+from .files import CONFIG, DatastoreError, FileEntry, check_file, unreadable, write_bytes
 from .fingerprint import check_tokenizer, public_name, tokenizer_fingerprint
-from .folder import LARGEST_JSON, json_of, read_json, sync_folder
+from .folder import LARGEST_JSON, delete, json_of, read_json, sync_folder, write_json
 from .schema import Named, parse, values_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+
+VERIFIED = "verified.json"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,27 @@ class FolderConfig:
     def files(self) -> list[FileEntry]:
         """All files that the folder consists of, beside config.json."""
         return list(values_of(FileEntry, self))
+
+    def verify(self, folder: Path) -> None:
+        """Compares all files in a folder with their checksums, and notes there when that was;
+        raises a DatastoreError if one differs."""
+        delete(folder / VERIFIED)
+        for entry in self.files():
+            check_file(folder, entry)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with suppress(OSError, DatastoreError):  # the folder can be read, but not written
+            write_json(folder / VERIFIED, {"files": self._checksums(), "time": now})
+
+    def verified(self, folder: Path) -> datetime | None:
+        """When [`verify`] last found a folder's files as config.json names them now."""
+        with suppress(DatastoreError, KeyError, TypeError, ValueError):
+            noted = read_json(folder / VERIFIED, self.NOUN)
+            if noted["files"] == self._checksums():
+                return datetime.fromisoformat(noted["time"])
+        return None
+
+    def _checksums(self) -> dict[str, str]:
+        return {file.name: file.sha256 for file in self.files()}
 
     def card_texts(self) -> dict[str, str]:
         """What the template of the card needs that is no field and no entry of `source`."""

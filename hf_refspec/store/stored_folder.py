@@ -3,6 +3,7 @@
     config.json       what the folder is, and its files with sizes and checksums
     *.safetensors     its arrays, memory-mapped
     README.md         the card, on the Hub
+    verified.json     when all files were last compared with their checksums
 
 Datastores, knowledge bases, kNN datastores and recycling tables are such folders; the config.json
 of each is one dataclass derived from [`FolderConfig`]. A file never changes once config.json names
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +23,7 @@ from huggingface_hub import CommitInfo
 from transformers import PreTrainedTokenizerBase
 
 from . import hub
-from .files import DatastoreError, FileEntry, check_file, copy_file, unreadable
+from .files import DatastoreError, FileEntry, copy_file, unreadable
 from .folder import new_folder
 from .folder_config import FolderConfig
 
@@ -154,8 +156,13 @@ class StoredFolder(Generic[C]):
             DatastoreError: If a file is not as it was written.
         """
         with self._reading():
-            for entry in self._open_part().files():
-                check_file(self.path, entry)
+            self._open_part().verify(self.path)
+
+    @property
+    def verified(self) -> datetime | None:
+        """When [`verify`] last found the files that are open as they were written, in UTC; `None`
+        if it never did, or they were replaced since."""
+        return self._open_part().verified(self.path)
 
     def _open_part(self) -> FolderConfig:
         """The part of the config that is open."""

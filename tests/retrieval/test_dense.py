@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers import BertConfig, BertModel
 from hf_refspec.retrieval.dense import DenseRetriever
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.retrieval.retriever import Retriever
-from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.files import DatastoreError, write_arrays
 
 TEXTS = some_texts(400)
 INDEXES = ["flat", "hnsw"]
@@ -118,10 +119,10 @@ def test_an_encoder_of_another_dimension_is_refused(base):
 
 def test_embeddings_that_became_nan_are_refused(tmp_path, tokenizer):
     base = KnowledgeBase.build(TEXTS, tokenizer, bag_of_words, tmp_path / "base", progress=False)
-    path = base.path / "embeddings.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-4:] = np.float32(np.nan).tobytes()
-    path.write_bytes(content)
+    embeddings = np.array(base.embeddings)
+    embeddings[-1, -1] = np.nan
+    entry = write_arrays(base.path / "embeddings.safetensors", {"embeddings": embeddings})
+    replace(base.config, embeddings_file=entry).write(base.path)
     with pytest.raises(DatastoreError, match=r"embedding of passage 399 of .* is NaN"):
         DenseRetriever(KnowledgeBase(base.path, tokenizer), bag_of_words)
 

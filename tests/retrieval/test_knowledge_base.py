@@ -266,7 +266,8 @@ def test_bounds_that_are_none_are_refused(base, tokenizer, change):
     else:
         bounds[-1] += 1
     arrays = {"tokens": np.array(base._tokens), "bounds": bounds}
-    write_arrays(base.path / "passages.safetensors", arrays)
+    entry = write_arrays(base.path / "passages.safetensors", arrays)
+    replace(base.config, passages_file=entry).write(base.path)
     with pytest.raises(DatastoreError, match="bounds are not those of passages of 1 to 64"):
         KnowledgeBase(base.path, tokenizer)
 
@@ -302,15 +303,13 @@ def test_a_config_that_is_not_true_is_refused(base, tokenizer, key, value):
 def test_a_token_beyond_the_vocabulary_is_refused_when_it_is_read(base, tokenizer):
     tokens = np.array(base._tokens)
     tokens[2] = 60_000
-    write_arrays(
-        base.path / "passages.safetensors", {"tokens": tokens, "bounds": np.array(base._bounds)}
-    )
+    arrays = {"tokens": tokens, "bounds": np.array(base._bounds)}
+    entry = write_arrays(base.path / "passages.safetensors", arrays)
+    replace(base.config, passages_file=entry).write(base.path)
     damaged = KnowledgeBase(base.path, tokenizer)
     assert damaged.text(1) == some_texts(30)[1]
     with pytest.raises(DatastoreError, match="passage 0 has the token 60000"):
         damaged.passage(0)
-    with pytest.raises(DatastoreError, match="checksum"):
-        damaged.verify()
 
 
 def test_a_vocabulary_larger_than_the_tokenizers_is_refused(base, tokenizer):

@@ -117,6 +117,8 @@ def _info(args: Namespace) -> int:
     if args.verify:
         store.verify()
         print("all files are as they were written")
+    elif when := store.verified:
+        print(f"  verified    {when:%Y-%m-%d %H:%M} UTC")
     return 0
 
 
