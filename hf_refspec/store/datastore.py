@@ -137,8 +137,6 @@ class Datastore(StoredFolder[StoreConfig]):
             if max_bytes is not None:
                 raise ValueError(f'max_bytes={max_bytes} is for form="compact"')
             return cls(build_store(source, tokenizer, path, **options))
-        if options.get("resume"):
-            raise ValueError('resume=True is for form="full"; build that, then call compact()')
         chosen = CompactOptions(max_bytes=max_bytes, progress=options.get("progress", True))
         with new_folder(Path(path)) as folder:
             full = cls(build_store(source, tokenizer, folder / "full", **options))

@@ -67,11 +67,10 @@ def json_of(content: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
+def new_folder(path: Path) -> Iterator[Path]:
     """Yields a folder to write into, which is moved to `path` once all is written.
 
-    Until then it is in the folder that [`build_place`] names. With `resume` it starts with what an
-    earlier process left there, and stays there if this one fails."""
+    Until then it is in the folder that [`build_place`] names."""
     new = build_place(path) / _NEW
     if os.path.lexists(path) and new.parent.is_dir():
         with suppress(DatastoreError, OSError), _only_builder(path):
@@ -81,17 +80,15 @@ def new_folder(path: Path, resume: bool = False) -> Iterator[Path]:
     with _only_builder(path):
         _check_free(path)  # another process may have finished it meanwhile
         try:
-            if not resume:
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(new)  # left by a killed process
-            new.mkdir(exist_ok=resume)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(new)  # left by a killed process
+            new.mkdir()
             yield new
             sync_folder(new)
             os.rename(new, path)
             sync_folder(path.parent)
         except BaseException:
-            if not resume:
-                shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(new, ignore_errors=True)
             raise
 
 
@@ -121,8 +118,6 @@ def _only_builder(path: Path) -> Iterator[None]:
         _check_ours(place)
         yield
     finally:
-        with suppress(OSError):  # it can be resumed, or was moved
-            (place / _NEW).rmdir()
         release(lock)
         with suppress(OSError):  # not empty, or another build has begun
             place.rmdir()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -45,21 +46,12 @@ def is_here(name: str | os.PathLike[str]) -> bool:
     can only be a path and is not there."""
     if os.path.exists(name):
         return True
-    if _can_only_be_path(os.fspath(name)):
-        raise FileNotFoundError(
-            f"{os.fspath(name)!r} does not exist; name a folder, or a Hub id such as org/name"
-        )
-    return False
-
-
-def _can_only_be_path(name: str) -> bool:
-    if name.startswith(("/", ".", "~")) or "\\" in name or name.lower().endswith(_EXTENSIONS):
-        return True
-    try:
-        validate_repo_id(name)  # which may have one slash
-    except HFValidationError:
-        return True
-    return False
+    name = os.fspath(name)
+    if not name.lower().endswith(_EXTENSIONS):
+        with suppress(HFValidationError):
+            validate_repo_id(name)
+            return False
+    raise FileNotFoundError(f"{name!r} does not exist; name a folder, or a Hub id such as org/name")
 
 
 def ask_hub(
@@ -134,14 +126,25 @@ def is_only_cached(
     )
 
 
-def model_source(name: str) -> dict[str, Any]:
-    """The arguments with which `from_pretrained` loads a model without waiting for the Hub."""
-    return _source(name, "model", ["config.json"])
+def model_source(
+    name: str, noun: str = "model", files: Sequence[str] = ("config.json",)
+) -> dict[str, Any]:
+    """The arguments with which `from_pretrained` loads a model, or another `noun` whose folder has
+    at least one of `files`, without waiting for the Hub."""
+    local_files_only = False
+    if is_here(name):
+        if not os.path.isdir(name):
+            raise NotADirectoryError(f"{name} is a file; name the folder of a {noun}")
+        if not any(Path(name, file).exists() for file in files):
+            raise FileNotFoundError(f"{name} is not the folder of a {noun}: it has no {files[0]}")
+    else:
+        local_files_only = is_only_cached(name, noun, files)
+    return {"pretrained_model_name_or_path": name, "local_files_only": local_files_only}
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Loads a tokenizer from a folder or the Hub, and never code that comes with it."""
-    source = _source(name, "tokenizer", _TOKENIZER)
+    source = model_source(name, "tokenizer", _TOKENIZER)
     from transformers import AutoTokenizer  # takes seconds, after a wrong name has been refused
 
     try:
@@ -157,26 +160,13 @@ def local_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     try:
-        if not os.path.isdir(name):
-            paths = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
-            is_there = any(isinstance(path, str) for path in paths)
-        else:
-            is_there = any(Path(name, file).exists() for file in _TOKENIZER)
+        cached = (try_to_load_from_cache(name, file) for file in _TOKENIZER)
+        here = (Path(name, file) for file in _TOKENIZER)
+        paths = here if os.path.isdir(name) else cached
+        if not any(isinstance(path, str | Path) and os.path.exists(path) for path in paths):
+            return None
         options = {"local_files_only": True, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(name, **options) if is_there else None
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except Exception:  # it is optional, and a damaged file can fail in several libraries
         return None
     return tokenizer if getattr(tokenizer, "is_fast", False) else None
-
-
-def _source(name: str, noun: str, files: Sequence[str]) -> dict[str, Any]:
-    """`files` are those of which a folder of a `noun` has at least one."""
-    local_files_only = False
-    if is_here(name):
-        if not os.path.isdir(name):
-            raise NotADirectoryError(f"{name} is a file; name the folder of a {noun}")
-        if not any(Path(name, file).exists() for file in files):
-            raise FileNotFoundError(f"{name} is not the folder of a {noun}: it has no {files[0]}")
-    else:
-        local_files_only = is_only_cached(name, noun, files)
-    return {"pretrained_model_name_or_path": name, "local_files_only": local_files_only}

@@ -18,8 +18,8 @@ _BLOCK = 1 << 20
 
 
 def next_number(folder: Path) -> int:
-    """The number of a new shard: one that no shard in the folder has, be it of an extension that
-    may be resumed, or one that a reader is about to open."""
+    """The number of a new shard: one that no file in the folder has, for a reader may be about to
+    open it."""
     numbers = (re.fullmatch(r"tokens-(\d+)\.safetensors", name) for name in os.listdir(folder))
     return max((int(number[1]) for number in numbers if number), default=0) + 1
 

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,7 +246,6 @@ def datastore_writers(state: Callable[[Path], Any]) -> Iterator[Writer]:
     }
     made: dict[str, tuple[Any, Any]] = {
         "build": (nothing, build),
-        "build, resumed": (nothing, partial(build, shard_tokens=150, resume=True)),
         "compact elsewhere": (build_other, compact_other),
         "save": (build_other, lambda path, _: Datastore(other(path)).save_pretrained(path)),
     }

@@ -37,7 +37,6 @@ def test_a_compact_build_that_fails_leaves_nothing(tmp_path, tokenizer):
     ("options", "message"),
     [
         ({"max_bytes": 8000}, 'max_bytes=8000 is for form="compact"'),
-        ({"form": "compact", "resume": True}, 'resume=True is for form="full"'),
         ({"form": "compact", "max_bytes": 7}, "max_bytes must be at least 4096"),
         ({"form": "small"}, "small"),
     ],

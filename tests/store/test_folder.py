@@ -36,22 +36,7 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["store"]
 
 
-def test_a_new_folder_goes_on_with_what_is_there_if_it_may(tmp_path):
-    path = tmp_path / "store"
-    with pytest.raises(KeyboardInterrupt), new_folder(path, resume=True):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())  # there is nothing to go on with
-    with pytest.raises(KeyboardInterrupt), new_folder(path, resume=True) as folder:
-        (folder / "a").write_text("a")
-        raise KeyboardInterrupt
-    assert [file.name for file in tmp_path.rglob("*")] == [build_place(path).name, "new", "a"]
-    with new_folder(path, resume=True) as folder:
-        assert (folder / "a").read_text() == "a"
-    assert [file.name for file in tmp_path.rglob("*")] == ["store", "a"]
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_what_others_have_put_beside_a_new_folder_stays(tmp_path, resume):
+def test_what_others_have_put_beside_a_new_folder_stays(tmp_path):
     path, place, victim = tmp_path / "store", build_place(tmp_path / "store"), tmp_path / "victim"
     victim.mkdir()
     (victim / "a").write_text("mine")
@@ -59,7 +44,7 @@ def test_what_others_have_put_beside_a_new_folder_stays(tmp_path, resume):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    with new_folder(path, resume):
+    with new_folder(path):
         pass
     path.rmdir()
     assert sorted(tmp_path.rglob("*")) == before
@@ -72,7 +57,7 @@ def test_what_others_have_put_beside_a_new_folder_stays(tmp_path, resume):
     ):
         put()
         message = f"{place} is in the way, and not from a build"
-        with pytest.raises(DatastoreError, match=message), new_folder(path, resume):
+        with pytest.raises(DatastoreError, match=message), new_folder(path):
             raise AssertionError
         assert [file.read_text() for file in tmp_path.rglob("a")] == ["mine"] * len(
             list(tmp_path.rglob("a"))

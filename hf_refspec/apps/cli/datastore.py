@@ -129,13 +129,12 @@ def _add_corpus(parser: ArgumentParser) -> None:
     add("--streaming", action="store_true", help="do not download the dataset first")
     add("--max-tokens", type=positive, metavar="N", help="stop after so many tokens")
     add("--deduplicate", action="store_true", help="drop repeated documents")
-    add("--resume", action="store_true", help="continue a build that was killed")
     add("--engine", choices=("local", "ray"), default="local")
 
 
 def _options(args: Namespace) -> dict[str, Any]:
     """The keyword arguments of both `Datastore.build` and `Datastore.extend`."""
-    names = ("column", "pattern", "max_tokens", "deduplicate", "resume", "engine")
+    names = ("column", "pattern", "max_tokens", "deduplicate", "engine")
     return {name: getattr(args, name) for name in names}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from transformers import PreTrainedTokenizerBase
 from ...check_count import check_count
 from ...version import __version__
 from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
-from ..files import DatastoreError, FileEntry
+from ..files import DatastoreError
 from ..fingerprint import public_name, vocabulary_size
-from ..folder import delete, new_folder, only_writer, sweep
+from ..folder import new_folder, only_writer, sweep
 from ..shards import map_tokens, split_documents
 from ..tokenizer_file import TokenizerError, write_tokenizer
 from .engine import Engine, make_engine
-from .merge import merge_all, merge_due, token_count
+from .merge import merge_all, merge_due
 from .packing import document_digest, first_tokens, packed_documents, write_shards
-from .progress import PROGRESS, BuildProgress
-from .source import Source, after, open_source
+from .source import Source, open_source
 
 # Smaller shards are more files, and save hardly any memory.
 LEAST_NOTED = 1 << 16
@@ -44,8 +42,6 @@ class BuildOptions:
             usable core.
         deduplicate (`bool`, *optional*, defaults to `False`): Drop exact repetitions of documents,
             and documents that are in the datastore already.
-        resume (`bool`, *optional*, defaults to `False`): Continue an earlier build of the same
-            source that was stopped, if there is one.
         engine (`str`, *optional*, defaults to `"local"`): `"local"`, or `"ray"` to tokenise and
             sort on a Ray cluster.
         progress (`bool`, *optional*, defaults to `True`): Show the progress on a terminal or in a
@@ -61,7 +57,6 @@ class BuildOptions:
     shard_tokens: int = 32_000_000
     num_proc: int | None = None
     deduplicate: bool = False
-    resume: bool = False
     engine: str = "local"
     progress: bool = True
 
@@ -86,8 +81,8 @@ def build_store(
 ) -> Path:
     """Builds a datastore in a new folder.
 
-    Until it is complete it is in `.<name>.hf_refspec-build` beside its path. A build that is killed
-    leaves that to the next one at this path; one that fails deletes it, unless `resume` is set.
+    Until it is complete it is in `.<name>.hf_refspec-build` beside its path. A build that fails
+    deletes that; a build that is killed leaves it to the next one at this path, which deletes it.
 
     Args:
         source: A `datasets` dataset (map-style or streaming) with a column of texts or chats; a
@@ -104,7 +99,7 @@ def build_store(
     Raises:
         FileExistsError: If there is something at `path`.
         ValueError: If the source has no tokens, or an entry that is no document.
-        DatastoreError: If another process is building it, or an earlier build cannot be resumed.
+        DatastoreError: If another process is building it.
         OSError: If it cannot be written.
     """
     chosen = BuildOptions(**options)
@@ -112,12 +107,8 @@ def build_store(
     opened = open_source(source, tokenizer, config.vocab_size, chosen.column, chosen.pattern)
     opened.name = corpus or opened.name
     engine = make_engine(chosen.engine, chosen.num_proc, config, tokenizer)
-    with new_folder(Path(path), chosen.resume) as folder:
-        progress = _add_shards(folder, config, opened, engine, chosen)
-        shards = merge_due(folder, config, progress.shards, chosen.num_proc, chosen.progress)
-        progress.shards = shards
-        progress.write(folder)  # so that it can be resumed without the files that are deleted now
-        sweep(folder, ARRAY_FILES, progress.files())
+    with new_folder(Path(path)) as folder:
+        shards = _add_shards(folder, config, opened, engine, chosen)
         about = {
             "corpus": opened.name,
             "license": license or opened.license,
@@ -129,7 +120,7 @@ def build_store(
         tokenizer_file = write_tokenizer(folder, tokenizer)
         config = replace(config, source=about, shards=shards, tokenizer_file=tokenizer_file)
         config.write(folder)
-        (folder / PROGRESS).unlink()
+        _sweep(folder)
     return Path(path)
 
 
@@ -156,22 +147,18 @@ def extend_store(
                 f"{folder} has only the compact form; extend the datastore that it was made from"
             )
         try:
-            if not (chosen.resume and _is_extended(folder, config, _noted(opened, chosen))):
-                new = _add_shards(folder, config, opened, engine, chosen).shards
-                shards = [*config.shards, *new]
-                shards = merge_due(folder, config, shards, chosen.num_proc, chosen.progress)
-                if not chosen.resume:  # resuming needs it until config.json is replaced
-                    delete(folder / PROGRESS)
-                _extended(config, shards, opened.name, chosen.deduplicate).write(folder)
-            delete(folder / PROGRESS)
+            shards = _add_shards(folder, config, opened, engine, chosen)
+            about = dict(config.source)
+            if opened.name not in str(about.get("corpus", "")):
+                named = (about.get("corpus"), opened.name)
+                about["corpus"] = ", ".join(str(name) for name in named if name)
+            about["deduplicated"] = bool(about.get("deduplicated")) and chosen.deduplicate
+            about["documents"] = sum(shard.documents for shard in shards)
+            replace(config, source=about, shards=shards).write(folder)
+        except TokenizerError as error:
+            raise DatastoreError(f"{folder} cannot be extended: {error}") from None
+        finally:
             _sweep(folder)
-        except BaseException as error:
-            if not chosen.resume:
-                _sweep(folder)
-                delete(folder / PROGRESS)
-            if isinstance(error, TokenizerError):
-                raise DatastoreError(f"{folder} cannot be extended: {error}") from None
-            raise
     return folder
 
 
@@ -182,93 +169,44 @@ def merge_store(folder: str | os.PathLike, num_proc: int | None = None, show: bo
         config = StoreConfig.read(folder)
         if not config.shards:
             raise DatastoreError(f"{folder} has only the compact form, which is not made of shards")
-        progress = BuildProgress.read(folder)  # of an extension that may be resumed
-        kept = progress.files() if progress else []
-        _sweep(folder, kept)
+        _sweep(folder)
         try:
             shards = merge_all(folder, config, num_proc, show)
             if shards != config.shards:
                 replace(config, shards=shards).write(folder)
         finally:
-            _sweep(folder, kept)
+            _sweep(folder)
     return folder
 
 
-def _sweep(folder: Path, kept: Iterable[FileEntry] = ()) -> None:
-    """Deletes the files that config.json does not name (any more), except those to be kept."""
-    sweep(folder, ARRAY_FILES, [*StoreConfig.read(folder).files(), *kept])
-
-
-def _noted(source: Source, options: BuildOptions) -> dict[str, Any]:
-    """What must not change when a build is resumed."""
-    return {
-        "corpus": source.name,
-        "deduplicated": options.deduplicate,
-        "shard_tokens": options.shard_tokens,
-        "hf_refspec": __version__,
-        "column": options.column,
-        "pattern": options.pattern,
-        "max_tokens": options.max_tokens,
-    }
-
-
-def _extended(
-    config: StoreConfig, shards: list[ShardEntry], corpus: str, deduplicated: bool
-) -> StoreConfig:
-    about = dict(config.source)
-    if corpus not in str(about.get("corpus", "")):
-        about["corpus"] = f"{about['corpus']}, {corpus}" if about.get("corpus") else corpus
-    about["deduplicated"] = bool(about.get("deduplicated")) and deduplicated
-    about["documents"] = sum(shard.documents for shard in shards)
-    return replace(config, source=about, shards=shards)
-
-
-def _is_extended(folder: Path, config: StoreConfig, noted: dict[str, Any]) -> bool:
-    """Whether this extension was killed after config.json named its shards."""
-    progress = BuildProgress.read(folder)
-    if progress is None or not progress.shards:
-        return False
-    before = token_count(config.shards) - token_count(progress.shards)  # whatever was merged since
-    return (noted | {"tokens before": before}).items() <= progress.options.items()
+def _sweep(folder: Path) -> None:
+    """Deletes the files that config.json does not name (any more)."""
+    sweep(folder, ARRAY_FILES, StoreConfig.read(folder).files())
 
 
 def _add_shards(
     folder: Path, config: StoreConfig, source: Source, engine: Engine, options: BuildOptions
-) -> BuildProgress:
-    """Writes a source's documents into new shards, which config.json does not name yet; returns
-    their names, with those of the build that is resumed."""
-    noted = _noted(source, options) | {
-        "tokenizer fingerprint": config.fingerprint,
-        "tokens before": token_count(config.shards),
-    }
-    progress = BuildProgress.begun(folder, noted, options.resume)
-    sweep(folder, ARRAY_FILES, [*config.files(), *progress.files()])
-    progress.write(folder)
+) -> list[ShardEntry]:
+    """Writes a source's documents into new shards, and merges those that are due; returns all
+    shards. The config.json does not name the new ones yet."""
+    sweep(folder, ARRAY_FILES, config.files())
     digests = None
     if options.deduplicate:
-        shards = [*config.shards, *progress.shards]
-        stored = (map_tokens(folder, config, shard) for shard in shards)
+        stored = (map_tokens(folder, config, shard) for shard in config.shards)
         digests = set(map(document_digest, split_documents(stored, config.separator)))
-    done, hidden = (progress.documents, progress.entries), not options.progress or None
-    token_batches = engine.tokenize(after(source.documents, progress.documents))
+    token_batches = engine.tokenize(source.documents)
     if options.max_tokens is not None:
-        token_batches = first_tokens(
-            token_batches, options.max_tokens - token_count(progress.shards)
-        )
-    shape = options.shard_tokens, config.token_dtype
+        token_batches = first_tokens(token_batches, options.max_tokens)
+    hidden = not options.progress or None
     try:
-        with tqdm(
-            desc="tokenizing",
-            total=source.total,
-            initial=progress.documents,
-            unit=" documents",
-            disable=hidden,
-        ) as bar:
-            packed = packed_documents(token_batches, *shape, done, digests, bar.update)
-            write_shards(folder, packed, engine.sort, progress)
+        with tqdm(desc="tokenizing", total=source.total, unit=" documents", disable=hidden) as bar:
+            packed = packed_documents(
+                token_batches, options.shard_tokens, config.token_dtype, digests, bar.update
+            )
+            new = write_shards(folder, packed, engine.sort)
     finally:
         engine.close()
-    if not progress.shards:
+    if not new:
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
-    return progress
+    return merge_due(folder, config, [*config.shards, *new], options.num_proc, options.progress)

@@ -42,26 +42,16 @@ class DatasetDocuments:
         self, dataset: Any, column: str | None, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         sample = _first_rows(dataset)
-        self.columns = _given(dataset, sample, column) if column else _found(dataset, sample)
+        # Some streaming datasets have the names of their columns only in their rows.
+        names = list(dataset.column_names or (sample[0] if sample else ()))
+        if column is None:
+            self.columns = _found(names, sample)
+        elif names and column not in names:
+            raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
+        else:
+            self.columns = (column,)
         self._dataset, self._tokenizer = dataset, tokenizer
-        self._sample = [_value(row, self.columns) for row in sample]
-
-    def __str__(self) -> str:
-        """What will be read: the column, the rows and their mean length."""
-        named = " and ".join(map(repr, self.columns))
-        rows = f"{len(self._dataset):,}" if hasattr(self._dataset, "__len__") else "streamed"
-        lengths = [_length(value) for value in self._sample]
-        if not lengths:
-            return f"reading the column {named}: no rows"
-        number = "first" if len(lengths) == 1 else f"first {len(lengths)}"
-        kind = ""
-        if any(map(_messages, self._sample)):
-            template = self._tokenizer.chat_template is not None
-            kind = " (chats)" if template else " (chats; without a template, a document a turn)"
-        return (
-            f"reading the column{'s' * (len(self.columns) > 1)} {named}{kind}: {rows} rows, "
-            f"on average {sum(lengths) / len(lengths):,.0f} characters in the {number}"
-        )
+        logger.info("reading the column %s", " and ".join(map(repr, self.columns)))
 
     def __iter__(self) -> Iterator[Any]:
         refused = 0
@@ -99,16 +89,8 @@ def _first_rows(dataset: Any) -> list[dict[str, Any]]:
     return list(islice(dataset, _SAMPLE))
 
 
-def _given(dataset: Any, sample: list[dict], column: str) -> tuple[str, ...]:
-    names = _names(dataset, sample)
-    if names and column not in names:
-        raise ValueError(f"column={column!r} is not in the dataset; it has {names}")
-    return (column,)
-
-
-def _found(dataset: Any, sample: list[dict]) -> tuple[str, ...]:
+def _found(names: list[str], sample: list[dict]) -> tuple[str, ...]:
     """The columns to read when none is named."""
-    names = _names(dataset, sample)
     if not names:
         return (TEXT_COLUMNS[0],)  # There are no rows.
     for name in CHAT_COLUMNS:
@@ -129,11 +111,6 @@ def _found(dataset: Any, sample: list[dict]) -> tuple[str, ...]:
             f"{values[0]!r:.60}; give column=, one of {names}"
         )
     raise ValueError(f"which column has the documents? Give column=, one of {names}")
-
-
-def _names(dataset: Any, sample: list[dict]) -> list[str]:
-    """The columns; some streaming datasets have them only in their rows."""
-    return list(dataset.column_names or (sample[0] if sample else ()))
 
 
 def _are_texts(values: list[str]) -> bool:
@@ -181,11 +158,3 @@ def _document(value: Any) -> Any:
             "and value"
         )
     return value
-
-
-def _length(value: Any) -> int:
-    """The characters of a document, or its ids."""
-    messages = _messages(value)
-    if messages is None:
-        return len(value) if value is not None else 0
-    return sum(len(message["content"] or "") for message in messages)

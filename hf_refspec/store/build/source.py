@@ -63,7 +63,6 @@ def open_source(
         )
     if kind is not None:
         rows = DatasetDocuments(source, column, tokenizer)
-        logger.info("%s", rows)
         total = len(source) if kind == "Dataset" else None
         name, license = _dataset_name(source), source.info.license or None
         return Source(checked(rows, vocab_size), name, license, total)
@@ -95,14 +94,6 @@ def batches(
         size += len(document)
     if batch:
         yield batch
-
-
-def after(documents: Iterator[Document], count: int) -> Iterator[Document]:
-    """Skips the first `count` documents, which an earlier build has read."""
-    for _ in range(count):
-        if next(documents, None) is None:
-            raise ValueError("source has fewer documents than before; start again without resume")
-    return documents
 
 
 def _dataset_kind(source: Any) -> str | None:

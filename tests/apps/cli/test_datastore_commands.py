@@ -303,10 +303,6 @@ REFUSED = {
         [*BUILD, "{corpus}", "--max-bytes", "5000"],
         '--max-bytes 5000 is for --form "compact"',
     ),
-    "resuming what cannot be": (
-        [*BUILD, "{corpus}", "--form", "compact", "--resume"],
-        '--resume is for --form "full"; build that, then call hf-refspec compact',
-    ),
     "n-grams that are too long": (
         ["compact", "{store}", "--max-ngram", "99"],
         "--max-ngram must be from 1 to",

@@ -20,12 +20,11 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_refspec.store.build import engine, tokenizing
 from hf_refspec.store.build.corpus import build_store, extend_store
-from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.build.source import batches
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
 from hf_refspec.store.fingerprint import tokenizer_fingerprint
-from hf_refspec.store.folder import LOCK, build_place
+from hf_refspec.store.folder import LOCK
 from hf_refspec.version import __version__
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
@@ -169,88 +168,32 @@ def test_bad_options_are_named(tmp_path, tokenizer, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_build_leaves_nothing_unless_it_can_be_resumed(tmp_path, tokenizer, store):
+def test_a_failed_build_leaves_nothing(tmp_path, tokenizer):
     def interrupted():
         yield from TEXTS[:20]
         raise KeyboardInterrupt
 
-    path = tmp_path / "other"
     with pytest.raises(KeyboardInterrupt):
-        build_store(interrupted(), tokenizer, path, **QUIET)
+        build_store(interrupted(), tokenizer, tmp_path / "store", **QUIET)
     with pytest.raises(ValueError, match="document 20 has the id 259"):
-        build_store([*[[1] * 99] * 20, [259]], tokenizer, path, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == ["store"]
-    with pytest.raises(KeyboardInterrupt):
-        build_store(interrupted(), tokenizer, path, resume=True, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == [".other.hf_refspec-build", "store"]
-    build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
-    assert sorted(os.listdir(tmp_path)) == ["other", "store"]
-    assert content_of(path) == content_of(store)
+        build_store([*[[1] * 99] * 20, [259]], tokenizer, tmp_path / "store", **QUIET)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path, tokenizer, deduplicate):
-    texts = [*TEXTS, *TEXTS[:9], *some_texts(9, seed=2)]
-    options = {**QUIET, "deduplicate": deduplicate}
-    wanted = content_of(build_store(texts, tokenizer, tmp_path / "wanted", **options))
-    path = tmp_path / "store"
+def test_a_build_killed_at_any_moment_is_done_again_to_the_same_bytes(tmp_path, tokenizer, store):
+    path = tmp_path / "other"
 
     def run():
-        build_store(iter(texts), tokenizer, path, resume=True, **options)
+        build_store(iter(TEXTS), tokenizer, path, **QUIET)
 
     moments = moments_of(run, 12)
     shutil.rmtree(path)
-    for moment in [*moments, None]:
-        if moment is None:
-            for again in range(40, 100, 6):  # the same build
-                killed_at(again, run)
-        else:
-            assert killed_at(moment, run) is None
-        if path.exists():  # It was killed after the last step.
-            assert content_of(path).items() >= wanted.items()
-        else:
+    for moment in moments:
+        assert killed_at(moment, run) is None
+        if not path.exists():  # it was not killed after the last step
             run()
-            assert content_of(path) == wanted
+        assert content_of(path).items() >= content_of(store).items()
         shutil.rmtree(path)
-
-
-def test_without_resume_a_build_starts_again(tmp_path, tokenizer, store):
-    path = tmp_path / "other"
-    assert killed_at(60, lambda: build_store([[5] * 2000], tokenizer, path, **QUIET)) is None
-    assert os.listdir(build_place(path) / "new")
-    build_store(TEXTS, tokenizer, path, **QUIET)
-    assert content_of(path) == content_of(store)
-
-
-def test_resuming_something_else_is_refused(tmp_path, tokenizer):
-    path = tmp_path / "store"
-
-    def half():
-        yield from TEXTS[:20]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_store(half(), tokenizer, path, resume=True, **QUIET)
-    left = content_of(build_place(path) / "new")
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    )
-    for given, options, message in (
-        (tokenizer, {"shard_tokens": 400}, "shard_tokens 500, not 400"),
-        (tokenizer, {"deduplicate": True}, "deduplicated False, not True"),
-        (tokenizer, {"corpus": "other"}, "corpus 'unnamed', not 'other'"),
-        (other, {}, "tokenizer fingerprint"),
-    ):
-        with pytest.raises(DatastoreError, match=message):
-            build_store(TEXTS, given, path, resume=True, **{**QUIET, **options})
-    with pytest.raises(ValueError, match="fewer documents than before"):
-        build_store(TEXTS[:3], tokenizer, path, resume=True, **QUIET)
-    with pytest.raises(DatastoreError, match="other documents than before"):
-        build_store([text and "x" for text in TEXTS], tokenizer, path, resume=True, **QUIET)
-    assert content_of(build_place(path) / "new") == left
-    (build_place(path) / "new" / "tokens-00001.safetensors").unlink()
-    with pytest.raises(DatastoreError, match="cannot be resumed"):
-        build_store(TEXTS, tokenizer, path, resume=True, **QUIET)
 
 
 @pytest.mark.parametrize("limit", [100, 900, 1500])
@@ -323,27 +266,23 @@ def test_an_extension_killed_at_any_moment(tmp_path, tokenizer, store):
     wanted = content_of(extend_store(store, more, tokenizer, **QUIET))
     before = content_of(old)
 
-    for resume in (False, True):
-        path = tmp_path / "new"
+    path = tmp_path / "new"
 
-        def run(path=path, resume=resume):
-            extend_store(path, iter(more), tokenizer, resume=resume, **QUIET)
+    def run():
+        extend_store(path, iter(more), tokenizer, **QUIET)
 
+    shutil.copytree(old, path)
+    for moment in moments_of(run, 12):
+        shutil.rmtree(path)
         shutil.copytree(old, path)
-        for moment in moments_of(run, 12):
-            shutil.rmtree(path)
-            shutil.copytree(old, path)
-            assert killed_at(moment, run) is None
-            content = content_of(path)
-            if content["config.json"] == before["config.json"]:
-                assert content.items() >= before.items()
-            else:
-                assert content.items() >= wanted.items()
-                if not resume or PROGRESS not in content:
-                    continue  # It was done, and would be done again.
+        assert killed_at(moment, run) is None
+        content = content_of(path)
+        if content["config.json"] == before["config.json"]:
+            assert content.items() >= before.items()
             run()
             assert content_of(path) == wanted
-        shutil.rmtree(path)
+        else:  # it was done, and would be done again
+            assert content.items() >= wanted.items()
 
 
 def test_a_failed_extension_leaves_the_store_as_it_was(tokenizer, store):
@@ -388,6 +327,3 @@ def test_one_long_line_and_many_tiny_documents(tmp_path, tokenizer):
     texts = [str(i) for i in range(20_000)]
     path = build_store(iter(texts), tokenizer, tmp_path / "tiny", progress=False)
     assert texts_of(path, tokenizer) == texts
-
-
-# --- merging

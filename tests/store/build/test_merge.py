@@ -12,7 +12,6 @@ from datastores import documents_of
 from stored import content_of, flip_last_bit, in_a_child
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
-from hf_refspec.store.build.progress import PROGRESS
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import StoreConfig
 from hf_refspec.store.files import DatastoreError
@@ -56,24 +55,6 @@ def test_merging_leaves_one_shard_of_the_same_documents(store, tokenizer):
     as_merged = content_of(store)
     merged.merge(progress=False)
     assert content_of(store) == as_merged
-
-
-@pytest.mark.parametrize("shard_tokens", [500, 150])
-def test_an_extension_is_resumed_after_a_merge(tokenizer, store, shard_tokens):
-    """With small shards, some are whole already that only progress.json names."""
-    options = QUIET | {"shard_tokens": shard_tokens, "resume": True}
-    before, more = documents_of(store), [[5, 6] * 300, [7] * 100]
-
-    def half():
-        yield more[0]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extend_store(store, half(), tokenizer, **options)
-    merge_store(store, show=False)
-    assert PROGRESS in os.listdir(store) and len(sizes_of(store)) == 1
-    extend_store(store, iter(more), tokenizer, **options)
-    assert documents_of(store) == before + more
 
 
 @pytest.mark.parametrize("number", [0, -1])
