@@ -20,7 +20,7 @@ from ..index.ngram_counts import common_ngrams as ngrams_of_text
 from ..index.rest_trie import all_matches, trie_tree
 from ..index.suffix_array import IndexedText
 from .datastore_config import LONGEST_NGRAM, NGRAMS, NgramsEntry, StoreConfig
-from .files import DatastoreError, check_no_folder, read_arrays, write_arrays
+from .files import DatastoreError, read_arrays, write_arrays
 from .folder import sweep
 
 Mode: TypeAlias = Literal["mixed", "rest"]
@@ -151,7 +151,6 @@ def write_ngrams(
     written = write_arrays(folder / "ngrams-000000000000.safetensors", arrays)
     # Named after its content, so that the older one stays until config.json names this one.
     file = replace(written, name=f"ngrams-{written.sha256[:12]}.safetensors")
-    check_no_folder(folder / file.name)
     os.replace(folder / written.name, folder / file.name)
     nodes = len(table.node_tokens)
     config = replace(config, ngrams=NgramsEntry(counts, nodes, corpus_tokens, file))

@@ -55,17 +55,13 @@ class FileEntry:
 
 # A system that lacks one of these flags has no files that the flag guards against.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
-def open_file(path: Path, follow_links: bool = True) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """Opens a regular file for reading, without ever waiting for a pipe or a device."""
-    if not follow_links and path.is_symlink():
-        raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
-    flags = os.O_RDONLY | _NO_WAITING | _BINARY | (0 if follow_links else _NO_LINK)
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | _NO_WAITING | _BINARY)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
@@ -89,9 +85,8 @@ def unreadable(path: Path, error: OSError | MemoryError) -> DatastoreError:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a file to write into; once it is whole and synced, it replaces `path`."""
     new = path.with_name(f".{path.name}.new")
-    check_no_folder(new, path)
     new.unlink(missing_ok=True)  # left by a killed process, or a link that somebody put there
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY | _NO_LINK
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_WAITING | _BINARY
     created = os.fdopen(os.open(new, flags, 0o644), "w+b", buffering=0)
     try:
         with io.BufferedWriter(created) as file:
@@ -102,15 +97,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-
-
-def check_no_folder(*paths: Path) -> None:
-    """Raises a DatastoreError if there is a folder where a file is to be written."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            raise DatastoreError(
-                f"{path} is in the way: it is a folder, but should be a file; move it elsewhere"
-            )
 
 
 @dataclass(frozen=True)
@@ -188,9 +174,9 @@ def read_arrays(
             header = int.from_bytes(file.read(8), "little")
             if header > _LARGEST_HEADER:
                 raise ValueError(f"its header should have {header} bytes")
-            # safetensors maps a file without copying it only for torch.
-            with safe_open(_path_of(file, path), framework="pt") as opened:
-                arrays = {name: opened.get_tensor(name).numpy() for name in expected}
+        # safetensors maps a file without copying it only for torch.
+        with safe_open(path, framework="pt") as opened:
+            arrays = {name: opened.get_tensor(name).numpy() for name in expected}
     except DatastoreError:
         raise
     except (OSError, MemoryError) as error:
@@ -212,19 +198,12 @@ def read_arrays(
     return arrays
 
 
-def _path_of(file: BinaryIO, path: Path) -> str | Path:
-    """A path to an open file, where the system has one: at its own path there may be another file
-    by now."""
-    of_descriptor = f"/dev/fd/{file.fileno()}"
-    return of_descriptor if os.path.exists(of_descriptor) else path
-
-
-def open_entry(folder: Path, entry: FileEntry, follow_links: bool = True) -> BinaryIO:
+def open_entry(folder: Path, entry: FileEntry) -> BinaryIO:
     """Opens a file that config.json names; raises a DatastoreError if it is missing, no regular
     file or of another size, or cannot be read."""
     path = folder / entry.name
     try:
-        file = open_file(path, follow_links)
+        file = open_file(path)
     except OSError:  # the file or a folder of its path is missing
         raise DatastoreError(
             f"{path} cannot be read: it is missing, though {CONFIG} names it"

@@ -126,8 +126,10 @@ def _read_card(folder: Path) -> bytes | None:
     path = folder / CARD
     if path.is_symlink() and re.fullmatch(_LINK_TO_BLOB, os.readlink(path)):
         path = folder / os.readlink(path)
+    if path.is_symlink():
+        raise DatastoreError(f"{path} is a link, which is not followed; put the file itself there")
     try:
-        with open_file(path, follow_links=False) as file:
+        with open_file(path) as file:
             text = file.read(_LARGEST_CARD + 1)
     except FileNotFoundError:
         return None

@@ -22,8 +22,6 @@ from hf_refspec.store.files import (
     FileEntry,
     check_file,
     copy_file,
-    open_entry,
-    open_file,
     read_arrays,
     write_arrays,
     write_bytes,
@@ -301,18 +299,6 @@ def test_more_than_fits_into_memory_is_said_so(tmp_path, monkeypatch):
         read_arrays(tmp_path, entry, UINT16)
 
 
-def test_a_link_is_followed_only_where_it_may_be(tmp_path):
-    entry = four_tokens(tmp_path)
-    (tmp_path / "folder").mkdir()
-    path = tmp_path / "folder" / entry.name
-    path.symlink_to(tmp_path / entry.name)
-    open_file(path).close()
-    assert list(read_arrays(path.parent, entry, UINT16)["tokens"]) == [0, 1, 2, 3]
-    for read in (open_file, lambda path, **how: open_entry(path.parent, entry, **how)):
-        with pytest.raises(DatastoreError, match=f"{path} is a link, which is not followed"):
-            read(path, follow_links=False)
-
-
 def test_a_damaged_file_is_not_copied(tmp_path):
     entry = four_tokens(tmp_path)
     flip_last_bit(tmp_path / entry.name)
@@ -320,20 +306,3 @@ def test_a_damaged_file_is_not_copied(tmp_path):
     with pytest.raises(DatastoreError, match=r"is damaged: its checksum is .*, but config.json"):
         copy_file(tmp_path, entry, tmp_path / "copy")
     assert not os.listdir(tmp_path / "copy")
-
-
-@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no path leads to an open file here")
-def test_what_was_checked_is_mapped_whatever_is_at_the_path_by_then(tmp_path, replaced_when_opened):
-    entry = four_tokens(tmp_path)
-    replaced_when_opened(entry.name, b"something else")
-    assert read_arrays(tmp_path, entry, UINT16)["tokens"].tolist() == [0, 1, 2, 3]
-    assert (tmp_path / entry.name).read_bytes() == b"something else"
-
-
-@pytest.mark.parametrize("name", ["{}", ".{}.new"])
-def test_a_folder_in_the_place_of_a_file_is_named_and_stays(tmp_path, name):
-    folder = tmp_path / name.format("numbers.safetensors")
-    (folder / "mine").mkdir(parents=True)
-    with pytest.raises(DatastoreError, match=f"^{folder} is in the way: it is a folder"):
-        write_arrays(tmp_path / "numbers.safetensors", {"a": np.arange(3)})
-    assert [path.name for path in tmp_path.rglob("*")] == [folder.name, "mine"]

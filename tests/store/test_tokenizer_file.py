@@ -158,10 +158,3 @@ def test_a_decoder_that_panics_is_named(store, tokenizer, tmp_path):
     with pytest.raises(DatastoreError, match=f"^{store.path}: its tokenizer fails: index out of"):
         store.retokenize(tokenizer, tmp_path / "new", panicking, **OPTIONS)
     assert not (tmp_path / "new").exists()
-
-
-def test_what_was_checked_is_loaded_whatever_is_at_the_path_by_then(store, replaced_when_opened):
-    content = json.loads((store.path / "tokenizer.json").read_text())
-    content["model"]["vocab"]["l"] = 300
-    replaced_when_opened("tokenizer.json", json.dumps(content).encode())
-    assert_carries(store)
