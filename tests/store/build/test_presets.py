@@ -11,7 +11,6 @@ import datasets
 import pytest
 
 from hf_refspec.apps.cli.arguments import add_source, load_corpus
-from hf_refspec.apps.cli.knn import _texts as texts_of
 from hf_refspec.apps.cli.main import main
 from hf_refspec.retrieval.knowledge_base import KnowledgeBase
 from hf_refspec.store.build import presets
@@ -116,7 +115,7 @@ def test_the_first_tokens_of_a_corpus(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_knowledge_bases_and_knn_datastores_take_the_same(copies, tmp_path, tokenizer, name):
+def test_a_knowledge_base_takes_the_same(copies, tmp_path, tokenizer, name):
     parser = ArgumentParser()
     add_source(parser)
     args = parser.parse_args(["--preset", name, "--dataset", str(copies / name)])
@@ -125,4 +124,3 @@ def test_knowledge_bases_and_knn_datastores_take_the_same(copies, tmp_path, toke
     base = KnowledgeBase.build(documents, tokenizer, None, tmp_path / "base", **options)
     assert base.text(0) == TEXTS[name]
     assert base.config.source["license"] == PRESETS[name].license
-    assert texts_of(args, tokenizer) == [TEXTS[name]]
