@@ -25,7 +25,6 @@ SOURCE = {
     "license": "Apache-2.0",
     "deduplicated": True,
     "documents": 10,
-    "mat": {"HumanEval, 64 nodes": 2.1},
     "hf_refspec": "0.1.0",
 }
 

@@ -229,14 +229,14 @@ class Datastore(StoredFolder[StoreConfig]):
             old_tokenizer = self.load_tokenizer()
         self.check_tokenizer(old_tokenizer)
         about = {key: self.config.source.get(key) for key in ("corpus", "license")}
-        texts = self._decoded(old_tokenizer)
-        return Datastore(build_store(texts, tokenizer, path, **about | options))
 
-    def _decoded(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-        for ids in self.iter_documents():
-            with self.naming_damage():
-                text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            yield text
+        def texts() -> Iterator[str]:
+            for ids in self.iter_documents():
+                with self.naming_damage():
+                    text: str = old_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+                yield text
+
+        return Datastore(build_store(texts(), tokenizer, path, **about | options))
 
     @classmethod
     def _part(cls, form: Form | None = None, *_: Any, **__: Any) -> Part[StoreConfig]:

@@ -104,7 +104,6 @@ class StoreConfig(FolderConfig):
         documents = sum(shard.documents for shard in shards) or self.source.get("documents")
         texts = {
             "documents": cell(documents or "not stated"),
-            "mat": _mat(self.source.get("mat")),
             "full_form": "none",
             "compact_form": "none",
             "compact_use": "",
@@ -134,20 +133,3 @@ def check_form(form: str | None) -> None:
     """Raises a ValueError for anything but a form of a datastore or `None`."""
     if form is not None and form not in get_args(Form):
         raise ValueError(f"form must be one of {get_args(Form)}, but is {form!r}")
-
-
-def _mat(figures: Any) -> str:
-    measured = figures.items() if isinstance(figures, dict) else ()
-    numbers = [(name, mat) for name, mat in measured if _fits_table(mat)]
-    if not numbers:
-        return "MAT (mean accepted tokens, new tokens per forward pass) has not been measured."
-    rows = "\n".join(f"| {cell(label)} | {mat:.2f} |" for label, mat in numbers)
-    return (
-        "MAT (mean accepted tokens) is the number of new tokens per forward pass; plain decoding "
-        f"has 1.0.\n\n| drafts for | MAT |\n| --- | ---: |\n{rows}"
-    )
-
-
-def _fits_table(mat: Any) -> bool:
-    """Whether it is a number that can be formatted, unlike one of 400 digits."""
-    return isinstance(mat, int | float) and 0 <= mat < 1e9

@@ -46,26 +46,25 @@ def read_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Reads a tokenizer and restores its name; raises a DatastoreError if the file is not as
     it was written, or holds no tokenizer."""
-    path, content = folder / entry.name, BytesIO()
-    check_file(folder, entry, content)
+    path, copy = folder / entry.name, BytesIO()
+    check_file(folder, entry, copy)
+    content = copy.getvalue()
     try:
-        return _tokenizer(path, content.getvalue(), name, vocab_size)
-    except DatastoreError:
-        raise
+        backend = load_backend(content.decode())
+        # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary has
+        # no more of them than the file has bytes.
+        largest = max(backend.get_vocab().values(), default=0)
+        if largest >= min(vocab_size, len(content)):
+            raise DatastoreError(
+                f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens"
+            )
+        # A tokenizer that panics over every text is refused here, and not where it is used.
+        with suppress(Exception):  # it may not know these words
+            backend.decode(backend.encode("a text to read").ids)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)
     except BaseException as error:
-        if not (isinstance(error, Exception) or is_of_tokenizer(error)):
+        if isinstance(error, DatastoreError) or not (
+            isinstance(error, Exception) or is_of_tokenizer(error)
+        ):
             raise
         raise DatastoreError(f"{path} is no tokenizer: {one_line(error):.200}") from None
-
-
-def _tokenizer(path: Path, content: bytes, name: str, vocab_size: int) -> PreTrainedTokenizerBase:
-    backend = load_backend(content.decode())
-    # Copying it takes time for all numbers up to the largest id, used or not: a vocabulary has no
-    # more of them than the file has bytes.
-    largest = max(backend.get_vocab().values(), default=0)
-    if largest >= min(vocab_size, len(content)):
-        raise DatastoreError(f"{path} is damaged: it has the id {largest}, of {vocab_size} tokens")
-    # A tokenizer that panics over every text is refused here, and not where it is used.
-    with suppress(Exception):  # it may not know these words
-        backend.decode(backend.encode("a text to read").ids)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path=name)

@@ -24,7 +24,6 @@ from stored import content_of, flip_last_bit
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.store.build import corpus
 from hf_refspec.store.build.corpus import BuildOptions
-from hf_refspec.store.card import card
 from hf_refspec.store.datastore import Datastore
 from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
 from hf_refspec.store.files import DatastoreError, write_arrays
@@ -108,11 +107,6 @@ def test_files_that_do_not_belong_together_are_told_with_the_path(both):
             pytest.raises(DatastoreError, match=message),
         ):
             drafter.draft(16)
-
-
-@pytest.mark.parametrize("mat", [10**400, {"x": 10**400}, {"x": float("nan")}, {"x": "y"}, ["x"]])
-def test_a_card_can_be_written_whatever_the_config_says_was_measured(full, mat):
-    assert "has not been measured" in card(replace(full.config, source={"mat": mat}), "org/x")
 
 
 @pytest.mark.parametrize("noted", [0, -1, 1, LARGEST_SHARD, 2**31, "300", None, True])

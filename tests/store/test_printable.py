@@ -30,7 +30,7 @@ def store(tmp_path, tokenizer):
     path = build_store(["one", "two"], tokenizer, tmp_path / "store", progress=False)
     content = json.loads((path / "config.json").read_text())
     content |= {"tokenizer": RED, "fingerprint": RED}
-    content["source"] |= {"corpus": RED, "license": RED, "mat": {RED: 2.0, "other": RED}}
+    content["source"] |= {"corpus": RED, "license": RED}
     content["tokenizer_file"]["sha256"] = RED
     (path / "config.json").write_text(json.dumps(content))
     return path

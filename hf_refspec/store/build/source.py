@@ -64,8 +64,11 @@ def open_source(
     if kind is not None:
         rows = DatasetDocuments(source, column, tokenizer)
         total = len(source) if kind == "Dataset" else None
-        name, license = _dataset_name(source), source.info.license or None
-        return Source(checked(rows, vocab_size), name, license, total)
+        info = source.info
+        config = "" if (info.config_name or "").startswith("default") else info.config_name
+        parts = (info.dataset_name, config, source.split)
+        name = " ".join(str(part) for part in parts if part) or "unnamed"
+        return Source(checked(rows, vocab_size), name, info.license or None, total)
     if isinstance(source, str | os.PathLike):
         return _open_files([source], pattern)
     if isinstance(source, list | tuple) and _are_paths(source):
@@ -102,13 +105,6 @@ def _dataset_kind(source: Any) -> str | None:
     kinds = ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict")
     found = (each for each in kinds if library and isinstance(source, getattr(library, each)))
     return next(found, None)
-
-
-def _dataset_name(dataset: Any) -> str:
-    info = dataset.info
-    config = "" if (info.config_name or "").startswith("default") else info.config_name
-    parts = (info.dataset_name, config, dataset.split)
-    return " ".join(str(part) for part in parts if part) or "unnamed"
 
 
 def _are_paths(documents: list | tuple) -> bool:
@@ -178,8 +174,18 @@ def files_of(path: Path, pattern: str) -> list[Path]:
 
 def _read_files(files: list[Path]) -> Iterator[str]:
     damaged: list[Path] = []
-    for file in files:
-        yield _read_file(file, damaged)
+    for path in files:
+        try:
+            with open_file(path) as file:
+                content = file.read()
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError:
+                damaged.append(path)
+                text = content.decode("utf-8", errors="replace")
+        except MemoryError as error:
+            raise unreadable(path, error) from None
+        yield text
     if damaged:
         logger.warning(
             "%d of %d files are not valid UTF-8 (the first: %s); invalid bytes were replaced",
@@ -187,20 +193,6 @@ def _read_files(files: list[Path]) -> Iterator[str]:
             len(files),
             printable(damaged[0]),
         )
-
-
-def _read_file(path: Path, damaged: list[Path]) -> str:
-    """Reads a text file; appends its path to `damaged` if it is not valid UTF-8."""
-    try:
-        with open_file(path) as file:
-            content = file.read()
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError:
-            damaged.append(path)
-            return content.decode("utf-8", errors="replace")
-    except MemoryError as error:
-        raise unreadable(path, error) from None
 
 
 def checked(documents: Iterable[Any], vocab_size: int) -> Iterator[Document]:
