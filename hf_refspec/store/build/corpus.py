@@ -42,7 +42,7 @@ class BuildOptions:
 
     Args:
         column (`str`, *optional*): A dataset's column. By default that of its chats, `"text"`,
-            `"content"`, `"prompt"` with `"completion"`, or the only one of texts.
+            `"content"`, or `"prompt"` with `"completion"`.
         pattern (`str`, *optional*, defaults to `"*"`): Which files below a folder, as `"*.py"`.
         max_tokens (`int`, *optional*): Stop after the document that reaches so many tokens.
         shard_tokens (`int`, *optional*): Entries of a shard, each of which takes about 12 bytes of

@@ -18,7 +18,6 @@ PAIR = ("prompt", "completion")
 # How ShareGPT and its relatives name who speaks.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 _SAMPLE = 100
-_SHORTEST_MEAN = 20  # characters; shorter values are names or labels rather than texts
 
 
 class DatasetDocuments:
@@ -30,8 +29,7 @@ class DatasetDocuments:
     Args:
         dataset (`datasets.Dataset` or `datasets.IterableDataset`): The rows.
         column (`str`, *optional*): The column to read; by default the first of: chats in one of
-            `CHAT_COLUMNS`, one of `TEXT_COLUMNS`, a prompt and its completion, the only column of
-            strings, if these are texts.
+            `CHAT_COLUMNS`, one of `TEXT_COLUMNS`, a prompt and its completion.
         tokenizer (`PreTrainedTokenizerBase`): Renders chats.
 
     Raises:
@@ -61,23 +59,20 @@ class DatasetDocuments:
             messages = _messages(value)
             if messages is None:
                 yield "" if value is None else _document(value)
-            elif (rendered := self._render(messages)) is not None:
-                yield rendered
-            else:
-                refused += self._tokenizer.chat_template is not None
-                yield from (message["content"] or "" for message in messages)
+                continue
+            if self._tokenizer.chat_template is not None:
+                try:
+                    rendered = str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+                except (TemplateError, TypeError):  # the assistant begins, a turn is empty, ...
+                    refused += 1
+                else:
+                    yield rendered
+                    continue
+            yield from (message["content"] or "" for message in messages)
         if refused:
             logger.warning(
                 "the tokenizer's chat template refused %d chats; their turns are documents", refused
             )
-
-    def _render(self, messages: list[dict[str, str]]) -> str | None:
-        if self._tokenizer.chat_template is None:
-            return None
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False))
-        except (TemplateError, TypeError):  # the assistant begins, a turn has no content, ...
-            return None
 
 
 def _first_rows(dataset: Any) -> list[dict[str, Any]]:
@@ -101,22 +96,7 @@ def _found(names: list[str], sample: list[dict]) -> tuple[str, ...]:
             return (name,)
     if set(PAIR) <= set(names):
         return PAIR
-    strings = [n for n in names if any(isinstance(row.get(n), str) for row in sample)]
-    if len(strings) == 1:
-        values = [row[strings[0]] for row in sample if row[strings[0]]]
-        if _are_texts(values):
-            return (strings[0],)
-        raise ValueError(
-            f"the only column of strings, {strings[0]!r}, has no texts but values such as "
-            f"{values[0]!r:.60}; give column=, one of {names}"
-        )
     raise ValueError(f"which column has the documents? Give column=, one of {names}")
-
-
-def _are_texts(values: list[str]) -> bool:
-    """Whether these are texts, and not ids, names or labels."""
-    words = sum(not value.isascii() or any(map(str.isspace, value)) for value in values)
-    return 2 * words >= len(values) and sum(map(len, values)) >= _SHORTEST_MEAN * len(values)
 
 
 def _value(row: Mapping[str, Any], columns: tuple[str, ...]) -> Any:
