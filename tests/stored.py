@@ -26,6 +26,7 @@ from hf_refspec.store.files import (
     read_arrays,
     write_arrays,
 )
+from hf_refspec.store.folder_config import VERIFIED
 
 SHARD = ShardEntry(
     tokens=7,
@@ -50,7 +51,9 @@ def readers(folder: Path, entry: FileEntry) -> list[Callable[[], Any]]:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    """All files of a folder but the note of `verify`."""
+    files = (file for file in folder.iterdir() if file.name != VERIFIED)
+    return {file.name: file.read_bytes() for file in files}
 
 
 def flip_last_bit(path: Path) -> None:

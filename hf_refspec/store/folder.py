@@ -25,8 +25,6 @@ from .schema import Named
 logger = logging.getLogger("hf_refspec")
 
 LOCK = ".lock"
-# The name of a new folder while it is written, in the folder that `build_place` returns.
-_NEW = "new"
 # No real JSON file comes near this size, even with 30,000 shards; a larger one is not read.
 LARGEST_JSON = 1 << 24
 # In seconds: long enough to retry where the lock's file was deleted between opening and locking.
@@ -70,67 +68,25 @@ def json_of(content: dict[str, Any]) -> bytes:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yields a folder to write into, which is moved to `path` once all is written.
 
-    Until then it is in the folder that [`build_place`] names."""
-    new = build_place(path) / _NEW
-    if os.path.lexists(path) and new.parent.is_dir():
-        with suppress(DatastoreError, OSError), _only_builder(path):
-            pass  # removes what a process left that was killed when all was done
+    Until then it is `.<name>.hf_refspec-build` beside `path`, and there is a lock beside it. What a
+    killed process leaves there is deleted by the next one."""
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_builder(path):
-        _check_free(path)  # another process may have finished it meanwhile
-        try:
-            with suppress(FileNotFoundError):
-                shutil.rmtree(new)  # left by a killed process
-            new.mkdir()
-            yield new
-            sync_folder(new)
-            os.rename(new, path)
-            sync_folder(path.parent)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
-
-
-def build_place(path: Path) -> Path:
-    """The folder that holds a new folder, and its lock, until it is whole and moved to `path`.
-
-    Nobody gives a folder of their own such a name, and one with anything else in it is left alone.
-    """
-    return path.with_name(f".{path.name}.hf_refspec-build")
-
-
-@contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    """Makes and locks the place of a build; removes it at the end if it is empty."""
-    place = build_place(path)
+    new = path.with_name(f".{path.name}.hf_refspec-build")
     refusal = f"{path} is being written by another process; wait for it or choose another path"
-    while True:
-        with suppress(FileExistsError):
-            place.mkdir()
-        try:
-            _check_ours(place)
-            lock = locked(place / LOCK, refusal)
-            break
-        except FileNotFoundError:  # another build has just ended and removed the place
-            continue
+    lock = locked(new.with_name(f"{new.name}{LOCK}"), refusal)
     try:
-        _check_ours(place)
-        yield
+        _check_free(path)  # another process may have finished it meanwhile
+        with suppress(FileNotFoundError):
+            shutil.rmtree(new)
+        new.mkdir()
+        yield new
+        sync_folder(new)
+        os.rename(new, path)
+        sync_folder(path.parent)
     finally:
+        shutil.rmtree(new, ignore_errors=True)
         release(lock)
-        with suppress(OSError):  # not empty, or another build has begun
-            place.rmdir()
-
-
-def _check_ours(place: Path) -> None:
-    ours = stat.S_ISDIR(os.lstat(place).st_mode) and set(os.listdir(place)) <= {_NEW, LOCK}
-    with suppress(FileNotFoundError):
-        ours = ours and stat.S_ISDIR(os.lstat(place / _NEW).st_mode)
-    if not ours:
-        raise DatastoreError(
-            f"{place} is in the way, and not from a build of hf_refspec; move it elsewhere"
-        )
 
 
 def _check_free(path: Path) -> None:

@@ -46,11 +46,6 @@ def store_is_there(model, tokenizer):
         rs.Datastore.build(["a text"], tokenizer, "store", progress=False)
 
 
-def a_folder_is_in_the_way(model, tokenizer):
-    Path(".store.hf_refspec-build/mine").mkdir(parents=True)
-    store_is_there(model, tokenizer)
-
-
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -58,7 +53,6 @@ def a_folder_is_in_the_way(model, tokenizer):
         not_installed,
         in_use,
         store_is_there,
-        a_folder_is_in_the_way,
     ],
 )
 def test_the_message_of_a_mistake_is_on_the_page(

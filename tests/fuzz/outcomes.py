@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_refspec.store.files import DatastoreError
+from hf_refspec.store.folder_config import VERIFIED
 
 from .forging import Place
 
@@ -144,7 +145,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
-    """All that is in a folder but its lock: of each entry what it is and what is in it."""
+    """All that is in a folder but its lock and the note of `verify`: of each entry what it is and what is in it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
@@ -155,7 +156,7 @@ def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
             small = about.st_size < _LARGEST_COMPARED
             content = path.read_bytes() if small else about.st_size
         when = about.st_mtime_ns if times else 0
-        if path.name != ".lock":
+        if path.name not in (".lock", VERIFIED):
             found[str(path.relative_to(folder))] = (stat.S_IFMT(about.st_mode), content, when)
     return found
 

@@ -11,9 +11,8 @@ from textwrap import dedent
 
 import pytest
 
-from hf_refspec.store import folder as module
 from hf_refspec.store.files import DatastoreError
-from hf_refspec.store.folder import LOCK, build_place, locked, new_folder, only_writer, release
+from hf_refspec.store.folder import LOCK, locked, new_folder, only_writer, release
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
@@ -22,67 +21,28 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
         (folder / "a").write_text("a")
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-    (build_place(path) / "new").mkdir(parents=True)
-    (build_place(path) / "new/old").write_text("of a process that was killed")
-    (build_place(path) / LOCK).write_text("")
+    place = tmp_path / ".store.hf_refspec-build"
+    place.mkdir()
+    (place / "old").write_text("of a process that was killed")
+    place.with_name(f"{place.name}{LOCK}").write_text("")
     with new_folder(path) as folder:
         (folder / "a").write_text("a")
         assert not path.exists()
     assert [file.name for file in tmp_path.rglob("*")] == ["store", "a"]
-    build_place(path).mkdir()  # of a process that was killed at the very end
     with pytest.raises(FileExistsError, match="exists; choose another path"), new_folder(path):
         raise AssertionError
     assert (path / "a").read_text() == "a"
     assert os.listdir(tmp_path) == ["store"]
 
 
-def test_what_others_have_put_beside_a_new_folder_stays(tmp_path):
-    path, place, victim = tmp_path / "store", build_place(tmp_path / "store"), tmp_path / "victim"
+def test_nothing_is_deleted_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "a").write_text("mine")
-    for name in ("store.partial", "store.partial.lock", "store.new", ".store"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a").write_text("mine")
-    before = sorted(tmp_path.rglob("*"))
-    with new_folder(path):
-        pass
-    path.rmdir()
-    assert sorted(tmp_path.rglob("*")) == before
-    for put in (
-        lambda: place.symlink_to(victim),
-        lambda: place.write_text("mine"),
-        lambda: (place.mkdir(), (place / "a").write_text("mine")),
-        lambda: (place.mkdir(), (place / "new").symlink_to(victim)),
-        lambda: (place.mkdir(), (place / "new").write_text("mine")),
-    ):
-        put()
-        message = f"{place} is in the way, and not from a build"
-        with pytest.raises(DatastoreError, match=message), new_folder(path):
-            raise AssertionError
-        assert [file.read_text() for file in tmp_path.rglob("a")] == ["mine"] * len(
-            list(tmp_path.rglob("a"))
-        )
-        if place.is_dir() and not place.is_symlink():
-            assert len(list(place.iterdir())) == 1
-            next(place.iterdir()).unlink()
-            place.rmdir()
-        else:
-            place.unlink()
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_place_that_goes_while_it_is_taken_is_made_again(tmp_path, monkeypatch):
-    path, original, went = tmp_path / "store", module.locked, []
-
-    def locked(file, refusal):
-        if not went:  # the build before this one has just ended
-            went.append(file.parent.rmdir())
-        return original(file, refusal)
-
-    monkeypatch.setattr(module, "locked", locked)
-    with new_folder(path) as folder:
-        assert folder.is_dir()
-    assert went and os.listdir(tmp_path) == ["store"]
+    (tmp_path / ".store.hf_refspec-build").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"), new_folder(tmp_path / "store"):
+        raise AssertionError
+    assert (victim / "a").read_text() == "mine"
 
 
 BUILDS = dedent("""

@@ -90,7 +90,7 @@ def build_store(
 ) -> Path:
     """Builds a datastore in a new folder.
 
-    Until it is complete it is in `.<name>.hf_refspec-build` beside its path. A build that fails
+    Until it is complete it is `.<name>.hf_refspec-build` beside its path. A build that fails
     deletes that; a build that is killed leaves it to the next one at this path, which deletes it.
 
     Args:
