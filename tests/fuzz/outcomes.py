@@ -145,7 +145,8 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def snapshot(folder: Path, times: bool = False) -> dict[str, Any]:
-    """All that is in a folder but its lock and the note of `verify`: of each entry what it is and what is in it."""
+    """All that is in a folder but its lock and the note of `verify`: of each entry what it is and
+    what is in it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         about = path.lstat()
