@@ -28,9 +28,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     check_fast(tokenizer)
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    # Older versions write a merge as one string.
-    merges = [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])]
-    vocabulary = sorted(tokenizer.get_vocab().items())
+    vocabulary, merges = sorted(tokenizer.get_vocab().items()), model.get("merges", [])
     text = json.dumps([vocabulary, merges], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
