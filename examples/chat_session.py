@@ -39,7 +39,6 @@ def main() -> None:
         answer = tok.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
         print(f"> {question}\n{answer}\n  (MAT {drafter.stats.mat:.2f})")
-    cache.close()
 
 
 if __name__ == "__main__":

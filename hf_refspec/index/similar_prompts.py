@@ -9,29 +9,29 @@ any memory beside the documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from .kernels import kernel
-from .segments import Documents
-
-_SHARED = "int32[::1], int32[::1], int64, int64, boolean[::1], int32[::1], int64[::1], float64[::1]"
 
 
 def similar_prompts(
-    parts: Iterable[Documents],
+    tokens: np.ndarray,
+    ends: np.ndarray,
+    prompt_lengths: np.ndarray,
+    skipped: int,
     prompt: np.ndarray,
-    oldest: int,
     count: int,
     vocab_size: int,
 ) -> list[int]:
     """Finds the documents whose prompts' sets of tokens have the largest cosines with a prompt's.
 
     Args:
-        parts: The documents, in the order of their numbers.
+        tokens (`np.ndarray`, int32 of shape `(n,)`): The documents, with a boundary behind each.
+        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each document is.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of the first tokens of each
+            are its prompt.
+        skipped (`int`): How many of the first documents are skipped.
         prompt (`np.ndarray`, integers of shape `(n,)`): What they are compared with.
-        oldest (`int`): Documents before this number are skipped.
         count (`int`): How many are found at most.
         vocab_size (`int`): All tokens of the documents are below it.
 
@@ -40,34 +40,22 @@ def similar_prompts(
     """
     asked = np.zeros(vocab_size, dtype=bool)
     asked[prompt[prompt < vocab_size]] = True
-    seen = np.full(vocab_size, -1, dtype=np.int32)
-    best, scores = np.full(count, -1), np.full(count, -1.0)
-    for part in parts:
-        skipped = max(oldest - part.first, 0)
-        documents = part.tokens, part.ends, part.prompt_lengths, part.first
-        search_prompts(*documents, skipped, asked, seen, best, scores)
-    return best[best >= 0].tolist()
+    return search_prompts(tokens, ends, prompt_lengths, skipped, asked, count).tolist()
 
 
-@kernel(*(f"void({dtype}[::1], {_SHARED})" for dtype in ("uint16", "uint32", "int32")))
-def search_prompts(tokens, ends, prompt_lengths, first, skipped, asked, seen, best, scores):
-    """Enters the documents with the most similar prompts among the best so far.
-
-    Args:
-        tokens, ends, prompt_lengths, first: `Documents`.
-        skipped: How many of them are skipped.
-        asked: By token, whether the prompt has it.
-        seen: By token, the number of the last document that had it in its prompt, written.
-        best: The numbers of the best documents, the best one last; -1 for none; written.
-        scores: The similarity of each, its cosine times the same factor, written.
-    """
+@kernel("int64[::1](int32[::1], int32[::1], int32[::1], int64, boolean[::1], int64)")
+def search_prompts(tokens, ends, prompt_lengths, skipped, asked, count):
+    """The numbers of the documents with the most similar prompts, see `similar_prompts`; `asked`
+    says of each token whether the prompt has it."""
+    seen = np.full(len(asked), -1, dtype=np.int32)  # the last document with each token
+    best, scores = np.full(count, -1), np.full(count, -1.0)  # the best one last
     begin = ends[skipped - 1] + 1 if skipped else 0
     for i in range(skipped, len(ends)):
         common = distinct = 0
         # Without branches, which natural text makes unpredictable.
         for token in tokens[begin : begin + prompt_lengths[i]]:
-            is_new = seen[token] != first + i
-            seen[token] = first + i
+            is_new = seen[token] != i
+            seen[token] = i
             distinct += is_new
             common += is_new & asked[token]
         begin = ends[i] + 1
@@ -79,4 +67,5 @@ def search_prompts(tokens, ends, prompt_lengths, first, skipped, asked, seen, be
             if place > 0:
                 best[place - 1], scores[place - 1] = best[place], scores[place]
         if place >= 0:
-            best[place], scores[place] = first + i, score
+            best[place], scores[place] = i, score
+    return best[best >= 0]

@@ -6,7 +6,7 @@
 
 A session is on the disk when `append` returns. Ids are never used again, so that each process knows
 what it has not read yet. The database is not trusted: it may have only the tables below, all pages
-are checked when it is opened, and each session when it is read.
+are checked when it is first opened, and each session when it is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,21 +63,22 @@ class Sessions(NamedTuple):
 
 
 class SessionDatabase:
-    """The sessions in a folder, for one thread at a time; close it before a fork."""
+    """The sessions in a folder, for one thread at a time. Its files are open only while they are
+    read or written, so that a forked process inherits no connection of SQLite."""
 
     def __init__(
         self, folder: Path, most_tokens: int, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         self.folder, self.file = folder, folder.absolute() / DATABASE
         self._largest = min(most_tokens, LONGEST_SESSION) * _TOKENS.itemsize
-        self._connection: sqlite3.Connection | None = None
-        self._first_opened: os.stat_result | None = None
+        self._connection: sqlite3.Connection | None = None  # in the block of `opened`
+        self._is_checked = False
         if folder.exists() and not folder.is_dir():
             raise DatastoreError(
                 f"{folder} is a file; name a retrieval cache's folder, or a new one"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        with self._opened() as connection:
+        with self.opened() as connection:
             if tokenizer is not None:
                 known = _tokenizer(connection, tokenizer)
                 check_tokenizer(folder, tokenizer, "choose a new path", *known)
@@ -86,7 +87,7 @@ class SessionDatabase:
         """Adds a session, and deletes those whose ids are below `oldest`."""
         tokens = np.concatenate((prompt, output)).astype(_TOKENS).tobytes()
         values = "INSERT INTO session (prompt_length, tokens) VALUES (?, ?)"
-        with self._opened() as connection, connection:
+        with self.opened() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(values, (len(prompt), tokens))
             connection.execute("DELETE FROM session WHERE id < ?", (oldest,))
@@ -94,7 +95,12 @@ class SessionDatabase:
     def read(self, after: int, batch_tokens: int = 1 << 20) -> Iterator[Sessions]:
         """The sessions whose ids are above `after`, about `batch_tokens` tokens at a time."""
         batch, size = list[tuple[int, int, bytes]](), 0
-        with self._opened() as connection:
+        with self.opened() as connection:
+            newest = "SELECT coalesce(max(seq), 0) >= ? FROM sqlite_sequence"
+            if not connection.execute(newest, (after,)).fetchone()[0]:
+                raise DatastoreError(
+                    f"{self.file} is not the file any more that was read; make a new RetrievalCache"
+                )
             for row in connection.execute(_READ, (after, self._largest)):
                 if row[2] is None:
                     raise DatastoreError(f"{self.file} is damaged: row {row[0]} is no session")
@@ -108,42 +114,33 @@ class SessionDatabase:
 
     def oldest(self, default: int) -> int:
         """The smallest id; `default` if there are no sessions."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             return connection.execute("SELECT min(id) FROM session").fetchone()[0] or default
 
     def clear(self) -> None:
         """Deletes all sessions, and their tokens from all files."""
-        with self._opened() as connection:
+        with self.opened() as connection:
             connection.execute("DELETE FROM session")
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def close(self) -> None:
-        """Closes the files; the next use of the database opens them again."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Yields the connection; raises SQLite's errors as DatastoreErrors."""
-        first = self._first_opened
-        try:
-            # SQLite would write on into a file that was removed, and the sessions would be lost.
-            if first is not None and not os.path.samestat(first, self.file.stat()):
-                raise DatastoreError(
-                    f"{self.file} is not the file any more that was opened; make a new "
-                    "RetrievalCache"
-                )
-            if self._connection is None:
-                self._connection = self._connect()
-                self._first_opened = self.file.stat()
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """Opens the files for a block; the methods called in it share the connection. Raises
+        SQLite's errors as DatastoreErrors."""
+        if self._connection is not None:
             yield self._connection
+            return
+        try:
+            with closing(self._connect()) as self._connection:
+                yield self._connection
         except sqlite3.Error as error:
             what = "cannot be used" if isinstance(error, sqlite3.OperationalError) else "is damaged"
             raise DatastoreError(f"{self.file} {what}: {one_line(error):.200}") from None
         except (OSError, MemoryError) as error:
             raise unreadable(self.file, error) from None
+        finally:
+            self._connection = None
 
     def _connect(self) -> sqlite3.Connection:
         size = self._checked_size()
@@ -167,9 +164,11 @@ class SessionDatabase:
                 connection.execute("PRAGMA journal_mode = WAL")
             if found == _EMPTY:
                 _make(connection)
-            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if result != "ok":
-                raise sqlite3.DatabaseError(result)
+            if not self._is_checked:
+                (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                if result != "ok":
+                    raise sqlite3.DatabaseError(result)
+                self._is_checked = True
         except BaseException:
             connection.close()
             raise

@@ -277,15 +277,14 @@ def cache_writer(name: str, begun: int, most_tokens: int) -> Writer:
     found_of = [[prompt.tolist(), output.tolist()] for prompt, output in calls]
 
     def add(path: Path, acknowledge: Acknowledge, end: int = len(calls)) -> None:
-        with stores.opened_cache(path, max_tokens=most_tokens) as cache:
-            found = stores.remembered(cache)
-            for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
-                cache.add(*call)
-                acknowledge()
+        cache = stores.opened_cache(path, max_tokens=most_tokens)
+        found = stores.remembered(cache)
+        for call in calls[found_of.index(found[-1]) + 1 if found else 0 : end]:
+            cache.add(*call)
+            acknowledge()
 
     def state(path: Path) -> Any:
-        with stores.opened_cache(path, max_tokens=most_tokens) as cache:
-            return stores.remembered(cache)
+        return stores.remembered(stores.opened_cache(path, max_tokens=most_tokens))
 
     def states() -> list[Any]:
         cache = RetrievalCache(max_tokens=most_tokens)

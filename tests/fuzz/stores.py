@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -20,7 +21,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.sessions import memory
 from hf_refspec.drafting.sessions.retrieval_cache import RetrievalCache
 from hf_refspec.drafting.token_recycling import TokenRecycling
 from hf_refspec.ralm.knn_datastore import KnnDatastore
@@ -38,7 +38,6 @@ from .outcomes import Use
 
 ENCODER = letters(8)
 WIDE_VOCABULARY = 70_000
-SEAL_TOKENS = 64  # of a cache, so that it soon has segments
 
 
 @dataclass(frozen=True)
@@ -298,27 +297,20 @@ def sessions(count: int = 30, seed: int = 2) -> list[tuple[np.ndarray, np.ndarra
     ]
 
 
-@contextmanager
-def opened_cache(path: Path, **options: Any) -> Iterator[RetrievalCache]:
-    """One that soon seals and joins segments."""
-    memory.SEAL_TOKENS = SEAL_TOKENS
-    cache = RetrievalCache(tokenizer(), path=path, **options)
-    try:
-        yield cache
-    finally:
-        cache.close()
+def opened_cache(path: Path, **options: Any) -> RetrievalCache:
+    return RetrievalCache(tokenizer(), path=path, **options)
 
 
 def build_cache(path: Path) -> None:
     """A cache whose newest calls are still in SQLite's log, as a killed process leaves it."""
     source = path.with_name("open")
-    with opened_cache(source) as other:
-        with opened_cache(source) as cache:
-            for session in sessions():
-                cache.add(*session)
-        other._memory._database._connection.execute("PRAGMA wal_checkpoint")
+    cache = opened_cache(source)
+    for session in sessions():
+        cache.add(*session)
+    with closing(sqlite3.connect(source / DATABASE)) as connection:
+        connection.execute("SELECT count(*) FROM session").fetchone()  # now closing keeps the log
         for session in sessions(12, seed=3):
-            other.add(*session)
+            cache.add(*session)
         shutil.copytree(source, path)
     (path / f"{DATABASE}-shm").unlink()
 
@@ -330,15 +322,14 @@ def remembered(cache: RetrievalCache) -> list[Any]:
 
 def used_cache(folder: Path, spare: Path) -> Any:
     new = token_ids("a call"), token_ids(" that is new")
-    with opened_cache(folder) as cache, opened_cache(folder) as other:
-        before = remembered(cache)
-        found = drafts(cache, contexts(), len(tokenizer()))
-        cache.add(*new)
-        is_kept = cache._memory._keeps
-        found += drafts(other, [new[0]], len(tokenizer()))
-    with opened_cache(folder) as cache:
-        if is_kept and remembered(cache) != [*before, [each.tolist() for each in new]]:
-            raise AssertionError("an acknowledged call, or an older one, is lost")
+    cache, other = opened_cache(folder), opened_cache(folder)
+    before = remembered(cache)
+    found = drafts(cache, contexts(), len(tokenizer()))
+    cache.add(*new)
+    is_kept = cache._memory._keeps
+    found += drafts(other, [new[0]], len(tokenizer()))
+    if is_kept and remembered(opened_cache(folder)) != [*before, [each.tolist() for each in new]]:
+        raise AssertionError("an acknowledged call, or an older one, is lost")
     return before, found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -17,143 +16,131 @@ from typing import Any
 
 import numpy as np
 
-from ...index.segments import (
-    LARGEST_SEGMENT,
-    Documents,
-    Segment,
-    Tail,
-    due_to_join,
-    joined,
-)
 from ...index.similar_prompts import similar_prompts
+from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import LONGEST_SESSION, SessionDatabase, Sessions
 
 logger = logging.getLogger("hf_refspec")
 
-# The length at which the tail is sealed: a longer one takes longer to search than another segment.
-SEAL_TOKENS = 1 << 13
-# The oldest segment is rewritten when less than this fraction of it is still remembered.
-_FRACTION_KEPT = 7 / 8
-# The end of a call waits for sorting: a fifth of a second for this many tokens. Longer segments are
-# joined only where there would be more than `_MOST_SEGMENTS` otherwise.
-_JOINED_TOKENS = 1 << 20
-_MOST_SEGMENTS = 10
+# Positions in the text are int32, and a boundary stands behind each session.
+MOST_TOKENS = 1 << 29
+# The text is rebuilt when a larger fraction of it is forgotten: smaller ones rebuild it more often.
+_FORGOTTEN = 1 / 8
+# Guards all memories while they change. A fork waits for it, so that no process is born with a lock
+# that a thread of its parent holds.
+_lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """The sessions at one moment, numbered in order of arrival; it never changes."""
+    """The sessions at one moment, numbered in order of arrival; it never changes.
 
-    segments: tuple[Segment, ...]  # all but the newest sessions
-    tail: Documents  # the newest
-    oldest: int  # the first that is remembered; earlier ones may still be in a segment
-    largest_id: int  # of all tokens; -1 if there are none
+    Attributes:
+        text ([`LinkedText`]): All of them, with a boundary behind each.
+        ends (`np.ndarray`, int32 of shape `(d,)`): Where the boundary behind each one is.
+        prompt_lengths (`np.ndarray`, int32 of shape `(d,)`): How many of its tokens are its prompt.
+        oldest (`int`): The first that is remembered; earlier ones are still in the text.
+    """
+
+    text: LinkedText
+    ends: np.ndarray
+    prompt_lengths: np.ndarray
+    oldest: int
 
     def __len__(self) -> int:
-        return self.tail.end - self.oldest
+        return len(self.ends) - self.oldest
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token; -1 if there is none."""
+        return int(np.flatnonzero(self.text.latest >= 0).max(initial=-1))
 
     def session(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The prompt and the output of a session."""
-        parts: tuple[Documents, ...] = self.segments
-        return next((each for each in parts if number < each.end), self.tail).document(number)
+        begin = int(self.ends[number - 1]) + 1 if number else 0
+        split = begin + int(self.prompt_lengths[number])
+        return self.text.tokens[begin:split], self.text.tokens[split : self.ends[number]]
 
     def sessions(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The prompts and outputs of all sessions, the oldest first."""
-        return [self.session(number) for number in range(self.oldest, self.tail.end)]
+        return [self.session(number) for number in range(self.oldest, len(self.ends))]
 
     def similar_outputs(self, prompt: np.ndarray, count: int) -> list[np.ndarray]:
         """The outputs of the `count` sessions with the most similar prompts, the best one last."""
-        parts = (*self.segments, self.tail)
-        numbers = similar_prompts(parts, prompt, self.oldest, count, self.largest_id + 1)
+        documents = self.text.tokens, self.ends, self.prompt_lengths, self.oldest
+        numbers = similar_prompts(*documents, prompt, count, self.largest_id + 1)
         return [self.session(number)[1] for number in numbers]
 
 
 class Memory:
-    """Sessions, numbered in order of arrival; the oldest are forgotten first.
+    """Sessions in one linked text; the oldest are forgotten first.
 
     With a database they are its newest rows, and those that could not be written there. Drafts may
-    see a forgotten session until an eighth of its segment is forgotten and the segment is
-    rewritten. A copy (or pickle) is another memory with the same sessions, without a database.
+    see a forgotten session until an eighth of the text is forgotten and the text is rebuilt. A copy
+    (or pickle) is another memory with the same sessions, without a database.
     """
 
     view: View  # the present sessions; it is replaced, never changed
-    tokens: int  # of the present sessions
-    _segments: list[Segment]
-    _tail: Tail
-    _ids: array[int]  # in the database, of each session that is remembered
 
     def __init__(self, max_tokens: int, database: SessionDatabase | None = None) -> None:
         self.max_tokens = max_tokens
         self.path: Path | None = None if database is None else database.folder
-        self.closed = False  # whether no more is remembered
         self._database = database
         self._keeps = True  # whether the last use of the database succeeded
-        self._lock = threading.Lock()
         self._last_id = 0  # of the newest session that was read from the database
-        self._forget_all(0)
-        if database is not None:
-            self._read(database)
-        self._publish()
-        with _forking:
-            _memories.add(self)
+        self._forget_all()
+        with _lock:
+            if database is not None:
+                self._read(database)
+            self._publish()
 
     def __len__(self) -> int:
         return len(self.view)
 
     def add(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """Remembers a session: integer arrays of shape `(n,)`, not both empty."""
-        with self._lock:
-            if self.closed:
-                raise RuntimeError("this RetrievalCache is closed")
+        with _lock:
             length = len(prompt) + len(output)
             if length > min(self.max_tokens, LONGEST_SESSION):  # it would push out all others
                 return
-            with self._warned():
-                if self._database is not None:
-                    oldest = self._ids[0] if self._ids else 0
+            if self._database is not None:
+                with self._warned(), self._database.opened():
+                    oldest = self._ids[self._oldest] if self._oldest < len(self._ids) else 0
                     self._database.append(prompt, output, oldest)
                     self._read(self._database)
-                self._keeps = True
+                    self._keeps = True
             if self._database is None or not self._keeps:
                 tokens = np.concatenate((prompt, output, [-1])).astype(np.int32)
-                ids, ends, prompt_lengths = (
-                    np.array([each]) for each in (self._last_id + 1, length, len(prompt))
-                )
+                numbers = (self._last_id + 1, length, len(prompt))
+                ids, ends, prompt_lengths = (np.array([number]) for number in numbers)
                 self._append(Sessions(ids, tokens, ends, prompt_lengths))
             self._publish()
 
     def refresh(self) -> View:
         """The present sessions, with those of other processes since (or the first batch, if there
         are many)."""
-        with self._lock:
-            if self._database is not None and not self.closed:
+        if self._database is not None:
+            with _lock:
                 with self._warned():
                     self._read(self._database, batches=1)
                 self._publish()
-            return self.view
+        return self.view
 
     def clear(self) -> None:
         """Forgets all sessions, in the database as well (or raises a DatastoreError)."""
-        with self._lock:
-            if self.closed:
-                raise RuntimeError("this RetrievalCache is closed")
-            self._forget_all(self._tail.end)
+        with _lock:
+            self._forget_all()
             self._publish()
             if self._database is not None:
                 self._database.clear()
 
-    def close(self) -> None:
-        """Closes the database."""
-        with self._lock:
-            self.closed = True
-            if self._database is not None:
-                self._database.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        # Copies of one type: sorted documents have the shortest type that holds them.
-        sessions = [(p.astype(int), o.astype(int)) for p, o in self.view.sessions()]
-        return {"max_tokens": self.max_tokens, "sessions": sessions}
+        return {"max_tokens": self.max_tokens, "sessions": self.view.sessions()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Memory.__init__(self, state["max_tokens"])
@@ -173,82 +160,45 @@ class Memory:
     def _read(self, database: SessionDatabase, batches: int | None = None) -> None:
         """Forgets sessions that the database no longer has, and reads new ones, in at most
         `batches` batches."""
-        oldest = database.oldest(default=self._last_id + 1)
-        self._forget(self._oldest + bisect_left(self._ids, oldest))
-        for sessions in islice(database.read(self._last_id), batches):
-            self._append(sessions)
-            self._last_id = int(sessions.ids[-1])
+        with database.opened():
+            oldest = database.oldest(default=self._last_id + 1)
+            self._forget(bisect_left(self._ids, oldest))
+            for sessions in islice(database.read(self._last_id), batches):
+                self._append(sessions)
+                self._last_id = int(sessions.ids[-1])
 
     def _append(self, sessions: Sessions) -> None:
-        ids, tokens, ends, prompt_lengths = sessions
-        self._tail.extend(tokens, ends, prompt_lengths)
-        self._ids.extend(ids.tolist())
-        self.tokens += len(tokens) - len(ends)
+        self._ends.extend((sessions.ends + len(self._text)).tolist())
+        self._text.extend(sessions.tokens)
+        self._ids.extend(sessions.ids.tolist())
+        self._prompt_lengths.extend(sessions.prompt_lengths.tolist())
         self._forget(self._oldest)
-        if len(self._tail.tokens) >= SEAL_TOKENS:
-            self._segments.append(Segment.build(*self._tail.arrays()))
-            self._tail = Tail(self._tail.end)
-        self._join()
 
     def _forget(self, oldest: int) -> None:
         """Forgets the sessions before the number `oldest`, and then the oldest until `max_tokens`
-        holds."""
-        before = self._oldest
-        while self.tokens > self.max_tokens or self._oldest < oldest:
-            parts = (each for each in self._segments if self._oldest < each.end)
-            begin, end = next(parts, self._tail).place(self._oldest)
-            self.tokens -= end - begin
-            self._oldest += 1
-        if self._oldest > before:
-            del self._ids[: self._oldest - before]
-            self._segments = [each for each in self._segments if each.end > self._oldest]
-            self._tail = self._tail.since(self._oldest)
+        holds; rebuilds the text without them once they are many."""
+        self._oldest = max(self._oldest, oldest)
+        begin = self._end_of(self._oldest)
+        left = len(self._ends) - self._oldest
+        while len(self._text) - begin - left > self.max_tokens:
+            self._oldest, left = self._oldest + 1, left - 1
+            begin = self._end_of(self._oldest)
+        if begin > _FORGOTTEN * len(self._text):
+            text, self._text = self._text, TokenBuffer()
+            self._text.extend(text.tokens[begin:])
+            del self._ids[: self._oldest], self._prompt_lengths[: self._oldest]
+            self._ends = array("i", [end - begin for end in self._ends[self._oldest :]])
+            self._oldest = 0
 
-    def _forget_all(self, oldest: int) -> None:
-        self._oldest, self.tokens = oldest, 0
-        self._segments, self._tail, self._ids = [], Tail(oldest), array("q")
+    def _end_of(self, count: int) -> int:
+        """How many tokens the first `count` sessions have, with the boundary behind each."""
+        return self._ends[count - 1] + 1 if count else 0
 
-    def _join(self) -> None:
-        """Joins segments that are due, and rewrites the oldest without forgotten sessions."""
-        if self._segments:
-            oldest = self._segments[0]
-            kept = len(oldest.tokens) - oldest.place(max(self._oldest, oldest.first))[0]
-            if kept < _FRACTION_KEPT * len(oldest.tokens):
-                self._segments[0] = oldest.since(self._oldest)
-        largest = max(_JOINED_TOKENS, self.max_tokens // _MOST_SEGMENTS)
-        sizes = [len(segment.tokens) for segment in self._segments]
-        while (due := due_to_join(sizes, min(largest, LARGEST_SEGMENT))) is not None:
-            self._segments[due] = [joined(self._segments[due], self._oldest)]
-            sizes = [len(segment.tokens) for segment in self._segments]
+    def _forget_all(self) -> None:
+        self._text, self._oldest = TokenBuffer(), 0
+        # Of each session in the text: its id in the database, where it ends, its prompt's length.
+        self._ids, self._ends, self._prompt_lengths = array("q"), array("i"), array("i")
 
     def _publish(self) -> None:
-        tail = self._tail.snapshot()
-        largest_ids = [segment.text.vocab_size - 1 for segment in self._segments]
-        largest_id = max([int(tail.tokens.max(initial=-1)), *largest_ids])
-        self.view = View(tuple(self._segments), tail, self._oldest, largest_id)
-
-
-# A forked process must not inherit a connection of SQLite, nor a lock that another thread holds:
-# a fork waits for each memory and closes its database, which is opened again when needed.
-_memories = weakref.WeakSet[Memory]()
-_held: list[Memory] = []
-_forking = threading.Lock()  # guards these two
-
-
-def _hold_all() -> None:
-    _forking.acquire()
-    for memory in sorted(_memories, key=id):
-        memory._lock.acquire()
-        _held.append(memory)
-        if memory._database is not None:
-            memory._database.close()
-
-
-def _release_all() -> None:
-    while _held:
-        _held.pop()._lock.release()
-    _forking.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)
+        ends, prompt_lengths = np.array(self._ends), np.array(self._prompt_lengths)
+        self.view = View(self._text.snapshot(), ends, prompt_lengths, self._oldest)

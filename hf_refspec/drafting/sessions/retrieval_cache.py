@@ -11,8 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ...check_count import check_count
 from ...index.copy_tree import LONGEST_MATCH, copy_tree
-from ...index.draft_tree import TreeArrays
-from ...index.mixed_trie import mixed_tree
 from ...index.token_buffer import LinkedText, TokenBuffer
 from ...store.files import DatastoreError
 from ...store.sessions import SessionDatabase
@@ -20,11 +18,8 @@ from ..drafter import Drafter, last_tokens
 from ..observation import Observation
 from ..token_ids import Reference, check_tokenizer, to_ids
 from ..tree import DraftTree, merged
-from .memory import Memory, View
+from .memory import MOST_TOKENS, Memory, View
 
-_SHORTEST_MATCH = 1
-_CONTINUATIONS = 128
-_CONTINUATION_LENGTH = 10
 # Weights of estimates that hold for a copy from the present text. Continuations in other sessions
 # are less likely, those in the outputs of similar sessions as likely.
 _TRUST = 0.3
@@ -53,21 +48,20 @@ class RetrievalCache(Drafter):
             The target model's, for `add` with strings, and to make sure that the sessions in `path`
             are those of the same tokenizer.
         max_tokens (`int`, *optional*, defaults to 10,000,000):
-            The most tokens that are remembered; about 10 bytes of memory each, and 30 a session. A
-            longer call (or one of more than 16 million) is not remembered.
+            The most tokens that are remembered, 2**29 at most; 8 to 16 bytes of memory each, and 30
+            a session. A longer call (or one of more than 16 million) is not remembered.
         top_k (`int`, *optional*, defaults to 4):
             How many sessions with similar prompts are references; 0 for none.
         path (`str` or `Path`, *optional*):
             A folder to keep the sessions in, so that they outlive the process, even one that is
             killed. Several processes may share it: a call drafts from what all of them had finished
             when it began, and the smallest `max_tokens` counts. Where it cannot be written, as on a
-            full disk, calls go on and are remembered in memory only, after a warning. See also
-            [`~RetrievalCache.close`].
+            full disk, calls go on and are remembered in memory only, after a warning.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is too small. `begin` raises it if a token is remembered that is
-            outside of the target's vocabulary.
+        ValueError: If a number is too small or too large. `begin` raises it if a token is
+            remembered that is outside of the target's vocabulary.
         DatastoreError: If `path` is damaged, of another tokenizer or something else, or
             the system does not let it be used.
         OSError: If there is nothing at `path` and it cannot be made.
@@ -86,6 +80,8 @@ class RetrievalCache(Drafter):
         path: str | os.PathLike | None = None,
     ) -> None:
         check_count("max_tokens", max_tokens)
+        if max_tokens > MOST_TOKENS:
+            raise ValueError(f"max_tokens must be at most {MOST_TOKENS}, but is {max_tokens}")
         if top_k != 0:
             check_count("top_k", top_k)
         check_tokenizer(tokenizer)
@@ -126,17 +122,11 @@ class RetrievalCache(Drafter):
     def _draft(self, budget: int, context: np.ndarray) -> DraftTree:
         if budget == 0 or len(context) == 0 or self._view is None:
             return DraftTree.empty()
-        copied = (context, budget, _SHORTEST_MATCH, budget, False, -1)
-        of_tail, _ = copy_tree(self._view.tail.text, *copied)
-        trees = [_weighted(of_tail, _TRUST)]
-        if self._view.segments:
-            texts = [segment.text for segment in self._view.segments]
-            limits = (budget, _CONTINUATIONS, _CONTINUATION_LENGTH)
-            of_segments = mixed_tree(texts, context, _SHORTEST_MATCH, *limits)
-            trees.append(_weighted(of_segments, _TRUST))
-        if self._references is not None:
-            of_similar, _ = copy_tree(self._references, *copied)
-            trees.append(_weighted(of_similar, _TRUST_SIMILAR))
+        trees = []
+        for text, weight in ((self._view.text, _TRUST), (self._references, _TRUST_SIMILAR)):
+            if text is not None:
+                (tokens, parents, probs), _ = copy_tree(text, context, budget, 1, budget, False, -1)
+                trees.append(DraftTree(tokens, parents, probs * np.float32(weight)))
         return merged(trees, budget)
 
     def observe(self, observation: Observation) -> None:
@@ -146,7 +136,7 @@ class RetrievalCache(Drafter):
     def end(self) -> None:
         prompt, output = self._prompt, self._output
         self._forget_call()
-        if prompt is not None and output and not self._memory.closed:
+        if prompt is not None and output:
             self._memory.add(prompt, np.concatenate(output))
 
     def add(self, prompt: Reference, output: Reference) -> None:
@@ -175,13 +165,6 @@ class RetrievalCache(Drafter):
         fork._forget_call()
         return fork
 
-    def close(self) -> None:
-        """Closes the files in `path`. No more is remembered.
-
-        It need not be called: whatever was remembered is in `path` already.
-        """
-        self._memory.close()
-
     def _forget_call(self) -> None:
         self._prompt = self._view = self._references = None
         self._output: list[np.ndarray] = []
@@ -195,8 +178,3 @@ def _linked(outputs: Sequence[np.ndarray]) -> LinkedText | None:
         text.extend(output)
         text.extend(_BOUNDARY)
     return text.text if outputs else None
-
-
-def _weighted(tree: TreeArrays, weight: float) -> DraftTree:
-    tokens, parents, probs = tree
-    return DraftTree(tokens, parents, probs * np.float32(weight))

@@ -16,7 +16,6 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ...index.merge import merge_suffixes
-from ...index.segments import due_to_join
 from ..datastore_config import LARGEST_SHARD, ShardEntry, StoreConfig
 from ..files import Blocks, DatastoreError, check_file
 from ..folder import sync_folder
@@ -24,6 +23,25 @@ from ..shards import map_suffixes, map_tokens, next_number, write_part
 from .engine import usable_cores
 
 _BLOCK = 1 << 20
+# A shard is joined with the newer ones unless it is more than 4 times as large as all of them: a
+# larger factor leaves fewer shards to search, and writes each token more often.
+GROWTH = 4
+
+
+def due_to_join(sizes: Sequence[int], largest: int = LARGEST_SHARD) -> slice | None:
+    """Which consecutive shards should be joined into one of at most `largest` tokens, if any."""
+    for newest in range(len(sizes), 1, -1):  # the last ones may already be too large to join
+        oldest, total = newest - 1, sizes[newest - 1]
+        while (
+            oldest > 0
+            and sizes[oldest - 1] <= GROWTH * total
+            and sizes[oldest - 1] + total <= largest
+        ):
+            oldest -= 1
+            total += sizes[oldest]
+        if newest - oldest > 1:
+            return slice(oldest, newest)
+    return None
 
 
 def merge_due(
@@ -33,7 +51,7 @@ def merge_due(
 
     The old files stay, and nothing names the new ones yet."""
     groups = [[shard] for shard in shards]
-    while due := due_to_join([token_count(group) for group in groups], LARGEST_SHARD):
+    while due := due_to_join([token_count(group) for group in groups]):
         groups[due] = [list(chain(*groups[due]))]
     return _merged(folder, config, groups, threads, show)
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from datastores import documents_of
+from hypothesis import given
+from hypothesis import strategies as st
 from stored import content_of, flip_last_bit, in_a_child
 
 from hf_refspec.store.build.corpus import build_store, extend_store, merge_store
+from hf_refspec.store.build.merge import GROWTH, due_to_join
 from hf_refspec.store.datastore import Datastore
-from hf_refspec.store.datastore_config import StoreConfig
+from hf_refspec.store.datastore_config import LARGEST_SHARD, StoreConfig
 from hf_refspec.store.files import DatastoreError
 
 QUIET = {"progress": False, "num_proc": 1, "shard_tokens": 500}
@@ -84,3 +87,22 @@ def test_the_compact_form_has_nothing_to_merge(tmp_path, store):
     path = Datastore(store).compact(tmp_path / "compact", progress=False).path
     with pytest.raises(DatastoreError, match="only the compact form"):
         merge_store(path, show=False)
+
+
+@given(st.lists(st.integers(1, 1000), max_size=30))
+def test_sizes_grow_geometrically(added):
+    sizes: list[int] = []
+    for size in added:
+        sizes.append(size)
+        while (due := due_to_join(sizes)) is not None:
+            assert due.stop - due.start > 1
+            sizes[due] = [sum(sizes[due])]
+        for one, next_one in pairwise(sizes):
+            assert one > GROWTH * next_one
+    assert sum(sizes) == sum(added)
+
+
+def test_the_largest_shards_are_left_alone():
+    assert due_to_join([LARGEST_SHARD, LARGEST_SHARD, 10]) is None
+    assert due_to_join([LARGEST_SHARD, 10, 10]) == slice(1, 3)
+    assert due_to_join([]) is None
