@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fewer_layers import with_layers
+from draft_models import with_layers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_refspec.apps.cli.arguments import positive

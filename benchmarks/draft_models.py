@@ -1,8 +1,9 @@
 """Draft models beside and together with look-up: MAT and speed of each alone, and of both.
 
-    python benchmarks/draft_models.py SUITE... --data DATA --out DIR [--assistants NAME ...]
+    python benchmarks/draft_models.py --prompts FILE [--assistants NAME ...]
 
-takes the arguments of `hf-refspec bench` that choose model and prompts, and writes its report. An
+answers prompts (as `hf-refspec bench` reads them) by turns: plainly, by look-up, and for each
+assistant by transformers' own assisted generation, `DraftModel` alone, and blended with look-up. An
 assistant is `layers-N`, the model's own first N layers as early exit; `bfloat16`, the model itself
 in that type; or a folder or a Hub id of a model with the same tokenizer. Of a folder that
 `distill.py` made, `DraftModel` drafts the tokens of `vocabulary.npy` alone.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +21,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from fewer_layers import with_layers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from hf_refspec.apps.bench.methods import DEFAULT, PLAIN, Method, default_drafter
-from hf_refspec.apps.bench.registry import SUITES
-from hf_refspec.apps.bench.run import load_bench, measure_suites, prepare
-from hf_refspec.apps.cli.bench import add_measuring
+from hf_refspec.apps.bench.measure import prompt_inputs
+from hf_refspec.apps.bench.prompts import read_chats, taking_turns
+from hf_refspec.apps.cli.arguments import add_model, positive
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
+from hf_refspec.apps.shared.console import Terminal
+from hf_refspec.apps.shared.loading import load_model, load_tokenizer
+from hf_refspec.drafting.blend import Blend
 from hf_refspec.drafting.draft_model import DraftModel
+from hf_refspec.generation.default_drafter import default_sources
 
 ASSISTANTS = ("layers-10", "layers-15", "layers-20", "bfloat16")
+
+
+def with_layers(model: LlamaForCausalLM, layers: Sequence[int]) -> LlamaForCausalLM:
+    """The model with these layers alone, before its final norm and output layer: with the first
+    ones, an early exit. The weights are the model's own."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    places = {layer: place for place, layer in enumerate(layers)}
+    weights = {}
+    for name, weight in model.state_dict().items():
+        found = re.fullmatch(r"(model\.layers\.)(\d+)(\..*)", name)
+        if found is None:
+            weights[name] = weight
+        elif int(found[2]) in places:
+            weights[f"{found[1]}{places[int(found[2])]}{found[3]}"] = weight
+    smaller = type(model)(config).to(model.device)
+    smaller.load_state_dict(weights, assign=True)
+    smaller.tie_weights()
+    smaller.generation_config = copy.deepcopy(model.generation_config)
+    return smaller.eval()
 
 
 def assistant_of(model: Any, name: str) -> PreTrainedModel:
@@ -47,49 +74,40 @@ def draft_model(model: Any, name: str) -> DraftModel:
     return DraftModel(assistant_of(model, name), vocabulary=vocabulary)
 
 
-def all_methods(drafters: dict[str, DraftModel]) -> list[Method]:
-    """Plain decoding, look-up, and of each assistant transformers' own assisted generation, drafts
-    of it alone, and blended with look-up."""
-    methods = [Method(PLAIN), Method(DEFAULT, "auto", default_drafter())]
-    for name, drafter in drafters.items():
-        theirs = {"assistant_model": drafter.assistant}
-        blend = default_drafter() | copy.deepcopy(drafter)
-        methods += [
-            Method(f"transformers' assisted, {name}", options=theirs),
-            Method(f"DraftModel, {name}", "auto", copy.deepcopy(drafter)),
-            Method(f"{DEFAULT} | DraftModel, {name}", "auto", blend),
-        ]
-    return methods
-
-
-def measure(args: argparse.Namespace, names: Sequence[str]) -> int:
-    """Measures all methods; returns the exit status of `hf-refspec bench`."""
-    tokenizer = prepare(args)
-    jobs = {name: SUITES[name](args, tokenizer) for name in args.suites}
-
-    args.assistants = [Path(name).name for name in names]  # for the report
-
-    def load(dtype: str) -> Any:
-        bench = load_bench(args, dtype, tokenizer, list)
-        drafters = {Path(name).name: draft_model(bench.model, name) for name in names}
-        bench.new_methods = lambda: all_methods(drafters)
-        bench.warm_up()
-        return bench
-
-    return measure_suites(args, dict.fromkeys(args.dtype, jobs), load)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Measures the suites."""
+    """Measures all methods; returns 1 if ids differ in float32."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("suites", nargs="+", choices=tuple(SUITES), metavar="SUITE")
-    add_measuring(parser)
-    parser.add_argument("--assistants", nargs="+", default=ASSISTANTS, metavar="NAME")
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, metavar="FILE")
+    add_model(parser)
+    add("--assistants", nargs="+", default=ASSISTANTS, metavar="NAME")
+    add("--limit", type=positive, default=13, metavar="N", help="first turns; 13 by default")
+    add("--max-new-tokens", type=positive, default=64, metavar="N")
     args = parser.parse_args(arguments)
-    if args.replay:
-        parser.error("an assistant does not know what a model is forced to say; leave out --replay")
-    args.batch_size = None
-    return measure(args, args.assistants)
+    tokenizer = load_tokenizer(args.model)
+    chats = taking_turns(read_chats(args.prompts))[: args.limit]
+    model = load_model(args.model, args.device_map, args.dtype)
+    drafters = {Path(name).name: draft_model(model, name) for name in args.assistants}
+
+    def methods() -> Methods:
+        found: dict[str, dict[str, Any]] = {
+            PLAIN: {},
+            "look-up": {"candidate_generator": Blend(default_sources())},
+        }
+        for name, drafter in drafters.items():
+            alone, other = copy.deepcopy(drafter), copy.deepcopy(drafter)
+            found |= {
+                f"transformers' assisted, {name}": {"assistant_model": drafter.assistant},
+                f"DraftModel, {name}": {"candidate_generator": alone},
+                f"both, {name}": {"candidate_generator": Blend([*default_sources(), other])},
+            }
+        return found
+
+    comparison = Comparison(model, methods, do_sample=False, max_new_tokens=args.max_new_tokens)
+    comparison.warm_up()
+    for chat in chats:
+        comparison.ask(prompt_inputs(tokenizer, chat.until(0, [])).to(model.device))
+    return comparison.report(Terminal())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from hf_refspec.apps.bench.report import table
+from suites import table
 
 QUESTION = "Write a Python class for a stack with push, pop and peek."
 NEW_TOKENS = 160

@@ -1,7 +1,7 @@
 """What drafts are worth on one GPU, eager and compiled: `scripts/gpu_bench`.
 
 A Llama of the shape of Llama 3.1 8B with random weights in bfloat16 writes recorded answers; then a
-trained model writes freely, where one is at hand; each one text at a time and four at a time.
+trained model writes freely, where one is at hand, one text at a time and four at a time.
 """
 
 from __future__ import annotations
@@ -10,82 +10,76 @@ import argparse
 import gc
 import re
 import sys
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from suites import (
+    RecordedAnswer,
+    chat_ids,
+    humaneval,
+    llma_rag,
+    random_model,
+    random_texts,
+    recorded_turns,
+    spec_bench,
+    table,
+)
+from transformers import (
+    BatchEncoding,
+    CompileConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hf_refspec.apps.bench import suites
-from hf_refspec.apps.bench.measure import Bench
-from hf_refspec.apps.bench.methods import (
-    DEFAULT,
-    LOOK_UP,
-    PLAIN,
-    Method,
-    compiled_methods,
-    default_drafter,
-    static_options,
-    transformers_methods,
-)
-from hf_refspec.apps.bench.models import random_model
-from hf_refspec.apps.bench.registry import Job
-from hf_refspec.apps.bench.report import write_report
-from hf_refspec.apps.bench.results import new_results
-from hf_refspec.apps.bench.run import measure_suite
-from hf_refspec.apps.bench.suites import RecordedAnswer, answered, chat_prompt
-from hf_refspec.apps.bench.summary import Entry
+from hf_refspec.apps.bench.measure import LOOK_UP, LOOK_UP_TOKENS
+from hf_refspec.apps.bench.prompts import taking_turns
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison, decode, rate
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
-from hf_refspec.extras import require
+from hf_refspec.drafting.blend import Blend
+from hf_refspec.generation.default_drafter import default_sources
 from hf_refspec.generation.warmup import warmup
-from hf_refspec.hook import install
 from hf_refspec.smollm2 import default_model
 
 HERE = Path(__file__).parent
-NODES: tuple[int | str, ...] = ("auto", 64)
-ROWS = (1, 4)
 VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out, as the first passes of a call say little.
 NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
-QUESTIONS = 8  # of a suite, at most
-SECONDS = 420  # for all questions but the first
-# The fractions of the time after which each model is done with each number of rows.
-RANDOM, TRAINED = (0.45, 0.7), (0.85, 1.0)
+BATCHES = 8  # of a suite, at most
+SECONDS = 420  # for all texts but the first of each suite
+COLUMNS = ("texts", "method", "tokens/s", "speed-up", "MAT", "equal texts")
 
 
 class Text(NamedTuple):
     """A prompt, and what the model is forced to write; `None` where it writes freely."""
 
     prompt_ids: list[int]
-    answer_ids: list[int] | None
+    answer_ids: list[int] | None = None
 
 
 class ForcedLlama(LlamaForCausalLM):
-    """A Llama that writes the texts that it is given, whatever its weights.
+    """A Llama that writes the text that it is given, whatever its weights.
 
-    With a logits processor, see [`~bench.forced_text.ForcedText`], tokens are chosen one by one,
-    each with a wait for the GPU: here `generate` is as fast as with a trained model.
+    With a logits processor, see [`~suites.ForcedText`], tokens are chosen one by one, each with a
+    wait for the GPU: here `generate` is as fast as with a trained model.
     """
 
-    MOST_ROWS, MOST_TOKENS = 8, 8192
+    MOST_TOKENS = 8192
     # Added to the logit of the next token, whose probability is then like a trained model's.
     STRENGTH = 14.0
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        texts = torch.full((self.MOST_ROWS, self.MOST_TOKENS), -1)
-        self.register_buffer("texts", texts, persistent=False)
+        self.register_buffer("text", torch.full((self.MOST_TOKENS,), -1), persistent=False)
 
-    def force(self, texts: list[list[int]]) -> None:
-        """Has row i of later calls write `texts[i]`, which begins with its prompt."""
-        self.texts.fill_(-1)
-        for row, text in zip(self.texts, texts, strict=False):
-            row[: len(text)] = torch.tensor(text)
+    def force(self, text: list[int]) -> None:
+        """Has later calls write a text, which begins with their prompt."""
+        self.text.fill_(-1)
+        self.text[: len(text)] = torch.tensor(text)
 
     def forward(
         self,
@@ -105,13 +99,12 @@ class ForcedLlama(LlamaForCausalLM):
             logits_to_keep=logits_to_keep,
             **{**kwargs, "return_dict": True},
         )
-        logits, kept = outputs.logits, outputs.logits.shape[1]
         if position_ids is None:
             return outputs
-        texts = self.texts[: len(logits)]
+        logits, kept = outputs.logits, outputs.logits.shape[1]
         places = position_ids[:, -kept:].expand(len(logits), kept)
-        on_text = texts.gather(1, places) == input_ids[:, -kept:]
-        following = texts.gather(1, (places + 1).clamp(max=self.MOST_TOKENS - 1))
+        on_text = self.text[places] == input_ids[:, -kept:]
+        following = self.text[(places + 1).clamp(max=self.MOST_TOKENS - 1)]
         bonus = self.STRENGTH * (on_text & (following >= 0))
         logits = logits.scatter_add(
             2, following.clamp(min=0)[..., None], bonus[..., None].to(logits.dtype)
@@ -119,205 +112,82 @@ class ForcedLlama(LlamaForCausalLM):
         return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
 
 
-def gpu_methods(static: dict[str, Any], rows: int = 1) -> list[Method]:
-    """Eager, compiled and reproducible decoding, plain and drafted, of so many rows."""
-    methods = [
-        *transformers_methods(),
-        *(Method(DEFAULT, nodes, default_drafter()) for nodes in NODES),
-        *compiled_methods(static, NODES),
-    ]
-    return [each for each in methods if rows == 1 or each.name != LOOK_UP]  # it takes one row
+def static_options(length: int, device: str) -> dict[str, Any]:
+    """The arguments of `generate` for compiled passes over a cache of one length, so that no text
+    causes another compilation."""
+    static: dict[str, Any] = {"cache_implementation": "static", "max_cache_len": length}
+    if device == "cpu":  # where `generate` does not compile by default
+        config: Any = CompileConfig(mode="default")
+        config._compile_all_devices = True
+        static["compile_config"] = config
+    return static
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measures and writes the report; returns 1 if nothing was measured, 2 for bad options."""
-    began = perf_counter()
-    options = _options(arguments)
-    try:
-        tokenizer = _check(options)
-        results = new_results(options.out, {"small": options.small}, options.device)
-    except (ImportError, OSError, ValueError) as error:
-        print(f"gpu_bench: {error}", file=sys.stderr)
-        return 2
-    install()
-    transformers.logging.set_verbosity_error()
-    warmup()
-    left_out: list[str] = []
-    try:
-        ends = [began + part * SECONDS for part in RANDOM]
-        _measure_random_model(options, tokenizer, results, left_out, ends)
-        ends = [began + part * SECONDS for part in TRAINED]
-        _measure_trained_model(options, results, left_out, ends)
-    except KeyboardInterrupt:
-        left_out.append("stopped by ctrl-C")
-    results["settings"]["left out"] = "; ".join(left_out) or "nothing"
-    print(write_report(results, options.out))
-    return 0 if any(suite["entries"] for suite in results["suites"].values()) else 1
+def gpu_methods(static: dict[str, Any], rows: int = 1) -> dict[str, dict[str, Any]]:
+    """Eager decoding, and of one row compiled and reproducible decoding, plain and drafted."""
 
+    def drafted(nodes: int | str, **options: Any) -> dict[str, Any]:
+        drafter = Blend(default_sources())
+        return {"candidate_generator": drafter, "max_draft_tokens": nodes, **options}
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/gpu_bench", description="Measures on one NVIDIA GPU."
-    )
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="the data files, llama2-tokenizer among them")
-    add("--out", type=Path, help="a new folder; default: benchmarks/<name of the GPU>")
-    add("--model", help="a trained model that writes freely; default: the default model")
-    add("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU")
-    return parser.parse_args(arguments)
-
-
-def _check(options: argparse.Namespace) -> PreTrainedTokenizerBase:
-    """Checks the options, sets their defaults, and loads the tokenizer of the recorded texts."""
-    options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.device == "cpu" and not options.small:
-        raise ValueError(
-            "torch sees no GPU; check the driver and that torch has CUDA, or try it with --small"
-        )
-    require("matplotlib", "this benchmark", "bench")
-    if options.out is None:
-        gpu = torch.cuda.get_device_name() if options.device == "cuda" else "small"
-        options.out = HERE / re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    return load_tokenizer(str(options.data / "llama2-tokenizer"))
-
-
-def _measure_random_model(
-    options: argparse.Namespace,
-    tokenizer: PreTrainedTokenizerBase,
-    results: dict[str, Any],
-    left_out: list[str],
-    ends: list[float],
-) -> None:
-    if options.small:
-        size, dtype, vocab_size = "tiny", torch.float32, len(tokenizer)
-    else:
-        size, dtype, vocab_size = "8B", torch.bfloat16, max(VOCABULARY, len(tokenizer))
-    texts = _recorded(options.data, tokenizer, left_out)
-    model = random_model(size, vocab_size, options.device, dtype, ForcedLlama)
-    for rows, end in zip(ROWS, ends, strict=True):
-        bench = Bench(model, tokenizer, list, False, NEW_TOKENS)
-        measure(bench, f"random {size}", texts, rows, end, results, left_out, options.out)
-
-
-def _measure_trained_model(
-    options: argparse.Namespace, results: dict[str, Any], left_out: list[str], ends: list[float]
-) -> None:
-    dtype = torch.float32 if options.small else torch.bfloat16
-    try:
-        if options.small and options.model is None:
-            raise OSError("with --small one must be named with --model")
-        name = options.model or default_model()
-        if options.model is None and not Path(name).is_dir():
-            raise OSError("it is not on this machine; name a folder with --model")
-        model, tokenizer = load_model(name, options.device, dtype), load_tokenizer(name)
-    except (OSError, ValueError, ImportError) as error:
-        left_out.append(f"a trained model: {str(error).partition(chr(10))[0]}")
-        return
-    texts: dict[str, list[Text]] = {}
-    rag, questions = options.data / "llma_rag.jsonl", options.data / "spec_bench_questions.jsonl"
-    if rag.exists():
-        texts["rag"] = [Text(each.prompt_ids, None) for each in suites.llma_rag(rag, tokenizer)]
-    if questions.exists():
-        asked = suites.taking_turns(suites.spec_bench(questions))
-        texts["spec-bench"] = [Text(chat_prompt(q.turns[:1], tokenizer), None) for q in asked]
-    for rows, end in zip(ROWS, ends, strict=True):
-        bench = Bench(model, tokenizer, list, False, NEW_TOKENS)
-        measure(bench, Path(name).name, texts, rows, end, results, left_out, options.out)
-
-
-def _recorded(
-    data: Path, tokenizer: PreTrainedTokenizerBase, left_out: list[str]
-) -> dict[str, list[Text]]:
-    """The recorded answers of each suite that are long enough."""
-
-    def spec_bench(path: Path) -> list[RecordedAnswer]:
-        questions = suites.taking_turns([q for q in suites.spec_bench(path) if q.answers])
-        return [
-            RecordedAnswer(chat_prompt(q.turns[:1], tokenizer), answered(q, 0, tokenizer))
-            for q in questions
-        ]
-
-    sources: dict[str, tuple[str, Any]] = {
-        "rag": ("llma_rag.jsonl", partial(suites.llma_rag, tokenizer=tokenizer)),
-        "humaneval": ("HumanEval.jsonl.gz", partial(suites.humaneval, tokenizer=tokenizer)),
-        "no-overlap": ("", lambda _: suites.random_texts(tokenizer)),
-        "spec-bench": ("spec_bench_questions.jsonl", spec_bench),
+    methods = {PLAIN: {}, "auto": drafted("auto"), "64 draft tokens": drafted(64)}
+    if rows > 1:
+        return methods
+    reproducible = {**static, "verification": "reproducible"}
+    return {
+        **methods,
+        LOOK_UP: {"prompt_lookup_num_tokens": LOOK_UP_TOKENS},
+        f"{PLAIN}, compiled": static,
+        "auto, compiled": drafted("auto", **static),
+        "64 draft tokens, compiled": drafted(64, **static),
+        f"{PLAIN}, reproducible": reproducible,
+        "auto, reproducible": drafted("auto", **reproducible),
     }
-    texts = {}
-    for name, (file, read) in sources.items():
-        path = data / file
-        if not path.exists():
-            left_out.append(f"{name}: {path.name} is missing")
-            continue
-        # Without the end of the text, so that all rows of a batch reach the same length.
-        answers = (Text(each.prompt_ids, each.answer_ids[:-1]) for each in read(path))
-        texts[name] = [each for each in answers if len(each.answer_ids or ()) >= FEWEST_TOKENS]
-    return texts
 
 
-def measure(
-    bench: Bench,
-    model: str,
-    texts: dict[str, list[Text]],
-    rows: int,
-    end: float,
-    results: dict[str, Any],
-    left_out: list[str],
-    folder: Path,
-) -> None:
-    """Measures texts of each suite in batches until `end`, each suite for as long as the others."""
-    batches = {name: _batches(each, rows) for name, each in texts.items()}
-    batches = {name: each for name, each in batches.items() if each}
-    about = f"{model}, {rows} {'texts' if rows > 1 else 'text'} at a time"
-    if not batches or perf_counter() > end:
-        left_out.append(f"{about}: {'the time was up' if batches else 'there are no texts'}")
-        return
-    every = [text for each in batches.values() for batch in each for text in batch]
-    longest = max(len(text.prompt_ids) for text in every)
-    static = static_options(longest + NEW_TOKENS, bench.model.device.type)
-    methods = gpu_methods(static, rows)
-    half = (perf_counter() + end) / 2
-    names, reasons = warm_up(bench, methods, rows, longest, half)
-    left_out += [f"{about}: {reason}" for reason in reasons]
-    if PLAIN not in names:
-        return
-    bench.new_methods = lambda: [m for m in gpu_methods(static, rows) if _label(m) in names]
-    dtype = str(bench.model.dtype).removeprefix("torch.")
-    for left, (name, of_suite) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
-        jobs: list[Job] = [
-            partial(decode, f"{name} {i}", each) for i, each in enumerate(of_suite, 1)
-        ]
-        until = perf_counter() + (end - perf_counter()) / left
-        measure_suite(bench, jobs, name, f"{dtype}, {about}", results, folder, until)
-    torch.compiler.reset()  # or torch would compile the next number of rows for any number
-    gc.collect()
-    torch.cuda.empty_cache()
+def batch_of(model: Any, texts: list[Text]) -> tuple[BatchEncoding, dict[str, Any]]:
+    """The inputs of a call for some texts, padded on the left, and its options; a [`ForcedLlama`]
+    writes the answer of the only one."""
+    longest = max(len(text.prompt_ids) for text in texts)
+    padding = [longest - len(text.prompt_ids) for text in texts]
+    ids = [[0] * most + text.prompt_ids for most, text in zip(padding, texts, strict=True)]
+    mask = [[0] * most + [1] * (longest - most) for most in padding]
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    options = {"max_new_tokens": NEW_TOKENS}
+    if isinstance(model, ForcedLlama):
+        [text] = texts
+        model.force([*text.prompt_ids, *(text.answer_ids or ())])
+        new_tokens = min(NEW_TOKENS, len(text.answer_ids or ()))
+        options = {"max_new_tokens": new_tokens, "eos_token_id": None}
+    return BatchEncoding(inputs).to(model.device), options
 
 
 def warm_up(
-    bench: Bench, methods: list[Method], rows: int, longest: int, end: float
+    model: Any, methods: dict[str, dict[str, Any]], rows: int, longest: int, end: float
 ) -> tuple[list[str], list[str]]:
     """Calls each method until nothing is compiled or captured any more; returns the names of those
     that work, and why others are left out. After `end` no method is begun but the first."""
-    vocab_size = bench.model.config.vocab_size
+    vocab_size = model.config.vocab_size
     # As long as the longest text, of tokens from which no table learns anything about others.
     generator = torch.Generator().manual_seed(0)
     half = torch.randint(vocab_size // 2, vocab_size, (longest // 2 + 1,), generator=generator)
     ids = half.repeat(3)[: longest + WARM_UP_TOKENS].tolist()
-    texts = [Text(ids[:longest], ids[longest:])] * rows
+    inputs, options = batch_of(model, [Text(ids[:longest], ids[longest:])] * rows)
     names: list[str] = []
     left_out: list[str] = []
-    for method in methods:
-        name = _label(method)
+    for name, given in methods.items():
         if names and perf_counter() > end:
             left_out.append(f"{name}: there was no time to warm it up")
             continue
-        bench.methods = [method]
         try:
-            if method.drafter and method.options:
-                warmup(bench.model, longest + NEW_TOKENS, rows, **method.options)
+            if "candidate_generator" in given and "max_cache_len" in given:
+                static = {
+                    key: value for key, value in given.items() if key != "candidate_generator"
+                }
+                static.pop("max_draft_tokens")
+                warmup(model, longest + NEW_TOKENS, rows, **static)
             for _ in range(2):
-                next(decode("warm-up", texts, bench))
+                decode(model, inputs, **options, **given, do_sample=False)
         except Exception as error:  # of a compiler or driver, say: the others are still measured
             line = str(error).strip().partition("\n")[0]
             left_out.append(f"{name}: {type(error).__name__}: {line}")
@@ -326,28 +196,132 @@ def warm_up(
     return names, left_out
 
 
-def decode(name: str, texts: list[Text], bench: Bench) -> Iterator[Entry]:
-    """Decodes a batch by all methods; a [`ForcedLlama`] writes its answers."""
-    kwargs: dict[str, Any] = {}
-    bench.max_new_tokens = NEW_TOKENS
-    if isinstance(bench.model, ForcedLlama):
-        bench.model.force([[*text.prompt_ids, *(text.answer_ids or ())] for text in texts])
-        bench.max_new_tokens = min(NEW_TOKENS, *(len(text.answer_ids or ()) for text in texts))
-        kwargs["eos_token_id"] = None
-    if len(texts) > 1:
-        kwargs["return_dict_in_generate"] = True  # rows keep their places, as forced texts do
-    entry, _ = bench.measure(name, [text.prompt_ids for text in texts], **kwargs)
-    yield entry
+def measure(
+    model: Any, texts: dict[str, list[Text]], rows: int, end: float
+) -> tuple[list[list[Any]], list[str]]:
+    """Measures texts of each suite in batches until `end`, each suite for as long as the others;
+    returns the rows of a table, and what was left out."""
+    starts = {name: range(0, len(each) - rows + 1, rows)[:BATCHES] for name, each in texts.items()}
+    batches = {
+        name: [texts[name][start : start + rows] for start in of_suite]
+        for name, of_suite in starts.items()
+        if of_suite
+    }
+    if not batches or perf_counter() > end:
+        return [], ["the time was up" if batches else "there are no texts"]
+    longest = max(len(text.prompt_ids) for each in batches.values() for b in each for text in b)
+    static = static_options(longest + NEW_TOKENS, model.device.type)
+    half = (perf_counter() + end) / 2
+    names, left_out = warm_up(model, gpu_methods(static, rows), rows, longest, half)
+    cells: list[list[Any]] = []
+    for left, (suite, of_suite) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
+        if PLAIN not in names:
+            break
+        every = gpu_methods(static, rows)
+        methods = {name: options for name, options in every.items() if name in names}
+        comparison = Comparison(model, lambda methods=methods: methods, do_sample=False)
+        until = perf_counter() + (end - perf_counter()) / left
+        for number, batch in enumerate(of_suite):
+            if number and perf_counter() > until:
+                break
+            inputs, options = batch_of(model, batch)
+            comparison.ask(inputs, **options)
+        for name, calls in comparison.calls.items():
+            faster = rate(calls) / rate(comparison.calls[PLAIN])
+            mat, equal = comparison.mat(name) / rows, comparison.equal(name)
+            figures = f"{rate(calls):.1f}", f"{faster:.2f}x", f"{mat:.2f}"
+            cells.append([suite, name, *figures, f"{equal} of {len(calls)}"])
+    torch.compiler.reset()  # or torch would compile the next number of rows for any number
+    gc.collect()
+    torch.cuda.empty_cache()
+    return cells, left_out
 
 
-def _batches(texts: list[Text], rows: int) -> list[list[Text]]:
-    """Full batches of so many texts."""
-    starts = range(0, len(texts) - rows + 1, rows)
-    return [texts[start : start + rows] for start in starts][:QUESTIONS]
+def recorded_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Text]]:
+    """The recorded answers of each suite that are long enough."""
+    questions = taking_turns(
+        [q for q in spec_bench(data / "spec_bench_questions.jsonl") if q.answers]
+    )
+    answers: dict[str, list[RecordedAnswer]] = {
+        "rag": llma_rag(data / "llma_rag.jsonl", tokenizer),
+        "humaneval": humaneval(data / "HumanEval.jsonl.gz", tokenizer),
+        "no-overlap": random_texts(tokenizer),
+        "spec-bench": [recorded_turns(question, tokenizer)[0] for question in questions],
+    }
+    return {
+        # Without the end of the text.
+        name: [
+            Text(each.prompt_ids, each.answer_ids[:-1])
+            for each in of_suite
+            if len(each.answer_ids) > FEWEST_TOKENS
+        ]
+        for name, of_suite in answers.items()
+    }
 
 
-def _label(method: Method) -> str:
-    return f"{method.name}, {method.nodes}" if method.nodes else method.name
+def free_texts(data: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[Text]]:
+    """Prompts that a trained model answers."""
+    asked = taking_turns(spec_bench(data / "spec_bench_questions.jsonl"))
+    return {
+        "rag": [Text(each.prompt_ids) for each in llma_rag(data / "llma_rag.jsonl", tokenizer)],
+        "spec-bench": [Text(chat_ids(each.until(0, []), tokenizer)) for each in asked],
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures and writes the report; returns 1 if nothing was measured, 2 for bad options."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu_bench", description="Measures on one NVIDIA GPU."
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="the data files, llama2-tokenizer among them")
+    add("--out", type=Path, help="a new folder; default: benchmarks/<name of the GPU>")
+    add("--model", help="a trained model that writes freely; default: the default model")
+    add("--small", action="store_true", help="a tiny model, on the CPU if there is no GPU")
+    args = parser.parse_args(arguments)
+    began = perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not args.small:
+        print("gpu_bench: torch sees no GPU; check the driver, or try --small", file=sys.stderr)
+        return 2
+    name = torch.cuda.get_device_name() if device == "cuda" else "small"
+    out = args.out or HERE / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    try:
+        tokenizer = load_tokenizer(str(args.data / "llama2-tokenizer"))
+        forced = recorded_texts(args.data, tokenizer)
+        out.mkdir(parents=True)
+    except (OSError, ValueError) as error:
+        print(f"gpu_bench: {error}", file=sys.stderr)
+        return 2
+    transformers.logging.set_verbosity_error()
+    warmup()
+    size, dtype = ("tiny", torch.float32) if args.small else ("8B", torch.bfloat16)
+    vocab_size = len(tokenizer) if args.small else max(VOCABULARY, len(tokenizer))
+    sections: list[str] = []
+
+    def section(
+        model: Any, about: str, texts: dict[str, list[Text]], rows: int, part: float
+    ) -> None:
+        cells, left_out = measure(model, texts, rows, began + part * SECONDS)
+        title = f"## {about}, {rows} {'texts' if rows > 1 else 'text'} at a time\n"
+        sections.append("\n".join([title, table(list(COLUMNS), cells), *left_out]))
+
+    try:
+        model = random_model(size, vocab_size, device, dtype, ForcedLlama)
+        section(model, f"random {size}, recorded answers", forced, 1, 0.5)
+        del model
+        if args.model or not args.small:
+            model = load_model(args.model or default_model(), device, dtype)
+            texts = free_texts(args.data, load_tokenizer(args.model))
+            for rows, part in ((1, 0.8), (4, 1.0)):
+                section(model, Path(args.model or default_model()).name, texts, rows, part)
+    except KeyboardInterrupt:
+        sections.append("stopped by ctrl-C")
+    versions = f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
+    report = "\n".join([f"# {versions}\n", *sections])
+    (out / "report.md").write_text(report, encoding="utf-8")
+    print(report)
+    return 0 if "| auto |" in report else 1
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ Five schemas (small, nested, enums, arrays, a call of one of 20 tools) with 40 t
 text is decoded by all methods in turn, all with the same logits processor: plainly, by
 transformers' prompt look-up, by the default drafter, and by the default drafter with the grammar.
 In float32 the ids of the last two must be those of the first, or the run stops. It prints MAT, the
-speed-up over the constrained plain call (of whole calls, the masks' cost included), how many texts
-are equal, and what the masks cost.
+speed-up over the constrained plain call (of whole calls, the masks' cost included), and how many
+texts are equal.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor
+from suites import table
 
 import hf_refspec as rs
-from hf_refspec.apps.bench.report import table
 from hf_refspec.apps.cli.arguments import positive
+from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 
 TEXTS = 40  # of each schema
-PLAIN, LOOKUP, DEFAULT, GRAMMAR = "plain", "prompt look-up", "default", "default, grammar"
+LOOKUP, DEFAULT, GRAMMAR = "prompt look-up", "default", "default, grammar"
 
 NAMES = ["Maria Lopez", "John Carter", "Aiko Tanaka", "Peter Novak", "Fatima Haddad", "Liam Byrne"]
 CITIES = ["Lisbon", "Bergen", "Osaka", "Prague", "Tunis", "Galway", "Quito", "Ghent"]
@@ -178,99 +176,46 @@ def prompt_of(schema: str, text: str, tokenizer: Any) -> Any:
     return tokenizer.apply_chat_template(chat, **options)
 
 
-class Timed(LogitsProcessor):
-    """Another processor, with its time."""
-
-    def __init__(self, timed: LogitsProcessor) -> None:
-        self._timed = timed
-        self.calls, self.seconds = 0, 0.0
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        began = time.perf_counter()
-        scores = self._timed(input_ids, scores)
-        self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
-        return scores
-
-
-@dataclass
-class Result:
-    """What a method took for the texts of a schema."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    passes: int = 0
-    equal: int = 0
-
-
 def measure(model: Any, tokenizer: Any, schema: str, args: argparse.Namespace) -> list[list[Any]]:
     """The rows of the table of a schema."""
     given = {"tools": TOOLS} if schema == "tools" else {"json_schema": SCHEMAS[schema]}
     grammar = rs.GrammarDrafts(tokenizer, **given)
-    processor = grammar.processor()
-    mask = Timed(processor)
-    ours = {"max_draft_tokens": args.nodes}
-    methods: dict[str, dict[str, Any]] = {
-        PLAIN: {},
-        LOOKUP: {"prompt_lookup_num_tokens": 10},
-        DEFAULT: {"candidate_generator": rs.ReferenceCopy() | rs.TokenRecycling(), **ours},
-        GRAMMAR: {
-            "candidate_generator": grammar | rs.ReferenceCopy() | rs.TokenRecycling(),
-            **ours,
-        },
-    }
-    results = {name: Result() for name in methods}
-    inputs = [prompt_of(schema, text, tokenizer).to(model.device) for text in texts(schema)]
-    for number, each in enumerate([inputs[0], *inputs[: args.limit]]):  # the first one twice
-        ids: dict[str, list[int]] = {}
-        order = sorted(methods, key=lambda name: random.Random(f"{name} {number}").random())
-        for name in order:
-            passes: list[None] = []
-            hook = model.register_forward_pre_hook(_counting(passes))
-            torch.manual_seed(number)
-            began = time.perf_counter()
-            output = model.generate(
-                **each,
-                max_new_tokens=args.max_new_tokens,
-                do_sample=args.sampled,
-                logits_processor=[mask if name == PLAIN else processor],
-                **methods[name],
-            )
-            seconds = time.perf_counter() - began
-            hook.remove()
-            ids[name] = output[0, each["input_ids"].shape[1] :].tolist()
-            if number > 0:
-                results[name].seconds += seconds
-                results[name].tokens += len(ids[name])
-                results[name].passes += len(passes)
-        for name, result in results.items():
-            result.equal += number > 0 and ids[name] == ids[PLAIN]
-            if (
-                ids[name] != ids[PLAIN]
-                and name in (DEFAULT, GRAMMAR)
-                and model.dtype == torch.float32
-            ):
-                raise AssertionError(f"{schema}, text {number}: {name} gave other ids")
-    plain = results[PLAIN]
-    token_seconds = plain.seconds / plain.tokens
-    print(f"{schema}: a mask takes {1e6 * mask.seconds / mask.calls:.0f} us", flush=True)
+
+    def methods() -> Methods:
+        blends = {
+            DEFAULT: rs.ReferenceCopy() | rs.TokenRecycling(),
+            GRAMMAR: grammar | rs.ReferenceCopy() | rs.TokenRecycling(),
+        }
+        drafted = {
+            name: {"candidate_generator": blend, "max_draft_tokens": args.nodes}
+            for name, blend in blends.items()
+        }
+        return {PLAIN: {}, LOOKUP: {"prompt_lookup_num_tokens": 10}, **drafted}
+
+    comparison = Comparison(
+        model,
+        methods,
+        max_new_tokens=args.max_new_tokens,
+        do_sample=args.sampled,
+        logits_processor=[grammar.processor()],
+    )
+    comparison.warm_up()
+    for text in texts(schema)[: args.limit]:
+        comparison.ask(prompt_of(schema, text, tokenizer).to(model.device))
+    if model.dtype == torch.float32:
+        for name in (DEFAULT, GRAMMAR):
+            if comparison.equal(name) < len(comparison.calls[PLAIN]):
+                raise SystemExit(f"{schema}: {name} gave other ids")
     return [
         [
             schema,
             name,
-            f"{result.tokens / result.passes:.2f}",
-            f"{token_seconds / (result.seconds / result.tokens):.2f}x",
-            f"{result.equal} of {min(args.limit, TEXTS)}",
+            f"{comparison.mat(name):.2f}",
+            f"{comparison.gain(name).ratio:.2f}x",
+            f"{comparison.equal(name)} of {len(calls)}",
         ]
-        for name, result in results.items()
+        for name, calls in comparison.calls.items()
     ]
-
-
-def _counting(passes: list[None]) -> Any:
-    def count(*_: Any) -> None:
-        passes.append(None)
-
-    vars(count)["only_reads"] = True  # so that the model is not probed anew
-    return count
 
 
 def main(arguments: list[str] | None = None) -> int:

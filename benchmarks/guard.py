@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,20 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 from replay import replay, stand_in_model
-from transformers import PreTrainedTokenizerBase
-
-from hf_refspec.apps.bench.records import read_records
-from hf_refspec.apps.bench.suites import (
-    Question,
+from suites import (
     RecordedAnswer,
-    answered,
-    chat_prompt,
     humaneval,
+    json_lines,
     llma_rag,
     random_texts,
     recorded,
+    recorded_turns,
     spec_bench,
 )
+from transformers import PreTrainedTokenizerBase
+
 from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.datastore_drafts import DatastoreDrafts
 from hf_refspec.drafting.drafter import Drafter
@@ -113,9 +110,9 @@ def data_cases(data: Path) -> dict[str, Case]:
     problems = humaneval(data / "HumanEval.jsonl.gz", tokenizer)[:ANSWERS]
     questions = spec_bench(data / "spec_bench_questions.jsonl")
     with_answers = [question for question in questions if question.answers]
-    first_turns = [next(_turns(each, tokenizer)) for each in with_answers[::ANSWERS]]
+    first_turns = [recorded_turns(each, tokenizer)[0] for each in with_answers[::ANSWERS]]
     multi_turn = [each for each in with_answers if len(each.turns) > 1][:ANSWERS]
-    conversations = [turn for each in multi_turn for turn in _turns(each, tokenizer)]
+    conversations = [turn for each in multi_turn for turn in recorded_turns(each, tokenizer)]
     case = partial(Case, len(tokenizer))
     return {
         "rag, ReferenceCopy, 64": case(rag, ReferenceCopy(), 64),
@@ -127,23 +124,13 @@ def data_cases(data: Path) -> dict[str, Case]:
     }
 
 
-def _turns(question: Question, tokenizer: PreTrainedTokenizerBase) -> Iterator[RecordedAnswer]:
-    """Each turn, after the earlier ones and their recorded answers."""
-    assert question.answers is not None
-    messages: list[str] = []
-    for turn, (text, answer) in enumerate(zip(question.turns, question.answers, strict=True)):
-        messages.append(text)
-        yield RecordedAnswer(chat_prompt(messages, tokenizer), answered(question, turn, tokenizer))
-        messages.append(answer)
-
-
 def _answers(
     kind: str, tokenizer: PreTrainedTokenizerBase, prefix: str = ""
 ) -> list[RecordedAnswer]:
     return [
-        recorded(prefix + record.text("prompt"), record.text("answer"), tokenizer)
-        for record in read_records(TEXTS)
-        if record.text("kind") == kind
+        recorded(prefix + row["prompt"], row["answer"], tokenizer)
+        for row in json_lines(TEXTS)
+        if row["kind"] == kind
     ]
 
 

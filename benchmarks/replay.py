@@ -1,30 +1,42 @@
-"""Replay: the MAT of a drafter on recorded answers.
+"""Replay: the MAT of drafters on recorded answers.
 
 A logits processor forces a tiny random model to generate each recorded answer, by the same
 `generate` that users call. MAT depends only on the text, so that the figure holds for any target
 model that would have written it. LLMA's paper measures in the same way (arXiv 2304.04487).
+
+    python benchmarks/replay.py llma_rag.jsonl --tokenizer path/or/hub-id [--grid]
+
+prints MAT on the retrieval-augmented prompts, where LLMA copies from the documents of each question
+(its section 3.1). Triggers (drafts that were verified), accepted tokens and steps are means over
+the prompts, as in its Figure 4. `--grid` prints LLMA's MAT for match lengths n and copy lengths k,
+as its Figure 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from time import perf_counter
-from typing import Literal
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
+from suites import ForcedText, RecordedAnswer, llma_rag, random_model, table
 from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
-from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.candidate_generator import (
+    CandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
 
-from hf_refspec.apps.bench.forced_text import ForcedText
-from hf_refspec.apps.bench.models import random_model
-from hf_refspec.apps.bench.suites import RecordedAnswer
+from hf_refspec.apps.shared.loading import load_tokenizer
 from hf_refspec.drafting.candidates import CandidateChain
 from hf_refspec.drafting.drafter import Drafter
-from hf_refspec.drafting.observation import Observation
+from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import SpeculationStats
-from hf_refspec.drafting.tree import DraftTree
 from hf_refspec.generation.speculate import speculate
+
+MATCH_LENGTHS = (1, 2, 3, 4)
+COPY_LENGTHS = (2, 6, 10, 14, 18, 22, 26, 30)
+NewDrafter: TypeAlias = Callable[[RecordedAnswer], CandidateGenerator]  # for one question
 
 
 def stand_in_model(vocab_size: int) -> LlamaForCausalLM:
@@ -64,31 +76,74 @@ def replay(
     return total
 
 
-def walk(
-    answers: Iterable[RecordedAnswer], drafter: Drafter, vocab_size: int, max_draft_tokens: int
+def llma(match_length: int, copy_length: int) -> NewDrafter:
+    """LLMA's algorithm."""
+    return lambda answer: ReferenceCopy(
+        answer.references, match_length=match_length, copy_length=copy_length, mode="llma"
+    )
+
+
+# The rows of the table: a name, the drafter, the number of draft nodes, and the verification.
+CONTENDERS: tuple[tuple[str, NewDrafter, int, str], ...] = (
+    (
+        "transformers' prompt look-up",
+        lambda _: PromptLookupCandidateGenerator(num_output_tokens=10, max_length=2**31),
+        10,
+        "chain",
+    ),
+    ("LLMA (n=1, k=18)", llma(1, 18), 18, "chain"),
+    ("ReferenceCopy, chain", lambda _: ReferenceCopy(), 18, "chain"),
+    *(("ReferenceCopy, tree", lambda _: ReferenceCopy(), nodes, "tree") for nodes in (16, 32, 64)),
+)
+
+
+def measure(
+    answers: list[RecordedAnswer],
+    new_drafter: NewDrafter,
+    model: PreTrainedModel,
+    nodes: int,
+    verification: str,
 ) -> SpeculationStats:
-    """As [`replay`], without a model: for drafters that learn from tokens alone."""
-    stats = SpeculationStats()
+    """Replays the answers, each with a new drafter, and sums up the statistics."""
+    total = SpeculationStats()
     for answer in answers:
-        drafter.begin(np.array(answer.prompt_ids), vocab_size)
-        left = np.array(answer.answer_ids)
-        draft, accepted = DraftTree.empty(), 0
-        while len(left):
-            stats.record_rows([(len(draft), accepted)])
-            drafter.observe(Observation(left[: accepted + 1], draft))
-            left = left[accepted + 1 :]
-            began = perf_counter()
-            draft = drafter.draft(max_draft_tokens)
-            stats.drafting_seconds += perf_counter() - began
-            accepted = min(_accepted(draft, left), max(len(left) - 1, 0))
-    return stats
+        total += replay([answer], new_drafter(answer), model, nodes, verification)
+    return total
 
 
-def _accepted(draft: DraftTree, tokens: np.ndarray) -> int:
-    """How many tokens of a text a draft has below its root."""
-    node, accepted = -1, 0
-    nodes = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-    for index, (parent, token) in enumerate(nodes):
-        if accepted < len(tokens) and parent == node and token == tokens[accepted]:
-            node, accepted = index, accepted + 1
-    return accepted
+def main(arguments: list[str] | None = None) -> None:
+    """Prints one of the two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path, help="the LLMA paper's rag.jsonl")
+    parser.add_argument("--tokenizer", required=True, help="a folder or a Hub id")
+    parser.add_argument("--grid", action="store_true", help="LLMA's MAT by n and k, in minutes")
+    options = parser.parse_args(arguments)
+
+    torch.set_num_threads(1)  # the model is too small for more
+    tokenizer = load_tokenizer(options.tokenizer)
+    answers = llma_rag(options.data, tokenizer)
+    model = stand_in_model(len(tokenizer))
+    if options.grid:
+        grid = [
+            [
+                n,
+                *(
+                    f"{measure(answers, llma(n, k), model, k, 'chain').mat:.2f}"
+                    for k in COPY_LENGTHS
+                ),
+            ]
+            for n in MATCH_LENGTHS
+        ]
+        print(table(["n \\ k", *COPY_LENGTHS], grid))
+        return
+    rows = []
+    for name, new_drafter, nodes, verification in CONTENDERS:
+        stats = measure(answers, new_drafter, model, nodes, verification)
+        counts = stats.drafts, stats.accepted, stats.forward_passes
+        means = (f"{count / len(answers):.1f}" for count in counts)
+        rows.append([name, nodes, f"{stats.mat:.2f}", *means])
+    print(table(["drafts", "nodes", "MAT", "triggers", "accepted", "steps"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 import openai
 import requests
+from suites import spec_bench, table
 
 from hf_refspec import default_model
-from hf_refspec.apps.bench.report import table
-from hf_refspec.apps.bench.suites import spec_bench
 
 LENGTHS = (16, 32, 64, 96)  # tokens of the answers, in turns
 LEAVES_AFTER = 8  # pieces

@@ -116,7 +116,11 @@ def commands(code: str) -> Iterator[list[str]]:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """What a command makes of its arguments; ends in `SystemExit` where it does not know them."""
     name, *rest = arguments
-    module, _, add_arguments = COMMANDS[name][1].partition(".")
+    place = COMMANDS[name][1]
+    while isinstance(place, dict):
+        name, *rest = rest
+        place = place[name][1]
+    module, _, add_arguments = place.partition(".")
     parser = argparse.ArgumentParser(name)
     getattr(import_module(f"hf_refspec.apps.cli.{module}"), add_arguments)(parser)
     return parser.parse_args(rest)

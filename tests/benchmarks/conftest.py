@@ -1,12 +1,50 @@
+"""Small data files, for models of bytes."""
+
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
-from bench_samples import write_data
+
+RAG = [
+    {"query": f"who is {name}?", "docs": [f"{name} is a cat.", "x"], "result": {"text": answer}}
+    for name, answer in (("Tom", " Tom is a cat."), ("Kit", " Kit is a cat."), ("Al", " A cat."))
+]
+PROBLEMS = [
+    {"prompt": f"def f{i}(width):\n", "canonical_solution": f"    return width * {i}\n"}
+    for i in range(2)
+]
+TALE = ["Tell a tale.", "Tell it again, but more slowly, and leave nothing out."]
+SUM = ["What is two and two?", "And one more than that, if you please, and then another?"]
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": TALE},
+    {"category": "math", "turns": SUM, "reference": ["It is four.", "It is five."]},
+    {"category": "translation", "turns": ["Translate: eine Katze"], "reference": ["a cat"]},
+    {"category": "rag", "turns": ["Why?"], "reference": [["so", "yes"]]},
+]
+
+
+def lines(records: list[dict]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Small data files of every suite, for models of bytes."""
-    return write_data(tmp_path / "data")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "llma_rag.jsonl").write_text(lines(RAG), encoding="utf-8")
+    (folder / "spec_bench_questions.jsonl").write_text(lines(QUESTIONS), encoding="utf-8")
+    with gzip.open(folder / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(lines(PROBLEMS))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path, tokenizer, byte_llama, monkeypatch) -> list[str]:
+    """The arguments that name a model of bytes; the working folder is the one of the test."""
+    byte_llama.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return ["--model", "model", "--device", "cpu"]

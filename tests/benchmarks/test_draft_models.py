@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import distill
 import draft_models
-import pytest
 import torch
-from fewer_layers import with_layers
+from draft_models import with_layers
 from transformers import AutoModelForCausalLM
-
-from hf_refspec.apps.bench.results import read_results
-
-
-@pytest.fixture
-def model(tmp_path, data, tokenizer, byte_llama, monkeypatch) -> list[str]:
-    """The arguments that name model and data."""
-    byte_llama.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    return ["--model", "model", "--data", "data", "--max-new-tokens", "10", "--limit", "1"]
 
 
 def test_all_layers_are_the_model_and_some_share_its_weights(byte_llama):
@@ -31,14 +19,14 @@ def test_all_layers_are_the_model_and_some_share_its_weights(byte_llama):
     assert last(ids, use_cache=True).past_key_values.get_seq_length() == 20
 
 
-def test_each_assistant_is_measured_alone_and_blended(model, tmp_path):
-    options = ["--device", "cpu", "--out", "out", "--assistants", "layers-1", "bfloat16"]
-    assert draft_models.main(["spec-bench", *model, *options]) == 0
-    [entry] = read_results(tmp_path / "out")["suites"]["spec-bench, float32"]["entries"]
-    names = [sample["method"] for sample in entry["samples"]]
-    assert len(names) == 2 + 3 * 2
-    assert "transformers' assisted, layers-1" in names
-    assert "ReferenceCopy | TokenRecycling | DraftModel, bfloat16" in names
+def test_each_assistant_is_measured_alone_and_blended(model, data, capsys):
+    prompts = ["--prompts", str(data / "spec_bench_questions.jsonl"), "--limit", "1"]
+    options = ["--max-new-tokens", "10", "--assistants", "layers-1", "bfloat16"]
+    assert draft_models.main([*prompts, *model, *options]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("1 of 1") == 2 + 3 * 2
+    for name in ("transformers' assisted, layers-1", "DraftModel, bfloat16", "both, bfloat16"):
+        assert f"{name} against plain " in printed
 
 
 def test_a_small_model_is_distilled(model, tmp_path, capsys):
@@ -50,5 +38,5 @@ def test_a_small_model_is_distilled(model, tmp_path, capsys):
     assert torch.equal(distilled.lm_head.weight, original.lm_head.weight)
     weights = [each.model.layers[0].mlp.up_proj.weight for each in (distilled, original)]
     assert not torch.equal(*weights)
-    vocabulary = draft_models.draft_model(original, "small")._vocabulary
+    vocabulary = draft_models.draft_model(original, "small")._vocabulary.ids
     assert 0 < len(vocabulary) <= original.config.vocab_size

@@ -11,77 +11,80 @@ from pathlib import Path
 import gpu_bench
 import pytest
 import torch
-from gpu_bench import NEW_TOKENS, ForcedLlama, Text, decode, gpu_methods, measure, warm_up
+from gpu_bench import NEW_TOKENS, ForcedLlama, Text, batch_of, gpu_methods, measure, warm_up
+from suites import random_model
 
-from hf_refspec.apps.bench.measure import Bench
-from hf_refspec.apps.bench.methods import DEFAULT, LOOK_UP, PLAIN
-from hf_refspec.apps.bench.models import random_model
-from hf_refspec.apps.bench.results import new_results, read_results
-from hf_refspec.hook import install
+from hf_refspec.apps.bench.measure import LOOK_UP
+from hf_refspec.apps.shared.comparison import PLAIN, decode
 
 SCRIPT = str(Path(__file__).parents[2] / "scripts" / "gpu_bench")
 # Static caches as on a GPU, but not compiled: that takes minutes on a CPU.
 STATIC = {"cache_implementation": "static", "max_cache_len": 64 + NEW_TOKENS}
 
 
-def texts(rows: int) -> list[Text]:
+def texts(count: int) -> list[Text]:
     """Answers that repeat a part of their prompts."""
-    ids = torch.randint(3, 250, (rows, 40), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(3, 250, (count, 40), generator=torch.Generator().manual_seed(0)).tolist()
     return [Text(row[: 30 - i], [*row[4:16], *row[30:40]]) for i, row in enumerate(ids)]
 
 
 @pytest.fixture
-def bench(tokenizer) -> Bench:
-    install()
-    return Bench(
-        random_model("tiny", len(tokenizer), kind=ForcedLlama), tokenizer, list, False, NEW_TOKENS
-    )
+def llama(tokenizer) -> ForcedLlama:
+    return random_model("tiny", len(tokenizer), kind=ForcedLlama)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_all_methods_write_the_texts_that_are_forced(bench, rows):
-    bench.methods = gpu_methods(STATIC, rows)
-    [entry] = decode("a batch", texts(rows), bench)
-    for sample in entry["samples"]:
-        assert (sample["tokens"], sample["other_tokens"]) == (22 * rows, 0)
-    passes = {(s["method"], s["nodes"]): s["forward_passes"] for s in entry["samples"]}
-    assert ((LOOK_UP, 10) in passes) == (rows == 1)
+def test_all_methods_write_the_text_that_is_forced(llama):
+    [text] = texts(1)
+    inputs, options = batch_of(llama, [text])
+    passes = {}
+    for name, given in gpu_methods(STATIC).items():
+        call = decode(llama, inputs, **options, **given, do_sample=False)
+        assert call.ids == text.answer_ids, name
+        passes[name] = call.passes
     for name in (PLAIN, f"{PLAIN}, compiled", f"{PLAIN}, reproducible"):
-        assert passes[name, 0] == 22 * rows
-    for name in (DEFAULT, f"{DEFAULT}, compiled"):
-        assert passes[name, 64] < 22 * rows
+        assert passes[name] == 22
+    for name in (LOOK_UP, "64 draft tokens", "64 draft tokens, compiled"):
+        assert passes[name] < 22
 
 
-def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(tokenizer):
-    model = random_model("tiny", len(tokenizer), kind=ForcedLlama)
+def test_several_rows_are_decoded_eagerly_by_a_model_that_writes_freely(byte_llama):
+    cells, left_out = measure(byte_llama, {"rag": texts(5)}, 2, inf)
+    assert [row[1] for row in cells] == [PLAIN, "auto", "64 draft tokens"] and not left_out
+    assert {row[-1] for row in cells} == {"2 of 2"}
+
+
+def test_a_forced_model_writes_as_it_would_where_it_is_not_on_the_text(llama):
     ids, places = torch.arange(3, 13)[None], torch.arange(10)[None]
     with torch.no_grad():
-        unforced = model(ids, position_ids=places).logits[0]
-        model.force([[3, 4, 99, 6, 7]])
-        forced = model(ids, position_ids=places).logits[0]
+        unforced = llama(ids, position_ids=places).logits[0]
+        llama.force([3, 4, 99, 6, 7])
+        forced = llama(ids, position_ids=places).logits[0]
     assert forced.argmax(dim=-1)[[0, 1, 3]].tolist() == [4, 99, 7]
     off_the_text = [2, 4, *range(5, 10)]
     assert torch.equal(forced[off_the_text], unforced[off_the_text])
 
 
-def test_methods_that_fail_or_have_no_time_are_left_out(bench):
+def test_methods_that_fail_or_have_no_time_are_left_out(llama, monkeypatch):
     methods = gpu_methods({"cache_implementation": "none such"})
-    names, left_out = warm_up(bench, methods, 1, 40, inf)
-    assert names == [PLAIN, f"{LOOK_UP}, 10", f"{DEFAULT}, auto", f"{DEFAULT}, 64"]
+    names, left_out = warm_up(llama, methods, 1, 40, inf)
+    assert names == [PLAIN, "auto", "64 draft tokens", LOOK_UP]
     assert len(left_out) == len(methods) - 4 and all("Error" in each for each in left_out)
-    names, left_out = warm_up(bench, methods, 1, 40, 0.0)
+    names, left_out = warm_up(llama, methods, 1, 40, 0.0)
     assert names == [PLAIN] and "no time to warm it up" in left_out[0]
+    assert measure(llama, {"rag": texts(1)}, 1, 0.0) == ([], ["the time was up"])
 
 
-def test_batches_of_all_suites_are_measured_until_the_time_is_up(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC)
-    results, left_out = new_results(tmp_path, {}, "cpu"), []
-    suites = {"rag": texts(5), "spec-bench": texts(2)}
-    measure(bench, "tiny", suites, 2, inf, results, left_out, tmp_path)
-    suite = "rag, float32, tiny, 2 texts at a time"
-    assert len(read_results(tmp_path)["suites"][suite]["entries"]) == 2
-    measure(bench, "tiny", suites, 1, 0.0, results, left_out, tmp_path)
-    assert left_out == ["tiny, 1 text at a time: the time was up"]
+def test_a_small_run_writes_its_report(data, tokenizer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_bench, "static_options", lambda *_: STATIC | {"max_cache_len": 1024})
+    monkeypatch.setattr(gpu_bench, "FEWEST_TOKENS", 4)
+    monkeypatch.setattr(gpu_bench, "BATCHES", 1)
+    tokenizer.save_pretrained(data / "llama2-tokenizer")
+    out = tmp_path / "out"
+    assert gpu_bench.main(["--small", "--data", str(data), "--out", str(out)]) == 0
+    report = (out / "report.md").read_text(encoding="utf-8")
+    assert "## random tiny, recorded answers, 1 text at a time" in report
+    assert all(f"| {suite} | plain |" in report for suite in ("rag", "no-overlap", "spec-bench"))
+    assert gpu_bench.main(["--small", "--data", str(data), "--out", str(out)]) == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

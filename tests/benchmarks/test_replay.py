@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import replay as script
 from drafters import Noise, Prophet
-from replay import replay, stand_in_model, walk
+from replay import replay, stand_in_model
+from suites import RecordedAnswer
 
-from hf_refspec.apps.bench.suites import RecordedAnswer
+from hf_refspec.apps.bench.replay import replay as walk
 from hf_refspec.drafting.reference_copy import ReferenceCopy
 
 ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer([3], [7, 2])]
@@ -28,7 +31,33 @@ def test_a_walk_counts_as_a_replay_does():
     answers = [RecordedAnswer(ids[:20], ids[20:]) for ids in texts]
     for drafter in (ReferenceCopy(), ReferenceCopy(mode="llma")):
         replayed = replay(answers, drafter, model, 16)
-        walked = walk(answers, drafter, 64, 16)
+        walked = walk([(each.prompt_ids, each.answer_ids) for each in answers], drafter, 64, 16)
         assert walked.tokens == replayed.tokens == 120
         assert walked.forward_passes == replayed.forward_passes
         assert walked.accepted_lengths == replayed.accepted_lengths
+
+
+@pytest.fixture
+def arguments(data, tokenizer, tmp_path) -> list[str]:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    return [str(data / "llma_rag.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")]
+
+
+def test_all_contenders_have_triggers_accepted_tokens_and_steps(arguments, capsys):
+    script.main(arguments)
+    header, _, *rows = [line.split("|") for line in capsys.readouterr().out.split("\n| ")]
+    assert [cell.strip() for cell in header[3:6]] == ["MAT", "triggers", "accepted"]
+    assert len(rows) == len(script.CONTENDERS)
+    [llma] = [row for row in rows if row[0].startswith("LLMA")]
+    mat, triggers, accepted, steps = map(float, llma[2:6])
+    assert mat > 1 and 0 < triggers < steps < accepted
+
+
+def test_the_grid_has_a_row_for_each_match_length(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(script, "MATCH_LENGTHS", (1, 3))
+    monkeypatch.setattr(script, "COPY_LENGTHS", (2, 8))
+    script.main([*arguments, "--grid"])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][-2:] == ["2", "8"] and [row[0] for row in rows[2:4]] == ["1", "3"]
+    mats = [list(map(float, row[1:])) for row in rows[2:4]]
+    assert mats[0][1] > mats[0][0] > 1 and mats[0][1] >= mats[1][1]

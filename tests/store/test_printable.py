@@ -37,8 +37,8 @@ def store(tmp_path, tokenizer):
 
 
 def test_a_config_is_described_without_them(store, capsys):
-    assert main(["info", str(store)]) == 0
-    assert main(["info", str(store), "--verify"]) == 2
+    assert main(["store", "info", str(store)]) == 0
+    assert main(["store", "info", str(store), "--verify"]) == 2
     for text in (*capsys.readouterr(), card(StoreConfig.read(store), "owner/store")):
         assert not re.search(r"[^\n\t\x20-\x7e\xa0-\u1fff]", text)
         assert r"\x1b[31mred" in text

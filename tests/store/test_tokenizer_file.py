@@ -129,7 +129,7 @@ def test_one_that_panics_over_a_text_is_named_where_it_is_used(store):
 
 
 def search(store: Datastore, text: str) -> None:
-    """Runs `hf-refspec search`."""
+    """Runs `hf-refspec store search`."""
     parser = ArgumentParser()
     add_search(parser)
     arguments = parser.parse_args([str(store.path), text])

@@ -1,1 +1,1 @@
-"""Measuring how much a drafter helps."""
+"""`hf-refspec bench`: whether drafts pay for a model and prompts of your own."""

@@ -1,4 +1,4 @@
-"""`hf-refspec knn`: builds kNN datastores."""
+"""`hf-refspec knn build`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from .arguments import add_model, add_source, load_corpus
 from .text_files import text_files
 
 
-def add_knn(parser: ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    about = "build a kNN datastore"
-    build = commands.add_parser("build", help=about, description=about)
-    build.set_defaults(run=_build)
-    add_source(build)
-    add_model(build)
-    build.add_argument("--out", type=Path, required=True, help="the new folder")
+def add_build(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_build)
+    add_source(parser)
+    add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, help="the new folder")
 
 
 def _build(args: Namespace) -> int:

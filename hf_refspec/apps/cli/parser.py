@@ -1,15 +1,20 @@
-"""The parser of each command: its errors come with its own usage, and say what may be meant."""
+"""The parser of each command, and errors in the words of the command line."""
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentError, ArgumentParser
+import re
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from ...did_you_mean import did_you_mean
 
+_NOT_IN_A_PATH = r"(?<![\w/.-])"
+
 
 class Parser(ArgumentParser):
-    """An `ArgumentParser` whose commands are parsers of this class too."""
+    """An `ArgumentParser` whose errors come with its own usage, and say what may be meant; its
+    commands are parsers of this class too."""
 
     _given: list[str]
 
@@ -38,3 +43,19 @@ class Parser(ArgumentParser):
         except ArgumentError as error:
             error.message += did_you_mean(str(value), map(str, action.choices or ()))
             raise
+
+
+def in_options(message: str, args: Namespace, of_store: Iterable[str]) -> str:
+    """A message with the options of a command in place of Python's arguments, and commands in place
+    of a datastore's methods: `max_bytes=100` becomes `--max-bytes 100`, and `compact()` becomes
+    `hf-refspec store compact`."""
+    for name in vars(args):
+        option, word = f"--{name.replace('_', '-')}", _NOT_IN_A_PATH + name
+        message = re.sub(rf"{word}=True\b", option, message)
+        message = re.sub(rf"{word}=(?=[\w'\"])", f"{option} ", message)
+        message = re.sub(rf"{word}=", option, message)
+        if "_" in name:  # others are words of their own
+            message = re.sub(rf"{word}(?![\w/-]|\.\w)", option, message)
+    for command in of_store:
+        message = re.sub(rf"{_NOT_IN_A_PATH}{command}\(\)", f"hf-refspec store {command}", message)
+    return message

@@ -5,22 +5,31 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from ...ralm.checked_search import RetrievalError
+from ...ralm.iterative import iterative_ralm
+from ...ralm.stats import RetrievalStats
 from ...retrieval.bm25 import SparseRetriever
 from ...retrieval.dense import DenseRetriever
 from ...retrieval.knowledge_base import KnowledgeBase
 from ...retrieval.retriever import Retriever
 from ...retrieval.text_encoder import load_encoder
 from ...store.printable import printable
+from ..shared.comparison import Comparison, Methods, decode
+from ..shared.console import Terminal
 from ..shared.loading import load_model, load_tokenizer
-from . import ralm_answers
+from ..shared.prompts import question_inputs
 from .answering import quieten_transformers
 from .arguments import add_model, add_source, check_source, load_corpus, positive
 from .text_files import text_files
+
+EXCERPT = 160  # characters of a passage
 
 
 def add_ralm(parser: ArgumentParser) -> None:
@@ -36,7 +45,7 @@ def add_ralm(parser: ArgumentParser) -> None:
     add(
         "--compare",
         action="store_true",
-        help="generate twice more with and without speculation, and compare ids and speed",
+        help="generate with and without speculation once more, and compare ids and speed",
     )
 
 
@@ -47,6 +56,7 @@ def _ralm(args: Namespace) -> int:
     tokenizer = load_tokenizer(args.model)
     encoder = None if args.encoder is None else load_encoder(args.encoder)
     model = load_model(args.model, args.device_map, args.dtype)
+    console = Terminal(soft_wrap=True)
     with TemporaryDirectory() as folder:
         base = _knowledge_base(args, tokenizer, encoder, Path(folder) / "base")
         print(
@@ -55,15 +65,39 @@ def _ralm(args: Namespace) -> int:
             f"{args.retriever}",
             flush=True,
         )
-        retriever = _open_retriever(args, base, encoder)
-        answers = ralm_answers.Answers(model, base, retriever, args.max_new_tokens, args.compare)
+        options = {
+            "custom_generate": iterative_ralm,
+            "retriever": _open_retriever(args, base, encoder),
+            "tokenizer": tokenizer,
+            "max_new_tokens": args.max_new_tokens,
+        }
+        methods: Methods = {"baseline": {"speculation": None}, "speculated": {}}
+        comparison = Comparison(model, lambda: methods, **options)
         try:
             for question in args.question:
-                answers.ask(question)
+                console.print(Text(f"\n── {question}", "dim"))
+                inputs = question_inputs(tokenizer, question).to(model.device)
+                stats = RetrievalStats()
+                streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+                torch.manual_seed(len(comparison.calls["baseline"]))
+                decode(model, inputs, **options, streamer=streamer, retrieval_stats=stats)
+                _print_passages(console, base, stats)
+                console.print(Text(f"  retrieval   {stats}"))
+                if args.compare:
+                    comparison.ask(inputs)
         except RetrievalError as error:
             raise ValueError(str(error)) from error
-        answers.print_summary()
-    return 0 if answers.identical else 1
+    return comparison.report(console) if args.compare else 0
+
+
+def _print_passages(console: Terminal, base: KnowledgeBase, stats: RetrievalStats) -> None:
+    """Prints each passage once, in the order of first use."""
+    for passage_id in dict.fromkeys(stats.best_ids):
+        steps = [str(i) for i, best in enumerate(stats.best_ids, 1) if best == passage_id]
+        name = f"{passage_id}, {printable(base.source(passage_id))}"
+        console.print(Text(f"  passage {name}: steps {', '.join(steps)} of {stats.steps}"))
+        words = printable(" ".join(base.text(passage_id).split()))
+        console.print(Text(f"    {shorten(words, EXCERPT, placeholder=' …')}", "dim"))
 
 
 def _check(args: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`hf-refspec recycle`: builds a recycling table."""
+"""`hf-refspec store recycle`: builds a recycling table."""
 
 from __future__ import annotations
 

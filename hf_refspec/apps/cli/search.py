@@ -1,4 +1,4 @@
-"""`hf-refspec search`: what a datastore has for a text."""
+"""`hf-refspec store search`: what a datastore has for a text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _print_matches(store: Datastore, ids: np.ndarray, tokenizer: PreTrainedToken
         position = int(shard.suffixes[index])
         if position < 0:
             raise DatastoreError(
-                f"{store.path} is damaged; hf-refspec info --verify says which file"
+                f"{store.path} is damaged; hf-refspec store info --verify says which file"
             )
         end = position + match.length
         before = shard.tokens[max(position - EXAMPLE_TOKENS, 0) : position]

@@ -1,29 +1,65 @@
-"""Plain decoding against drafted or speculative decoding: the same ids, and how much sooner."""
+"""Plain decoding against other methods: the same prompts by turns, the same ids, the speed-up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 from transformers import BatchEncoding, PreTrainedModel
+
+from ...text_config import context_length, text_config
+
+# The arguments of `generate` that are a method's own, by the method's name.
+Methods: TypeAlias = Mapping[str, Mapping[str, Any]]
+PLAIN = "plain"
+FEWEST_PROMPTS = 5  # with fewer their spread is unknown
+LEAST_GAIN = 1.02
+_WARM_UP_LENGTH, _WARM_UP_TOKENS, _REPEATED = 200, 40, 50
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The new ids of one call of `generate`, and the seconds that it took."""
+    """One call of `generate`: the new ids, those of several rows one after another, the seconds
+    that it took, and the model's forward passes."""
 
     ids: list[int]
     seconds: float
+    passes: int = 0
 
 
 def decode(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Decoded:
-    """Calls `generate` for one prompt, ids and mask `(1, n)`, and measures the time."""
-    began = perf_counter()
-    output = model.generate(**inputs, **options)
-    ids = output[0, inputs["input_ids"].shape[1] :].tolist()  # waits for a GPU
-    return Decoded(ids, perf_counter() - began)
+    """Calls `generate` for prompts, ids and mask `(rows, n)`, and measures the time."""
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    vars(count)["only_reads"] = True  # so that findings about the model stay valid
+    drafter = options.get("candidate_generator")
+    compiled = "cache_implementation" in options  # a hook would be compiled as well
+    hook = None if drafter or compiled else model.register_forward_pre_hook(count)
+    try:
+        began = perf_counter()
+        output = model.generate(**inputs, **options)
+        ids = output[:, inputs["input_ids"].shape[1] :].flatten().tolist()  # waits for a GPU
+        seconds = perf_counter() - began
+    finally:
+        if hook is not None:
+            hook.remove()
+    if drafter:
+        passes = drafter.stats.forward_passes
+    elif compiled:
+        passes = len(ids) // len(output)
+    return Decoded(ids, seconds, passes)
 
 
 def rate(calls: Iterable[Decoded]) -> float:
@@ -50,3 +86,139 @@ def verdict(plain_ids: Sequence[int], other_ids: Sequence[int]) -> str:
     """Whether ids are those of plain decoding, in words."""
     position = first_difference(plain_ids, other_ids)
     return "ids identical" if position is None else f"IDS DIFFER from position {position}"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast one method is as another, over all prompts together, with the bounds
+    of 90 % of the ratios of prompts resampled from these."""
+
+    prompts: int
+    ratio: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, plain: Sequence[Decoded], other: Sequence[Decoded]) -> Gain:
+        """The gain of the `other` calls for the same prompts, in the same order."""
+        figures = np.array(
+            [[(len(call.ids), call.seconds) for call in calls] for calls in (plain, other)]
+        ).swapaxes(0, 1)  # (prompts, methods, tokens and seconds)
+
+        def ratio(chosen: np.ndarray) -> float:
+            (tokens, seconds), (other_tokens, other_seconds) = chosen.sum(axis=0)
+            return float(other_tokens / other_seconds / (tokens / seconds))
+
+        draws = np.random.default_rng(0).integers(len(figures), size=(2000, len(figures)))
+        low, high = np.percentile([ratio(figures[draw]) for draw in draws], (5, 95))
+        return cls(len(figures), ratio(figures), float(low), float(high))
+
+    def __str__(self) -> str:
+        """Whether it pays, and by how much."""
+        spread = f"{self.ratio:.2f}x ({self.low:.2f}x to {self.high:.2f}x)"
+        if self.prompts < FEWEST_PROMPTS:
+            return f"too few prompts to say: {self.ratio:.2f}x over {self.prompts} of them"
+        if self.low > 1 and self.ratio >= LEAST_GAIN:
+            return f"pays: {spread}"
+        if self.high < LEAST_GAIN:
+            return f"does not pay: {spread}"
+        return f"too few prompts to say: {spread}"
+
+
+class Comparison:
+    """Several methods that answer the same prompts by turns, so that other processes disturb all of
+    them alike. The others are compared with the first.
+
+    `new_methods` returns the methods with new drafters; `options` are the arguments of `generate`
+    that all of them have.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, new_methods: Callable[[], Methods], **options: Any
+    ) -> None:
+        self.model = model
+        self.options = options
+        self._new_methods = new_methods
+        self.methods = new_methods()
+        self.first = next(iter(self.methods))
+        self.calls: dict[str, list[Decoded]] = {name: [] for name in self.methods}
+
+    def warm_up(self) -> None:
+        """Calls each method once, with drafters of its own: first calls compile, probe and load."""
+        vocabulary = text_config(self.model).vocab_size
+        longest = (context_length(self.model) or 2 * _WARM_UP_LENGTH) - _WARM_UP_TOKENS
+        numbers = torch.arange(max(min(_WARM_UP_LENGTH, longest), 1))
+        ids = (1 + numbers % min(_REPEATED, vocabulary - 1))[None].to(self.model.device)
+        inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        for options in self._new_methods().values():
+            given = {**self.options, **options, "max_new_tokens": _WARM_UP_TOKENS}
+            decode(self.model, inputs, **given)
+
+    def ask(self, inputs: BatchEncoding, **options: Any) -> Decoded:
+        """Decodes a prompt by all methods, in another order for each prompt; returns the first
+        method's call. When it raises, as on ctrl-C, no call of this prompt counts."""
+        number = len(self.calls[self.first])
+        found: dict[str, Decoded] = {}
+        for name in random.Random(number).sample(list(self.methods), len(self.methods)):
+            torch.manual_seed(number)
+            given = {**self.options, **options, **self.methods[name]}
+            found[name] = decode(self.model, inputs, **given)
+        for name, call in found.items():
+            self.calls[name].append(call)
+        return found[self.first]
+
+    def mat(self, name: str) -> float:
+        """A method's new tokens per forward pass, over all prompts."""
+        calls = self.calls[name]
+        return sum(len(call.ids) for call in calls) / sum(call.passes for call in calls)
+
+    def equal(self, name: str) -> int:
+        """How many of a method's texts are the first method's."""
+        pairs = zip(self.calls[self.first], self.calls[name], strict=True)
+        return sum(first.ids == other.ids for first, other in pairs)
+
+    def gain(self, name: str, over: str | None = None) -> Gain:
+        """How many times as fast a method is as another one, by default the first."""
+        return Gain.of(self.calls[over or self.first], self.calls[name])
+
+    def reason(self, name: str) -> str:
+        """Why a method is as fast as it is: its tokens per pass, and what a pass takes."""
+
+        def pass_seconds(calls: list[Decoded]) -> float:
+            return sum(call.seconds for call in calls) / sum(call.passes for call in calls)
+
+        longer = pass_seconds(self.calls[name]) / pass_seconds(self.calls[self.first])
+        return f"{self.mat(name):.2f} tokens a pass, which takes {longer:.2f} times as long"
+
+    def table(self) -> Table:
+        """A row for each method."""
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("method", overflow="fold")
+        for column in ("seconds", "tokens/s", "speed-up", "MAT", "equal texts"):
+            table.add_column(column, justify="right")
+        for name, calls in self.calls.items():
+            table.add_row(
+                name,
+                f"{sum(call.seconds for call in calls):.1f}",
+                f"{rate(calls):.1f}",
+                f"{speedup(self.calls[self.first], calls):.2f}x",
+                f"{self.mat(name):.2f}",
+                f"{self.equal(name)} of {len(calls)}",
+            )
+        return table
+
+    def report(self, console: Console, over: Mapping[str, str] | None = None) -> int:
+        """Prints the table, and for each method whether it pays and why: compared with the first
+        method, or with the one that `over` names. Returns 1 if texts differ in float32."""
+        console.print(self.table())
+        for name in list(self.calls)[1:]:
+            other = (over or {}).get(name, self.first)
+            gain, reason = self.gain(name, other), self.reason(name)
+            console.print(f"{name} against {other} {gain}; {reason}", soft_wrap=True)
+        differing = [name for name, calls in self.calls.items() if self.equal(name) < len(calls)]
+        if differing and self.model.dtype == torch.float32:
+            console.print(f"IDS DIFFER: {', '.join(differing)}", soft_wrap=True)
+            return 1
+        if differing:
+            console.print("in 16 bits near-ties of two tokens flip; in float32 all texts are equal")
+        return 0

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import hf_refspec
-from hf_refspec.apps.cli.main import COMMANDS, main
+from hf_refspec.apps.cli.main import COMMANDS, GROUPS, main
 
 # The commands that load a model.
-LOADING = ["bench", "chat", "demo", "evaluate", "generate", "ralm", "recycle", "serve", "space"]
-LOADING += ["knn build"]
+LOADING = ["bench", "chat", "demo", "generate", "knn build", "ralm", "serve", "space"]
+LOADING += ["store evaluate", "store recycle"]
+STORE = [f"store {name}" for name in COMMANDS["store"][1]]
 AND_LOADED = """
 import sys
 from hf_refspec.apps.cli.main import main
@@ -37,13 +38,22 @@ def test_help_and_version_wait_for_no_library(argument):
     done = run(argument)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    named = COMMANDS if argument == "--help" else [hf_refspec.__version__]
+    named = [*COMMANDS, *GROUPS] if argument == "--help" else [hf_refspec.__version__]
     assert all(name in done.stdout for name in named)
 
 
+def test_without_a_command_it_prints_its_help(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert len(COMMANDS) <= 12 and all(f"\n  {name} " in printed for name in COMMANDS)
+    assert main(["store"]) == 0
+    assert "usage: hf-refspec store" in (printed := capsys.readouterr().out)
+    assert all(f"\n    {name.removeprefix('store ')}" in printed for name in STORE)
+
+
 def test_commands_about_datastores_do_not_wait_for_torch(tmp_path):
-    build = "build texts --tokenizer ./missing --out store"
-    done = run("info ./missing", "extend ./missing texts", build, cwd=tmp_path)
+    build = "store build texts --tokenizer ./missing --out store"
+    done = run("store info ./missing", "store extend ./missing texts", build, cwd=tmp_path)
     assert "torch" not in done.stdout and "transformers" in done.stdout
     errors = done.stderr.splitlines()
     assert ["missing" in each and "does not exist" in each for each in errors] == [True] * 3
@@ -69,20 +79,22 @@ def test_a_command_that_loads_a_model_says_so_before_any_library(line, model, mo
         assert main(other.split()) == 130 and capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *STORE])
 def test_each_command_has_a_help_with_its_options(command, capsys):
     with pytest.raises(SystemExit) as exit:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert exit.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"usage: hf-refspec {command}" in printed and COMMANDS[command][0] in printed
+    name = command.split()[-1]
+    about = COMMANDS[name] if command in COMMANDS else COMMANDS["store"][1][name]
+    assert f"usage: hf-refspec {command}" in printed and about[0] in printed
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *STORE])
 def test_the_page_of_the_command_line_has_each_command(command):
     page = Path(__file__).parents[3] / "docs" / "tasks" / "command_line.md"
     table = [each for each in page.read_text(encoding="utf-8").splitlines() if each[:3] == "| `"]
-    assert re.search(rf"[ `]{command}`", "\n".join(table))
+    assert re.search(rf"[ `]{command.split()[-1]}`", "\n".join(table))
 
 
 @pytest.mark.parametrize("command", LOADING)
@@ -98,22 +110,21 @@ def test_ctrl_c_while_libraries_are_loaded_ends_it_quietly(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hf_refspec.apps.cli.main.import_module", interrupted)
-    assert main(["info", "x"]) == 130
+    assert main(["store", "info", "x"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     ("line", "command", "messages"),
     [
-        ("", "", ["required: COMMAND"]),
-        ("--nonsense info x", "", ["unrecognized arguments: --nonsense\n"]),
+        ("--nonsense store info x", "", ["unrecognized arguments: --nonsense\n"]),
         ("generat x", "", ["'generat'", "did you mean 'generate'?"]),
-        ("info x --nonsense", " info", ["unrecognized arguments: --nonsense\n"]),
-        ("info x --verfy", " info", ["arguments: --verfy", "did you mean '--verify'?"]),
-        ("build x --ouut=y", " build", ["required: --out", "no --ouut (did you mean '--out'?)"]),
-        ("knn bulid", " knn", ["did you mean 'build'?"]),
+        ("store info x --nonsense", " store info", ["unrecognized arguments: --nonsense\n"]),
+        ("store info x --verfy", " store info", ["--verfy", "did you mean '--verify'?"]),
+        ("store build x --ouut=y", " store build", ["no --ouut (did you mean '--out'?)"]),
+        ("store serch", " store", ["did you mean 'search'?"]),
         ("knn build x --out y z --modl m", " knn build", ["did you mean '--model'?"]),
-        ("build --out x --preset wikpedia", " build", ["did you mean 'wikipedia'?"]),
+        ("store build --out x --preset wikpedia", " store build", ["did you mean 'wikipedia'?"]),
     ],
 )
 def test_errors_have_their_commands_usage_and_what_may_be_meant(line, command, messages, capsys):
@@ -121,12 +132,12 @@ def test_errors_have_their_commands_usage_and_what_may_be_meant(line, command, m
         main(line.split())
     assert exit.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"usage: hf-refspec{command} [-h]")
+    assert printed.startswith(f"usage: hf-refspec{command} ")
     assert all(message in printed for message in messages)
 
 
 def test_a_pipe_that_its_reader_closes_ends_it_quietly(tmp_path):
-    command = ["publish-generate", "owner/name", "--out", tmp_path / "new"]
+    command = ["publish", "owner/name", "--out", tmp_path / "new"]
     child = subprocess.Popen(
         [sys.executable, "-m", "hf_refspec", *command],
         stdout=subprocess.PIPE,

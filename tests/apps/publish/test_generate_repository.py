@@ -22,7 +22,7 @@ PROMPT = "What is copied can be drafted, and what is drafted can be copied. What
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("repository") / "refspec"
-    assert main(["publish-generate", "owner/refspec", "--out", str(path)]) == 0
+    assert main(["publish", "owner/refspec", "--out", str(path)]) == 0
     return path
 
 
@@ -67,7 +67,7 @@ def test_the_card_has_the_tags_and_sections_that_transformers_asks_for():
 
 def test_a_wheel_lies_in_the_repository_and_the_card_says_how_to_get_it(wheel, tmp_path):
     arguments = ["--out", str(tmp_path / "out"), "--package", str(wheel)]
-    assert main(["publish-generate", "owner/refspec", *arguments]) == 0
+    assert main(["publish", "owner/refspec", *arguments]) == 0
     assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.read_bytes()
     card = (tmp_path / "out" / "README.md").read_text()
     assert (
@@ -109,7 +109,7 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
                 [sys.executable, *arguments], env=environment, capture_output=True, text=True
             )
 
-        published = run("-m", "hf_refspec", "publish-generate", "owner/refspec", "--private")
+        published = run("-m", "hf_refspec", "publish", "owner/refspec", "--private")
         assert published.returncode == 0, published.stderr
         assert published.stdout.splitlines()[0] == f"{hub.endpoint}/owner/refspec"
         assert hub.repos["owner/refspec"].private
@@ -129,6 +129,6 @@ def test_from_the_hub_a_process_that_never_imports_the_package_gets_the_same_ids
 def test_bad_input_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    assert main(["publish-generate", *arguments]) == 2
+    assert main(["publish", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list((tmp_path / "here").iterdir()) == []

@@ -1,10 +1,22 @@
-"""Where two lists of ids differ, and how fast calls were together."""
+"""Methods are compared on the same prompts: ids, times, and whether one pays."""
 
 from __future__ import annotations
 
 import pytest
+from transformers import BatchEncoding
 
-from hf_refspec.apps.shared.comparison import Decoded, first_difference, rate, speedup, verdict
+import hf_refspec as rs
+from hf_refspec.apps.shared.comparison import (
+    PLAIN,
+    Comparison,
+    Decoded,
+    Gain,
+    decode,
+    first_difference,
+    rate,
+    speedup,
+    verdict,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,3 +32,63 @@ def test_the_first_difference_is_an_id_or_an_end(plain, other, position):
 def test_rates_are_of_all_calls_together():
     plain, drafted = [Decoded([1] * 10, 1), Decoded([1] * 30, 3)], [Decoded([1] * 40, 2)]
     assert (rate(plain), rate(drafted), speedup(plain, drafted)) == (10, 20, 2)
+
+
+def calls(*seconds: float) -> list[Decoded]:
+    return [Decoded([1] * 100, each, 100) for each in seconds]
+
+
+def test_the_gain_is_that_of_all_prompts_together():
+    gain = Gain.of(calls(2.0, 1.0), calls(1.0, 1.0))
+    assert gain.ratio == pytest.approx(1.5)
+    assert (gain.low, gain.high) == pytest.approx((1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "said"),
+    [
+        ([1.2, 1.3, 1.25] * 4, [1.0] * 12, "pays: 1.25x (1.2"),
+        ([1.0, 1.0, 1.01] * 4, [1.0, 1.01, 1.0] * 4, "does not pay: 1.00x ("),
+        ([0.8, 0.9] * 5, [1.0] * 10, "does not pay: 0.85x ("),
+        ([2.0, 0.6] * 3, [1.0] * 6, "too few prompts to say: 1.30x ("),
+        ([1.5] * 4, [1.0] * 4, "too few prompts to say: 1.50x over 4 of them"),
+    ],
+)
+def test_the_verdict_says_no_more_than_the_spread_allows(plain, other, said):
+    assert str(Gain.of(calls(*plain), calls(*other))).startswith(said)
+
+
+@pytest.fixture
+def inputs(tokenizer) -> BatchEncoding:
+    return tokenizer(["cat cat cat cat", "the mat the mat"], return_tensors="pt")
+
+
+def test_passes_are_those_of_the_model_and_of_its_drafter(byte_llama, inputs):
+    one = BatchEncoding({name: each[:1] for name, each in inputs.items()})
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    assert decode(byte_llama, one, **options).passes == 12
+    drafter = rs.ReferenceCopy()
+    drafted = decode(byte_llama, one, **options, candidate_generator=drafter)
+    assert drafted.passes == drafter.stats.forward_passes < 12
+    static = decode(byte_llama, inputs, **options, cache_implementation="static")
+    assert static.passes == 12 and len(static.ids) == 2 * 12
+    assert not byte_llama._forward_pre_hooks
+
+
+def test_methods_take_turns_on_new_drafters_and_sampled_texts_are_the_same(byte_llama, inputs):
+    made = []
+
+    def methods():
+        made.append(rs.ReferenceCopy() | rs.TokenRecycling())
+        return {PLAIN: {}, "drafted": {"candidate_generator": made[-1], "max_draft_tokens": 8}}
+
+    one = BatchEncoding({name: each[:1] for name, each in inputs.items()})
+    compared = Comparison(byte_llama, methods, do_sample=True, max_new_tokens=12)
+    compared.warm_up()
+    assert len(made) == 2 and compared.methods["drafted"]["candidate_generator"] is made[0]
+    for _ in range(2):
+        compared.ask(one)
+    first, second = compared.calls[PLAIN]
+    assert first.ids != second.ids  # another seed for each prompt
+    assert compared.equal("drafted") == 2 and compared.mat(PLAIN) == 1 <= compared.mat("drafted")
+    assert "which takes" in compared.reason("drafted")

@@ -89,7 +89,7 @@ def test_a_preset_reads_a_copy_of_its_dataset(copies, tmp_path, tokenizer, name,
         "--tokenizer",
         tmp_path / "tokenizer",
     ]
-    assert main(["build", *map(str, arguments), "--out", str(tmp_path / "out")]) == 0
+    assert main(["store", "build", *map(str, arguments), "--out", str(tmp_path / "out")]) == 0
     captured = capfd.readouterr()
     assert PRESETS[name].corpus in captured.out
     assert "reading the column" in captured.err
@@ -99,7 +99,7 @@ def test_a_preset_reads_a_copy_of_its_dataset(copies, tmp_path, tokenizer, name,
 
 def test_help_names_licence_and_size(capsys):
     with pytest.raises(SystemExit):
-        main(["build", "--help"])
+        main(["store", "build", "--help"])
     offered = " ".join(capsys.readouterr().out.split())
     for name, preset in PRESETS.items():
         assert f"{name} ({preset.license}; {preset.size})" in offered

@@ -1,5 +1,4 @@
-"""The commands that write or describe datastores: `build`, `extend`, `merge`, `retokenize`,
-`compact` and `info`."""
+"""`hf-refspec store`: the commands that write or describe datastores."""
 
 from __future__ import annotations
 
@@ -19,7 +18,13 @@ def add_build(parser: ArgumentParser) -> None:
     _add_corpus(parser)
     add("--tokenizer", help="a folder or a Hub id; SmolLM2-135M-Instruct's by default")
     add("--out", type=Path, required=True, help="the new folder")
-    add("--shard-tokens", type=positive, default=32_000_000, metavar="N")
+    add(
+        "--shard-tokens",
+        type=positive,
+        default=32_000_000,
+        metavar="N",
+        help="32,000,000 by default",
+    )
     add("--license", help="of the corpus, for the card")
     add("--form", choices=("full", "compact"), default="full", help="which form to keep")
     add("--max-bytes", type=positive, metavar="N", help="of the compact form")
@@ -27,9 +32,13 @@ def add_build(parser: ArgumentParser) -> None:
 
 def _build(args: Namespace) -> int:
     documents, corpus, license = load_corpus(args, args.streaming)
+    if args.tokenizer is None:
+        from ...smollm2 import default_model  # which loads torch
+
+        args.tokenizer = default_model()
     store = Datastore.build(
         documents,
-        load_tokenizer(args.tokenizer or _default_model()),
+        load_tokenizer(args.tokenizer),
         args.out,
         shard_tokens=args.shard_tokens,
         form=args.form,
@@ -40,12 +49,6 @@ def _build(args: Namespace) -> int:
     )
     _print_info(store)
     return 0
-
-
-def _default_model() -> str:
-    from ...smollm2 import default_model  # which loads torch
-
-    return default_model()
 
 
 def add_extend(parser: ArgumentParser) -> None:

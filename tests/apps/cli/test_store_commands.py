@@ -1,5 +1,5 @@
-"""`hf-refspec build`, `extend`, `retokenize`, `compact`, `info` and `search`: what they make and
-print."""
+"""`hf-refspec store build`, `extend`, `retokenize`, `compact`, `info`, `search`: what they make
+and print."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def search(capsys):
 
 
 def run(*arguments) -> int:
-    return main([*map(str, arguments)])
+    return main(["store", *map(str, arguments)])
 
 
 def texts_of(folder, tokenizer) -> list[str]:
@@ -217,7 +217,7 @@ def test_info_verifies_all_files(tmp_path, store, capsys, refused):
     content[-1] ^= 1
     file.write_bytes(content)
     assert run("info", damaged) == 0
-    assert file.name in refused("info", damaged, "--verify")
+    assert file.name in refused("store", "info", damaged, "--verify")
 
 
 # --- search
@@ -349,5 +349,5 @@ def test_bad_input_exits_with_2_and_one_line(
         "other": other_tokenizer,
     }
     given = (argument.format(**places) for argument in arguments)
-    assert message.format(**places) in refused(*given)
+    assert message.format(**places) in refused("store", *given)
     assert not any(tmp_path.iterdir())

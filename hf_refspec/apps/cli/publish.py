@@ -1,4 +1,4 @@
-"""`hf-refspec publish-generate`: the Hub repository for `generate(custom_generate="user/name")`."""
+"""`hf-refspec publish`: the Hub repository for `generate(custom_generate="user/name")`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..publish.generate_repository import repository, save
 from ..publish.package import PACKAGE, package
 
 
-def add_publish_generate(parser: ArgumentParser) -> None:
-    parser.set_defaults(run=_publish_generate)
+def add_publish(parser: ArgumentParser) -> None:
+    parser.set_defaults(run=_publish)
     add = parser.add_argument
     add("repo", help='the name of the repository on the Hub, "user/name"')
     add("--private", action="store_true", default=None, help="make a new repository private")
@@ -19,7 +19,7 @@ def add_publish_generate(parser: ArgumentParser) -> None:
     add("--package", metavar="PACKAGE", help=PACKAGE)
 
 
-def _publish_generate(args: Namespace) -> int:
+def _publish(args: Namespace) -> int:
     """Prints where the repository is, and the call that uses it."""
     contents = repository(args.repo, package(args.package))
     if args.out is None:

@@ -1,0 +1,169 @@
+"""What benchmarks have in common: recorded answers of published files, random models, tables."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerBase
+
+from hf_refspec.apps.bench.measure import prompt_inputs
+from hf_refspec.apps.bench.prompts import Chat, read_chats
+from hf_refspec.apps.shared.prompts import user
+
+RANDOM_TEXTS, RANDOM_PROMPT, RANDOM_ANSWER = 20, 512, 128
+# Hidden size, intermediate size, layers, attention heads, key-value heads. 8B has the shape of
+# Llama 3.1 8B; the embedding and output layers depend on the vocabulary. "tiny" is for replays of
+# MAT alone.
+SIZES = {"tiny": (16, 16, 1, 1, 1), "8B": (4096, 14336, 32, 32, 8)}
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """A prompt and the recorded answer to it, as token ids; the answer ends with EOS. The documents
+    that the prompt contains are its `references`."""
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    references: list[list[int]] | None = None
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, compressed if its name ends in `.gz`."""
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def llma_rag(
+    path: Path, tokenizer: PreTrainedTokenizerBase, passages: bool = True
+) -> list[RecordedAnswer]:
+    """The retrieval-augmented prompts of LLMA with davinci-003's answers (arXiv 2304.04487, 3.1).
+
+    Without `passages` the prompts are the questions alone, for a model that retrieves. Where the
+    tokenizer has a chat template, a prompt with passages is a message of the user.
+    """
+    answers = []
+    for row in json_lines(path):
+        query, answer, docs = row["query"], row["result"]["text"], row["docs"]
+        if not passages:
+            answers.append(recorded(f"{query}\n", answer.lstrip(), tokenizer))
+            continue
+        prompt = "docs:\n" + "\n".join(docs) + f"\nquery: {query}\nanswer:"
+        references = tokenizer(docs, add_special_tokens=False)["input_ids"]
+        if tokenizer.chat_template is None:
+            ids = recorded(prompt, answer, tokenizer)
+            answers.append(RecordedAnswer(ids.prompt_ids, ids.answer_ids, references))
+        else:
+            closed = answer_ids(answer.lstrip(), tokenizer)
+            answers.append(RecordedAnswer(chat_ids([user(prompt)], tokenizer), closed, references))
+    return answers
+
+
+def humaneval(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """The problems of HumanEval with their canonical solutions, as REST measures (section 4.1)."""
+    rows = json_lines(path)
+    return [recorded(row["prompt"], row["canonical_solution"], tokenizer) for row in rows]
+
+
+def recorded(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> RecordedAnswer:
+    """Tokenizes prompt and answer as one text, as a model would have continued it."""
+    prompt_ids = tokenizer(prompt, verbose=False)["input_ids"]
+    ids = tokenizer(prompt + answer, verbose=False)["input_ids"]
+    if ids[: len(prompt_ids)] != prompt_ids:  # a token would span the border
+        ids = prompt_ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return RecordedAnswer(prompt_ids, [*ids[len(prompt_ids) :], tokenizer.eos_token_id])
+
+
+def spec_bench(path: Path) -> list[Chat]:
+    """The questions of Spec-Bench (arXiv 2401.07851); `answers` are empty where not every turn has
+    a reference, which is taken as one."""
+    return [
+        chat
+        if len(chat.answers) == len(chat.turns) and all(map(str.strip, chat.answers))
+        else Chat(chat.turns, [], category=chat.category)
+        for chat in read_chats(path)
+    ]
+
+
+def recorded_turns(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """Each turn, after the earlier ones and their recorded answers."""
+    return [
+        RecordedAnswer(
+            chat_ids(chat.until(turn, chat.answers), tokenizer), answer_ids(text, tokenizer)
+        )
+        for turn, text in enumerate(chat.answers)
+    ]
+
+
+def chat_ids(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of a chat, for the model to continue."""
+    if tokenizer.chat_template is None:
+        return tokenizer("".join(f"{each['content']}\n\n" for each in messages))["input_ids"]
+    return prompt_inputs(tokenizer, messages)["input_ids"][0].tolist()
+
+
+def answer_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of an answer, with EOS."""
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def random_texts(tokenizer: PreTrainedTokenizerBase) -> list[RecordedAnswer]:
+    """Random tokens, which hardly repeat: the worst case for a drafter."""
+    special = set(tokenizer.all_special_ids)
+    ordinary = [token for token in range(len(tokenizer)) if token not in special]
+    rng = np.random.default_rng(0)
+    texts = rng.choice(ordinary, (RANDOM_TEXTS, RANDOM_PROMPT + RANDOM_ANSWER)).tolist()
+    return [RecordedAnswer(ids[:RANDOM_PROMPT], ids[RANDOM_PROMPT:]) for ids in texts]
+
+
+def random_model(
+    size: str,
+    vocab_size: int,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kind: type[LlamaForCausalLM] = LlamaForCausalLM,
+) -> Any:
+    """A Llama of one of [`SIZES`] with random weights, created on its device; always the same."""
+    hidden, intermediate, layers, heads, key_value_heads = SIZES[size]
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=2**17,
+    )
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(0)
+        return kind._from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+
+
+class ForcedText(LogitsProcessor):
+    """Forces a text, `(length,)` ids of prompt and answer: its token scores highest at each place.
+
+    The other tokens keep their scores: if they were forbidden, transformers' prompt look-up, which
+    calls the logits processors before it drafts, would learn the text from them.
+    """
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = scores.clone()
+        position = min(input_ids.shape[1], len(self.ids) - 1)
+        forced[:, self.ids[position]] = torch.finfo(scores.dtype).max
+        return forced
+
+
+def table(columns: list[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

@@ -1,0 +1,88 @@
+"""Reads prompts and recorded chats from JSON lines and Parquet, in the layouts that are common."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...extras import require
+from ..shared.prompts import Message, assistant, system, user
+
+# The columns with prompts, and with recorded answers; the first that a row has counts.
+PROMPTS = ("turns", "messages", "conversations", "prompt", "question", "text")
+ANSWERS = ("reference", "answers", "answer", "response", "completion", "output")
+_ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT has them
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The user's turns of a chat, the answers to them as far as they are recorded, and the system
+    message before them or ""."""
+
+    turns: list[str]
+    answers: list[str]
+    system: str = ""
+    category: str = ""
+
+    def until(self, turn: int, answers: list[str]) -> list[Message]:
+        """The messages up to a turn, with these answers to the earlier ones."""
+        messages = [system(self.system)] if self.system else []
+        for asked, answer in zip(self.turns[:turn], answers, strict=False):
+            messages += [user(asked), assistant(answer)]
+        return [*messages, user(self.turns[turn])]
+
+
+def read_chats(path: Path) -> list[Chat]:
+    """The chats of a file of JSON lines or a Parquet file; errors name the row."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; name one of JSON lines or a Parquet file")
+    try:
+        if path.suffix == ".parquet":
+            rows = require("pyarrow.parquet", str(path), "datastore").read_table(path).to_pylist()
+        else:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} has no JSON object on each line: {error}") from error
+    if not rows:
+        raise ValueError(f"{path} has no prompts")
+    return [_chat(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
+
+
+def taking_turns(chats: list[Chat]) -> list[Chat]:
+    """Chats with their categories taking turns, so that the first few cover many of them."""
+    counts: Counter[str] = Counter()
+
+    def earlier(chat: Chat) -> int:
+        counts[chat.category] += 1
+        return counts[chat.category]
+
+    return sorted(chats, key=earlier) if any(chat.category for chat in chats) else chats
+
+
+def _chat(row: Any, where: str) -> Chat:
+    columns = row if isinstance(row, dict) else {}
+    column = next((name for name in PROMPTS if columns.get(name)), None)
+    if column is None:
+        raise ValueError(f"{where} has none of the columns {', '.join(PROMPTS)}")
+    turns: Any = columns[column]
+    opening = ""
+    answers: Any = next((columns[name] for name in ANSWERS if columns.get(name)), [])
+    turns, answers = ([each] if isinstance(each, str) else each for each in (turns, answers))
+    turns, answers = (each if isinstance(each, list) else [] for each in (turns, answers))
+    if turns and all(isinstance(each, dict) for each in turns):
+        texts: dict[str, list[Any]] = {"system": [], "user": [], "assistant": []}
+        for each in turns:
+            role = each.get("role") or _ROLES.get(each.get("from"), each.get("from"))
+            if role not in texts:
+                raise ValueError(f"{where}: {column} has the role {role!r}; leave that message out")
+            texts[role].append(each.get("content") or each.get("value"))
+        opening = "\n".join(map(str, texts["system"]))
+        turns, answers = texts["user"], texts["assistant"] or answers
+    if not turns or not all(isinstance(each, str) for each in turns):
+        raise ValueError(f"{where}: {column} must be text, or a list of texts or messages")
+    recorded = answers if all(isinstance(each, str) for each in answers) else []
+    return Chat(turns, recorded, opening, str(columns.get("category") or ""))

@@ -1,0 +1,119 @@
+"""`hf-refspec bench`: what is measured, what is said of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_refspec.apps.cli.main import main
+from hf_refspec.apps.shared import comparison
+from hf_refspec.store.datastore import Datastore
+
+ASKED = ["tell me of the cat on the mat", "the cat sat on the mat, the cat sat on the"]
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [text, "again"], "reference": [text, text[:9]]} for text in ASKED]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def bench(folder, capsys):
+    """Runs the command, which must end with a status; returns what it prints in one line."""
+
+    def run(*arguments, status: int = 0) -> str:
+        capsys.readouterr()
+        assert main(["bench", "--model", folder, *map(str, arguments)]) == status
+        return " ".join(capsys.readouterr().out.split())
+
+    return run
+
+
+def test_all_turns_are_answered_by_all_methods_and_each_has_a_verdict(
+    bench, prompts, tmp_path, tokenizer
+):
+    Datastore.build(ASKED, tokenizer, tmp_path / "store", num_proc=1, progress=False)
+    drafters = ["auto", f"ReferenceCopy | DatastoreDrafts={tmp_path / 'store'}"]
+    out = tmp_path / "speed.png"
+    options = ["--drafters", *drafters, "--max-draft-tokens", "auto", 8, "--max-new-tokens", 12]
+    printed = bench("--prompts", prompts, *options, "--out", out)
+    assert "in float32 on cpu, 2 chats" in printed
+    assert printed.count(" 4 of 4") == 2 + 2 * 2  # two turns of two chats
+    for name in ("transformers' prompt look-up", "auto", "auto, 8 draft tokens"):
+        verdict = rf"{name} against plain too few prompts to say: \d\.\d\dx over 4 of them; "
+        assert re.search(verdict + r"\d\.\d\d tokens a pass, which takes \d+\.\d\d times", printed)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert " 1 of 1" in bench("--prompts", prompts, "--limit", 1, "--turns", 1)
+
+
+def test_recorded_chats_are_replayed_without_a_model(bench, prompts, folder, monkeypatch):
+    monkeypatch.setattr("hf_refspec.apps.cli.bench.load_model", None)
+    printed = bench("--replay", prompts, "--max-draft-tokens", 2, 64)
+    assert printed.startswith("4 recorded answers in the tokens of bytes")
+    copied, cached = re.findall(r"([A-Z][\w |]+) (\d+\.\d\d) (\d+\.\d\d)", printed)
+    assert (copied[0], cached[0]) == ("ReferenceCopy", "ReferenceCopy | RetrievalCache")
+    assert 1 < float(copied[1]) <= 3 < float(copied[2])
+
+
+def test_prompts_that_are_too_long_are_left_out(bench, tmp_path, byte_llama, capsys, refused):
+    long = "x" * byte_llama.config.max_position_embeddings
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"text": long}) + "\n" + json.dumps({"text": "cat"}) + "\n")
+    assert " 1 of 1" in bench("--prompts", path, "--max-new-tokens", 4)
+
+
+def test_other_ids_are_said_and_exit_with_1(bench, prompts, monkeypatch):
+    def other(model, inputs, **options):
+        call = decode(model, inputs, **options)
+        if "prompt_lookup_num_tokens" in options:
+            call.ids[-1] += 1
+        return call
+
+    decode = comparison.decode
+    monkeypatch.setattr(comparison, "decode", other)
+    options = ["--prompts", prompts, "--turns", 1, "--max-new-tokens", 4]
+    assert "IDS DIFFER: transformers' prompt look-up" in bench(*options, status=1)
+    said = bench(*options, "--dtype", "bfloat16")
+    assert "in 16 bits near-ties of two tokens flip" in said and "DIFFER" not in said
+
+
+REFUSED = {
+    "a misspelt drafter": (
+        ["--prompts", "{prompts}", "--drafters", "ReferenceCopi"],
+        "--drafters 'ReferenceCopi' is none of auto, ReferenceCopy, ",
+    ),
+    "a datastore without a name": (
+        ["--prompts", "{prompts}", "--drafters", "DatastoreDrafts"],
+        "DatastoreDrafts=STORE",
+    ),
+    "a missing datastore": (
+        ["--prompts", "{prompts}", "--drafters", "DatastoreDrafts=./none"],
+        "./none",
+    ),
+    "a missing file": (["--prompts", "none.jsonl"], "none.jsonl is no file"),
+    "a replay of what learns from a model": (
+        ["--replay", "{prompts}", "--drafters", "TokenRecycling"],
+        "--drafters TokenRecycling needs a model; with --replay name look-up alone",
+    ),
+    "an automatic number in a replay": (
+        ["--replay", "{prompts}", "--max-draft-tokens", "auto"],
+        "--max-draft-tokens auto is measured on a model",
+    ),
+    "a replay of prompts alone": (["--replay", "{asked}"], "has no recorded answers"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_exits_with_2_and_one_line(
+    arguments, message, prompts, tmp_path, folder, offline, refused
+):
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"text": "cat"}\n')
+    given = [each.format(prompts=prompts, asked=asked) for each in arguments]
+    assert message in refused("bench", "--model", folder, *given)

@@ -1,0 +1,63 @@
+"""Recorded answers of published files, as ids."""
+
+from __future__ import annotations
+
+import byte_model
+import pytest
+from shared_data import data_file
+from suites import humaneval, llma_rag, random_texts, recorded, recorded_turns, spec_bench
+
+from hf_refspec.apps.shared.loading import load_tokenizer
+
+
+@pytest.fixture
+def templateless():
+    """A tokenizer without a chat template."""
+    tokenizer = byte_model.byte_tokenizer()
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def test_a_prompt_shows_the_documents_and_they_are_its_references(data, tokenizer, templateless):
+    first, *_ = llma_rag(data / "llma_rag.jsonl", templateless)
+    assert templateless.decode(first.prompt_ids) == (
+        "docs:\nTom is a cat.\nx\nquery: who is Tom?\nanswer:"
+    )
+    assert [templateless.decode(each) for each in first.references] == ["Tom is a cat.", "x"]
+    assert first.answer_ids[-1] == tokenizer.eos_token_id
+    asked, *_ = llma_rag(data / "llma_rag.jsonl", templateless, passages=False)
+    assert templateless.decode(asked.prompt_ids) == "who is Tom?\n"
+    chat, *_ = llma_rag(data / "llma_rag.jsonl", tokenizer)
+    assert "user" in tokenizer.decode(chat.prompt_ids)
+
+
+def test_problems_are_continued_and_answers_end(data, tokenizer):
+    first, _ = humaneval(data / "HumanEval.jsonl.gz", tokenizer)
+    assert tokenizer.decode(first.prompt_ids) == "def f0(width):\n"
+    assert tokenizer.decode(first.answer_ids[:-1]) == "    return width * 0\n"
+
+
+def test_a_prompt_stays_as_it_is_where_a_token_would_span_its_end():
+    tokenizer = load_tokenizer()
+    answer = recorded("the weath", "er is fine", tokenizer)
+    assert answer.prompt_ids == tokenizer("the weath")["input_ids"]
+    assert tokenizer.decode(answer.answer_ids[:-1]) == "er is fine"
+
+
+def test_answers_are_taken_where_each_turn_has_one(data, tokenizer):
+    writing, math, translation, rag = spec_bench(data / "spec_bench_questions.jsonl")
+    assert (writing.answers, rag.answers) == ([], [])
+    assert math.answers == ["It is four.", "It is five."] and translation.answers == ["a cat"]
+    first, second = recorded_turns(math, tokenizer)
+    assert "It is four." in tokenizer.decode(second.prompt_ids)
+    assert "It is four." not in tokenizer.decode(first.prompt_ids)
+
+
+def test_random_texts_are_the_same_in_every_run(tokenizer):
+    assert random_texts(tokenizer) == random_texts(tokenizer)
+
+
+def test_the_published_files_have_as_many_texts_as_their_papers_say(tokenizer):
+    assert len(spec_bench(data_file("spec_bench_questions.jsonl"))) == 480
+    assert len(llma_rag(data_file("llma_rag.jsonl"), tokenizer)) == 100
+    assert len(humaneval(data_file("HumanEval.jsonl.gz"), tokenizer)) == 164
