@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...drafting.grammar.compiled import llguidance
 from ...drafting.grammar.grammar_drafts import GrammarDrafts
-from ...drafting.grammar.schemas import JSON_FORM, call_schema
+from ...drafting.grammar.schemas import JSON_FORM, VALUES, call_schema, changed
 from .errors import ApiError
 from .grammar_check import GrammarCheck
 from .protocol import AnyText, ChatRequest, NamedTool, ObjectOfSchema, Tool
@@ -82,7 +82,8 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
 
 def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | None) -> str:
     """One call or several, or JSON of the schema, in llguidance's dialect of Lark."""
-    calls = call_schema([_closed(each.model_dump(exclude_none=True)) for each in tools])
+    # Parts of an intersection must allow each other's properties.
+    calls = changed(call_schema([each.model_dump() for each in tools]), _closed, VALUES | {"allOf"})
     is_one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
     further = "" if is_one else ' ("\\n" call)*'
     lines = [
@@ -94,17 +95,12 @@ def _lark(request: ChatRequest, tools: Sequence[Tool], schema: dict[str, Any] | 
     return "\n".join(lines)
 
 
-def _closed(schema: Any) -> Any:
-    """No object has other properties than those that are named, unless the schema says so: a
-    function would not know these arguments."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: value if name == "allOf" else _closed(value) for name, value in schema.items()}
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object without further properties, unless the schema allows them: a function would not
+    know these arguments."""
     if schema.get("type") == "object" and "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+        return {"additionalProperties": False, **schema}
+    return schema
 
 
 def _formed(schema: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from ..observation import Observation
 from ..tree import ROOT, DraftTree
 from .compiled import CompiledGrammar, llguidance
 from .processor import GrammarProcessor, unpacked_mask
-from .schemas import JSON_FORM, as_schema, call_schema, check_ends
+from .schemas import JSON_FORM, as_schema, call_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -55,8 +55,8 @@ class GrammarDrafts(Drafter):
     Raises:
         ImportError: If llguidance is not installed (extra `grammar`).
         TypeError: If an argument has the wrong type, or not exactly one grammar is given.
-        ValueError: If llguidance cannot read the tokenizer or compile the grammar, if the grammar
-            contradicts itself, or if no text of it ends.
+        ValueError: If llguidance cannot read the tokenizer or compile the grammar, or if the
+            grammar contradicts itself or forces a text without end.
     """
 
     prunes = True
@@ -81,8 +81,6 @@ class GrammarDrafts(Drafter):
         if name in ("json_schema", "tools"):
             value = as_schema(value) if name == "json_schema" else call_schema(value)
         self._grammar = CompiledGrammar(tokenizer, name, _as_grammar(name, value))
-        if isinstance(value, dict):
-            check_ends(name, value)
         self._matcher: LLMatcher | None = None  # after the text; None if it broke the grammar
         self._inside = False  # whether the last token was not forced
         # Free tokens behind which others were forced, and how often.

@@ -1,13 +1,16 @@
-"""JSON schemas: of pydantic models, of tools, and whether their JSON can end."""
+"""JSON schemas: those of pydantic models and of tools, and the schemas inside of a schema."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 # JSON as `json.dumps` writes it: with room for white space anywhere, nothing would be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+# Keywords whose values map names to schemas, and keywords whose values are JSON of any form.
+_NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 def as_schema(given: Any) -> dict[str, Any]:
@@ -45,9 +48,15 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise TypeError(f"tools[{index}] has parameters that are no dict: {parameters!r}")
-    # References count from the root of a schema.
-    text = json.dumps(parameters).replace('"$ref": "#', f'"$ref": "#/$defs/{index}')
-    definitions[str(index)] = json.loads(text)
+
+    def moved(schema: dict[str, Any]) -> dict[str, Any]:
+        reference = schema.get("$ref")
+        # The path of a reference counts from the root; "#name" is an anchor, which stands anywhere.
+        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+            return {**schema, "$ref": f"#/$defs/{index}{reference[1:]}"}
+        return schema
+
+    definitions[str(index)] = changed(parameters, moved)
     return {
         "type": "object",
         "properties": {
@@ -59,58 +68,22 @@ def _call(index: int, tool: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_ends(name: str, schema: dict[str, Any]) -> None:
-    """Refuses a schema of which no JSON can end: a required part that contains the whole.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    finite: set[str] = set()  # references to what can end
-    while True:
-        more = {ref for ref in _references(schema) if _ends(_resolved(schema, ref), finite)}
-        if more <= finite:
-            break
-        finite |= more
-    if not _ends(schema, finite):
-        raise ValueError(
-            f"{name} contains itself wherever it is required, so that no JSON of it ends; make one "
-            "of the references optional"
-        )
-
-
-def _references(schema: Any) -> set[str]:
-    """All references in a schema."""
+def changed(
+    schema: Any,
+    change: Callable[[dict[str, Any]], dict[str, Any]],
+    unchanged: Set[str] = VALUES,
+) -> Any:
+    """Applies a change to a schema and to all schemas inside of it, the innermost first, except
+    below the `unchanged` keywords."""
     if isinstance(schema, list):
-        return {ref for part in schema for ref in _references(part)}
+        return [changed(part, change, unchanged) for part in schema]
     if not isinstance(schema, dict):
-        return set()
-    own = {schema["$ref"]} if isinstance(schema.get("$ref"), str) else set()
-    return own | _references(list(schema.values()))
-
-
-def _resolved(schema: dict[str, Any], reference: str) -> Any:
-    """What a reference into the schema names; one that leads elsewhere is left to llguidance."""
-    part: Any = schema
-    for key in reference.removeprefix("#").split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        part = part.get(key, {}) if isinstance(part, dict) else {}
-    return part
-
-
-def _ends(schema: Any, finite: set[str]) -> bool:
-    """Whether some JSON of a schema ends, if what these references name does."""
-    if not isinstance(schema, dict):
-        return True
-    needed: list[Any] = list(schema.get("allOf", ()))
-    if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        needed += [properties.get(key) for key in schema.get("required", ())]
-    if schema.get("type") == "array":
-        first, least = schema.get("prefixItems", []), schema.get("minItems", 0)
-        needed += first[:least] + ([schema.get("items")] if least > len(first) else [])
-    choices = [schema[name] for name in ("anyOf", "oneOf") if name in schema]
-    return (
-        schema.get("$ref") in {None, *finite}
-        and all(_ends(part, finite) for part in needed)
-        and all(any(_ends(part, finite) for part in parts) for parts in choices)
-    )
+        return schema
+    inner = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            named = value.items()
+            inner[keyword] = {name: changed(part, change, unchanged) for name, part in named}
+        else:
+            inner[keyword] = value if keyword in unchanged else changed(value, change, unchanged)
+    return change(inner)

@@ -116,6 +116,17 @@ def test_a_compiler_that_has_died_is_started_again():
     check._process.communicate()
 
 
+def test_a_tools_constants_are_written_as_they_are(free_server):
+    looks_like_a_schema = {"type": "object", "properties": {}, "$ref": "#a"}
+    properties = {"a": {"const": looks_like_a_schema}, "b": {"enum": [looks_like_a_schema]}}
+    parameters = {"type": "object", "properties": properties, "required": ["a", "b"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    options = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    [choice] = free_server.chat("one", max_tokens=300, **options).choices
+    arguments = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert arguments == {"a": looks_like_a_schema, "b": looks_like_a_schema}
+
+
 def test_a_demanded_call_whose_schema_is_invalid_is_refused(free_server):
     parameters = {"type": "object", "properties": {"a": {"type": "x"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 import hf_refspec as rs
 from hf_refspec import DraftTree, Observation
 from hf_refspec.drafting.grammar.processor import unpacked_mask
+from hf_refspec.drafting.grammar.schemas import call_schema
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
@@ -397,12 +398,12 @@ def test_the_processor_goes_by_the_ids(byte_llama, tokenizer, grammar, options):
             {
                 "json_schema": {
                     "type": "object",
-                    "properties": {"a": {"type": "string"}, "b": {"$ref": "#"}},
-                    "required": ["a", "b"],
+                    "properties": {"a": {"$ref": "#"}},
+                    "required": ["a"],
                 }
             },
             ValueError,
-            "json_schema contains itself",
+            "json_schema forces a text that is too long, or never ends",
         ),
         ({"tools": {}}, TypeError, "tools must be a list of tool definitions"),
         ({"tools": []}, ValueError, "tools is empty"),
@@ -420,6 +421,12 @@ def test_bad_grammars_are_refused(tokenizer, given, error, message):
         {"type": "object", "properties": {"a": {"$ref": "#"}}},
         {"type": "array", "items": {"$ref": "#"}},
         {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]},
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#named"}},
+            "required": ["a"],
+            "$defs": {"x": {"$anchor": "named", "type": "integer"}},
+        },
     ],
 )
 def test_schemas_that_contain_themselves_and_end(tokenizer, schema):
@@ -433,3 +440,32 @@ def test_bad_tokenizers_are_refused(tokenizer):
     endless.eos_token = None
     with pytest.raises(ValueError, match="without an `eos_token`"):
         rs.GrammarDrafts(endless, regex="a")
+
+
+REFERENCE = {"$ref": "#/$defs/word"}
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {"const": REFERENCE},
+        {"enum": [REFERENCE, {"a": REFERENCE}]},
+        {"type": "integer", "default": REFERENCE, "examples": [REFERENCE]},
+    ],
+)
+def test_references_of_tools_are_moved_and_equal_values_are_not(inner):
+    names = {"$ref": REFERENCE, "const": REFERENCE, "inner": inner, "all": {"allOf": [REFERENCE]}}
+    parameters = {
+        "properties": names,
+        "$defs": {"word": {"type": "string"}},
+        "items": {"$ref": "#"},
+    }
+    schema = call_schema(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    )
+    moved = {"$ref": "#/$defs/0/$defs/word"}
+    assert schema["$defs"]["0"] == {
+        **parameters,
+        "properties": {**names, "$ref": moved, "const": moved, "all": {"allOf": [moved]}},
+        "items": {"$ref": "#/$defs/0"},
+    }
