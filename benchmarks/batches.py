@@ -24,18 +24,20 @@ from hf_refspec.apps.shared.comparison import PLAIN, Comparison, Methods
 from hf_refspec.apps.shared.console import Terminal
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
 
+LONGEST = 700
+
 
 def batches(
-    questions: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, rows: int, longest: int
+    questions: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, rows: int
 ) -> dict[str, BatchEncoding]:
     """The first `rows` questions of each category that has as many whose prompts have at most
-    `longest` tokens."""
+    `LONGEST` tokens."""
     chosen: dict[str, list[str]] = {}
     for question in questions:
         texts = chosen.setdefault(question.category, [])
         messages = question.until(0, [])
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        if len(texts) < rows and len(tokenizer(text)["input_ids"]) <= longest:
+        if len(texts) < rows and len(tokenizer(text)["input_ids"]) <= LONGEST:
             texts.append(text)
     return {
         category: tokenizer(texts, return_tensors="pt", padding=True)
@@ -52,9 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_model(parser)
     add("--rows", type=positive, nargs="+", default=[2, 4, 8, 16])
     add("--nodes", type=draft_budget, nargs="+", default=["auto", 1, 4], help="for each row")
-    add("--categories", nargs="+", help="default: all")
     add("--max-new-tokens", type=positive, default=48)
-    add("--longest", type=positive, default=700, help="tokens of a prompt")
     args = parser.parse_args(arguments)
     tokenizer = load_tokenizer(args.model)
     tokenizer.padding_side = "left"
@@ -74,9 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     for rows in args.rows:
         comparison = Comparison(model, methods, do_sample=False, max_new_tokens=args.max_new_tokens)
         comparison.warm_up()
-        for category, batch in batches(questions, tokenizer, rows, args.longest).items():
-            if args.categories and category not in args.categories:
-                continue
+        for category, batch in batches(questions, tokenizer, rows).items():
             comparison.ask(batch.to(model.device))
             last = {name: calls[-1].seconds for name, calls in comparison.calls.items()}
             faster = (f"{name} {last[PLAIN] / each:.2f}x" for name, each in last.items())

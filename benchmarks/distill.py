@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from draft_models import with_layers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from hf_refspec.apps.cli.arguments import positive
 from hf_refspec.apps.shared.loading import load_model, load_tokenizer
@@ -40,17 +40,13 @@ class Text(NamedTuple):
     question_length: int
 
 
-def question_start(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a chat has before the user's first word."""
-    chat = [{"role": "user", "content": "QUESTION"}]
-    return tokenizer.apply_chat_template(chat, tokenize=False).partition("QUESTION")[0]
-
-
 def written(model: Any, tokenizer: Any, seconds: float) -> list[Text]:
     """Questions of the model, and its greedy answers."""
     began, texts = perf_counter(), []
     tokenizer.padding_side = "left"
-    start = tokenizer([question_start(tokenizer)] * ROWS, return_tensors="pt").to(model.device)
+    chat = [{"role": "user", "content": "QUESTION"}]
+    before = tokenizer.apply_chat_template(chat, tokenize=False).partition("QUESTION")[0]
+    start = tokenizer([before] * ROWS, return_tensors="pt").to(model.device)
     while perf_counter() - began < seconds:
         sampled = model.generate(**start, do_sample=True, max_new_tokens=QUESTION_TOKENS)
         asked = tokenizer.batch_decode(

@@ -24,8 +24,7 @@ NEW_TOKENS = 160
 
 
 def call(model_name: str, drafted: bool) -> dict[str, float]:
-    """One call; seconds since the process and since the call began."""
-    began = time.time()
+    """One call; seconds since it began."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation import BaseStreamer
 
@@ -52,29 +51,15 @@ def call(model_name: str, drafted: bool) -> dict[str, float]:
     options = {"candidate_generator": rs.ReferenceCopy() | rs.TokenRecycling()} if drafted else {}
     clock, called = Clock(), time.time()
     model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, streamer=clock, **options)
-    first, last = clock.times[1], clock.times[-1]  # the prompt comes before
-    return {
-        "first": first - called,
-        "last": last - called,
-        "first of process": first - began,
-        "last of process": last - began,
-    }
+    return {"first": clock.times[1] - called, "last": clock.times[-1] - called}  # prompt first
 
 
-def in_a_process(model_name: str, drafted: bool, cache: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--model", model_name, "--call", str(int(drafted))]
+def in_a_process(cache: str, *arguments: str) -> str:
+    """Runs Python with numba's cache in a folder; returns what it prints."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-    output = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-    )
-    result: dict[str, float] = json.loads(output.stdout.splitlines()[-1])
-    return result
-
-
-def compile_the_rest(cache: str) -> None:
-    """What was not compiled beside the first process."""
-    command = [sys.executable, "-c", "import hf_refspec; hf_refspec.warmup()"]
-    subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": cache}, check=True)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def main() -> None:
@@ -88,22 +73,23 @@ def main() -> None:
         return
     import hf_refspec as rs
 
-    model_name = args.model or rs.default_model()
+    name = args.model or rs.default_model()
     results: dict[tuple[str, bool], list[dict[str, float]]] = {}
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory() as cache:
             for process in ("first", "second"):
                 for drafted in (False, True):
-                    result = in_a_process(model_name, drafted, cache)
-                    results.setdefault((process, drafted), []).append(result)
-                compile_the_rest(cache)
+                    given = "--model", name, "--call", str(int(drafted))
+                    line = in_a_process(cache, __file__, *given).splitlines()[-1]
+                    results.setdefault((process, drafted), []).append(json.loads(line))
+                # what was not compiled beside the first process
+                in_a_process(cache, "-c", "import hf_refspec; hf_refspec.warmup()")
     rows = [
         [process, "drafted" if drafted else "plain"]
-        + [f"{statistics.median(each[name] for each in found):.2f}" for name in found[0]]
+        + [f"{statistics.median(each[token] for each in found):.2f}" for token in found[0]]
         for (process, drafted), found in results.items()
     ]
-    heads = ["process", "call", "first token", "last token", "from its start: first", "last"]
-    print(table(heads, rows))
+    print(table(["process", "call", "first token", "last token"], rows))
 
 
 if __name__ == "__main__":

@@ -45,13 +45,12 @@ from hf_refspec.generation.default_drafter import default_sources
 from hf_refspec.generation.warmup import warmup
 from hf_refspec.smollm2 import default_model
 
-HERE = Path(__file__).parent
 VOCABULARY = 128_256  # of Llama 3.1
 # Shorter answers are left out, as the first passes of a call say little.
 NEW_TOKENS, FEWEST_TOKENS, WARM_UP_TOKENS = 96, 48, 32
 BATCHES = 8  # of a suite, at most
-SECONDS = 420  # for all texts but the first of each suite
 COLUMNS = ("texts", "method", "tokens/s", "speed-up", "MAT", "equal texts")
+SECONDS = 420  # for all texts but the first of each suite
 
 
 class Text(NamedTuple):
@@ -217,8 +216,7 @@ def measure(
     for left, (suite, of_suite) in zip(range(len(batches), 0, -1), batches.items(), strict=True):
         if PLAIN not in names:
             break
-        every = gpu_methods(static, rows)
-        methods = {name: options for name, options in every.items() if name in names}
+        methods = {name: gpu_methods(static, rows)[name] for name in names}
         comparison = Comparison(model, lambda methods=methods: methods, do_sample=False)
         until = perf_counter() + (end - perf_counter()) / left
         for number, batch in enumerate(of_suite):
@@ -285,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("gpu_bench: torch sees no GPU; check the driver, or try --small", file=sys.stderr)
         return 2
     name = torch.cuda.get_device_name() if device == "cuda" else "small"
-    out = args.out or HERE / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    out = args.out or Path(__file__).parent / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     try:
         tokenizer = load_tokenizer(str(args.data / "llama2-tokenizer"))
         forced = recorded_texts(args.data, tokenizer)
@@ -304,7 +302,15 @@ def main(arguments: list[str] | None = None) -> int:
     ) -> None:
         cells, left_out = measure(model, texts, rows, began + part * SECONDS)
         title = f"## {about}, {rows} {'texts' if rows > 1 else 'text'} at a time\n"
-        sections.append("\n".join([title, table(list(COLUMNS), cells), *left_out]))
+        sections.append(
+            "\n".join(
+                [
+                    title,
+                    table(list(COLUMNS), cells),
+                    *left_out,
+                ]
+            )
+        )
 
     try:
         model = random_model(size, vocab_size, device, dtype, ForcedLlama)

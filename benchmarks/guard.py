@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from replay import replay, stand_in_model
+from replay import replay
 from suites import (
     RecordedAnswer,
     humaneval,
     json_lines,
     llma_rag,
+    random_model,
     random_texts,
     recorded,
     recorded_turns,
@@ -151,7 +152,7 @@ def measure(case: Case, before: dict[str, Any] | None = None) -> Figures:
 
 def replay_case(case: Case) -> SpeculationStats:
     """Replays a case."""
-    return replay(case.answers, case.drafter, stand_in_model(case.vocab_size), case.nodes)
+    return replay(case.answers, case.drafter, random_model("tiny", case.vocab_size), case.nodes)
 
 
 def _relative_cost(case: Case) -> float:

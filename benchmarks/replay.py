@@ -4,12 +4,11 @@ A logits processor forces a tiny random model to generate each recorded answer, 
 `generate` that users call. MAT depends only on the text, so that the figure holds for any target
 model that would have written it. LLMA's paper measures in the same way (arXiv 2304.04487).
 
-    python benchmarks/replay.py llma_rag.jsonl --tokenizer path/or/hub-id [--grid]
+    python benchmarks/replay.py llma_rag.jsonl --tokenizer path/or/hub-id
 
 prints MAT on the retrieval-augmented prompts, where LLMA copies from the documents of each question
 (its section 3.1). Triggers (drafts that were verified), accepted tokens and steps are means over
-the prompts, as in its Figure 4. `--grid` prints LLMA's MAT for match lengths n and copy lengths k,
-as its Figure 3.
+the prompts, as in its Figure 4.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from suites import ForcedText, RecordedAnswer, llma_rag, random_model, table
-from transformers import LlamaForCausalLM, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import (
     CandidateGenerator,
     PromptLookupCandidateGenerator,
@@ -34,14 +33,7 @@ from hf_refspec.drafting.reference_copy import ReferenceCopy
 from hf_refspec.drafting.stats import SpeculationStats
 from hf_refspec.generation.speculate import speculate
 
-MATCH_LENGTHS = (1, 2, 3, 4)
-COPY_LENGTHS = (2, 6, 10, 14, 18, 22, 26, 30)
 NewDrafter: TypeAlias = Callable[[RecordedAnswer], CandidateGenerator]  # for one question
-
-
-def stand_in_model(vocab_size: int) -> LlamaForCausalLM:
-    """A tiny model, for replays of MAT alone."""
-    return random_model("tiny", vocab_size)
 
 
 def replay(
@@ -53,8 +45,8 @@ def replay(
 ) -> SpeculationStats:
     """Replays recorded answers, in this order, and sums up the drafter's statistics.
 
-    The model is [`stand_in_model`] with at least the answers' vocabulary; the other arguments are
-    those of `generate`.
+    The model is a random one with at least the answers' vocabulary, tiny for replays of MAT alone;
+    the other arguments are those of `generate`.
     """
     if not isinstance(drafter, Drafter):
         drafter = CandidateChain(drafter)
@@ -112,30 +104,16 @@ def measure(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints one of the two tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path, help="the LLMA paper's rag.jsonl")
     parser.add_argument("--tokenizer", required=True, help="a folder or a Hub id")
-    parser.add_argument("--grid", action="store_true", help="LLMA's MAT by n and k, in minutes")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)  # the model is too small for more
     tokenizer = load_tokenizer(options.tokenizer)
     answers = llma_rag(options.data, tokenizer)
-    model = stand_in_model(len(tokenizer))
-    if options.grid:
-        grid = [
-            [
-                n,
-                *(
-                    f"{measure(answers, llma(n, k), model, k, 'chain').mat:.2f}"
-                    for k in COPY_LENGTHS
-                ),
-            ]
-            for n in MATCH_LENGTHS
-        ]
-        print(table(["n \\ k", *COPY_LENGTHS], grid))
-        return
+    model = random_model("tiny", len(tokenizer))
     rows = []
     for name, new_drafter, nodes, verification in CONTENDERS:
         stats = measure(answers, new_drafter, model, nodes, verification)

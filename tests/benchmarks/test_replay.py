@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import replay as script
 from drafters import Noise, Prophet
-from replay import replay, stand_in_model
-from suites import RecordedAnswer
+from replay import replay
+from suites import RecordedAnswer, random_model
 
 from hf_refspec.apps.bench.replay import replay as walk
 from hf_refspec.drafting.reference_copy import ReferenceCopy
@@ -16,7 +16,7 @@ ANSWERS = [RecordedAnswer([1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 2]), RecordedAnswer(
 
 
 def test_counts_every_token_and_pass():
-    model = stand_in_model(64)
+    model = random_model("tiny", 64)
     stats = replay(ANSWERS, Noise(), model, max_draft_tokens=0)
     assert (stats.tokens, stats.forward_passes, stats.mat) == (9, 9, 1.0)
     perfect = Prophet([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 2], accuracy=1.0, branches=0)
@@ -25,7 +25,7 @@ def test_counts_every_token_and_pass():
 
 
 def test_a_walk_counts_as_a_replay_does():
-    model = stand_in_model(64)
+    model = random_model("tiny", 64)
     rng = np.random.default_rng(0)
     texts = rng.integers(0, 4, (3, 60)).tolist()
     answers = [RecordedAnswer(ids[:20], ids[20:]) for ids in texts]
@@ -51,13 +51,3 @@ def test_all_contenders_have_triggers_accepted_tokens_and_steps(arguments, capsy
     [llma] = [row for row in rows if row[0].startswith("LLMA")]
     mat, triggers, accepted, steps = map(float, llma[2:6])
     assert mat > 1 and 0 < triggers < steps < accepted
-
-
-def test_the_grid_has_a_row_for_each_match_length(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(script, "MATCH_LENGTHS", (1, 3))
-    monkeypatch.setattr(script, "COPY_LENGTHS", (2, 8))
-    script.main([*arguments, "--grid"])
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][-2:] == ["2", "8"] and [row[0] for row in rows[2:4]] == ["1", "3"]
-    mats = [list(map(float, row[1:])) for row in rows[2:4]]
-    assert mats[0][1] > mats[0][0] > 1 and mats[0][1] >= mats[1][1]

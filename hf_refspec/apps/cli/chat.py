@@ -67,28 +67,20 @@ def _chat(args: Namespace) -> int:
     check_chat_template(tokenizer, args.model, hint)
     opening = [] if args.system is None else [system(args.system)]
     if opening or context is not None:
-        _check_beginning(args, tokenizer, [*opening, user(context or "")])
+        try:
+            beginning = chat_inputs(tokenizer, [*opening, user(context or "")])
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
+                "leave it out"
+            ) from error
+        noun = "--system" if context is None else f"--context {args.context}"
+        tokens_left(beginning, load_config(args.model), noun, "shorten it", 1)
     drafter = LiveDrafts(sources(args, tokenizer))
     model = load_model(args.model, args.device_map, args.dtype)
     drafting_kernels.compile()
     Chat(model, tokenizer, drafter, Terminal(), options, context, opening).converse()
     return 0
-
-
-def _check_beginning(
-    args: Namespace, tokenizer: PreTrainedTokenizerBase, messages: list[Message]
-) -> None:
-    """Refuses a system message that the chat template has no place for, and texts that leave no
-    room in the model's context."""
-    try:
-        inputs = chat_inputs(tokenizer, messages)
-    except TemplateError as error:
-        raise ValueError(
-            f"the chat template of {args.model or HUB_ID} takes no --system message: {error}; "
-            "leave it out"
-        ) from error
-    noun = "--system" if args.context is None else f"--context {args.context}"
-    tokens_left(inputs, load_config(args.model), noun, "shorten it", 1)
 
 
 @dataclass

@@ -97,11 +97,6 @@ def test_compare_shows_the_speed_of_both(places, ask):
     assert "stone light music \\x1b[31mred" in ask(file, "--question", QUESTION, *SHORT)
 
 
-def test_a_chat_template_is_used_where_there_is_one(places, ask):
-    options = [places["texts"], "--question", QUESTION, *SHORT]
-    assert ask(*options, model="model") != ask(*options, model="plain")
-
-
 def test_several_questions_are_summed_up(places, ask):
     questions = [QUESTION, "harbour story", "market silver"]
     given = [argument for question in questions for argument in ("--question", question)]
