@@ -21,11 +21,10 @@ SHORT = ["--max-new-tokens", 14]
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, folder, templateless, tokenizer) -> dict[str, str]:
+def places(tmp_path_factory, folder, tokenizer) -> dict[str, str]:
     """Models, texts and knowledge bases, and where `encoders` puts more, by name."""
     root = tmp_path_factory.mktemp("ralm")
     (root / "model").symlink_to(folder)
-    (root / "plain").symlink_to(templateless)
     words = Tokenizer(models.WordLevel({"<unk>": 0, "tree": 1, "river": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
