@@ -18,20 +18,23 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from ..check_count import check_count
+from ..drafting.drafter import Drafter
 from ..drafting.stats import SpeculationStats
 from ..transformers_names import CACHE_NAMES, cache_name
 from ..verification.cache import find_cache, new_cache
 from ..verification.chain import PlainVerifier
 from ..verification.choice import known_finding, select_verifier
+from ..verification.draft_limits import DraftLimits
 from ..verification.packed import PackedVerifier
 from ..verification.ranks import Ranks
 from ..verification.tree import TreeVerifier
 from ..verification.verifier import Verifier
+from .budget import make_budget
 from .default_rows import default_rows
 from .interruptible import Interrupted, Interruptible
-from .prefixes import Prefixes, state_of
+from .loop import Loop
+from .prefixes import CachedText, Prefixes, state_of
 from .running_text import RunningText, prepare_call
-from .text_group import TextGroup, make_loop
 from .validation import RefusedCallError, check_options
 
 
@@ -90,7 +93,10 @@ class RunningBatch:
         self._prefixes = Prefixes(prefix_tokens)
         self._waiting: deque[RunningText] = deque()
         self._prefilling: RunningText | None = None
-        self._groups: list[TextGroup] = []
+        # The texts that share their passes, the rows of one verifier, and the loop of these passes.
+        self._packed: list[RunningText] = []
+        self._packed_loop: Loop | None = None
+        self._alone: list[RunningText] = []  # each with a loop of its own
 
     def __len__(self) -> int:
         """How many texts are decoded or wait."""
@@ -109,7 +115,7 @@ class RunningBatch:
     @property
     def _decoded(self) -> list[RunningText]:
         """The texts that have their first token."""
-        return [text for group in self._groups for text in group.texts]
+        return [*self._packed, *self._alone]
 
     @torch.no_grad()
     def add(self, *, seed: int | None = None, **arguments: Any) -> RunningText:
@@ -173,8 +179,13 @@ class RunningBatch:
         ended_early = self._read_prompts()
         ended: list[RunningText] = []
         try:
-            for group in self._groups:
-                group.step()
+            if self._packed_loop is not None and self._packed:
+                _step(self._packed_loop, self._packed)
+                for text in self._packed:
+                    text.stats.record_rows([(len(text._row.verified), len(text._row.path or ()))])
+            for text in self._alone:
+                assert text._loop is not None
+                _step(text._loop, [text])
             ended = [text for text in self._decoded if text._row.finished]
             self._leave(ended)
         except BaseException:
@@ -251,7 +262,7 @@ class RunningBatch:
         verifier, kwargs = text._verifier, text._call.model_kwargs
         if text._in_pieces:
             text._state = state_of(self._model)
-            running = [cached for group in self._groups for _, cached in group.cached()]
+            running = [cached for _, cached in self._cached()]
             found = self._prefixes.longest(text._ids, text._state, running)
             entries, text._read = found
             text.shared_tokens = text._read
@@ -264,32 +275,71 @@ class RunningBatch:
             end = text._read + self._prefill_tokens
             positions = kwargs["position_ids"][..., :end]
             verifier.model_kwargs |= {"attention_mask": mask[:, :end], "position_ids": positions}
-        text._loop = make_loop(verifier, self._max_draft_tokens, text.stats)
+        text._loop = self._new_loop(verifier, text.stats)
 
     def _join(self, text: RunningText) -> None:
-        group = next((group for group in self._groups if group.takes(text)), None)
-        if group is not None:
-            group.join(text)
+        """Lets a text that has its first token take part in the steps."""
+        if not text._joins:
+            self._alone.append(text)
+            return
+        loop, text._loop = text._loop, None
+        assert loop is not None and isinstance(loop.verifier, TreeVerifier)
+        if (packed := self._packed_verifier) is None:
+            self._packed_loop = self._new_loop(PackedVerifier.of(loop.verifier), self.stats)
         else:
-            self._groups.append(TextGroup.of(text, self._max_draft_tokens, self.stats))
+            packed.join(loop.verifier)
+        self._packed.append(text)
+
+    @property
+    def _packed_verifier(self) -> PackedVerifier | None:
+        verifier = None if self._packed_loop is None else self._packed_loop.verifier
+        return verifier if isinstance(verifier, PackedVerifier) else None
+
+    def _cached(self) -> list[tuple[RunningText, CachedText]]:
+        """The texts that others may share something with, as far as they are cached, until the next
+        text leaves or step runs."""
+        found = []
+        for i, text in enumerate(self._packed):
+            if text._in_pieces and (verifier := self._packed_verifier) is not None:
+                entries = verifier.cached_entries(i)
+                ids = text._ids[: entries[0][0].shape[2]]
+                found.append((text, CachedText(ids, entries, text._state)))
+        return found
+
+    def _new_loop(self, verifier: Verifier, stats: SpeculationStats) -> Loop:
+        """A loop over texts whose drafters each decide for themselves."""
+        most = 0 if isinstance(verifier, PlainVerifier) else self._max_draft_tokens
+        kind = verifier.kind_of_pass, verifier.widths, verifier.packs
+        budget = make_budget(most, Drafter(), self._model, *kind)
+        rows, kwargs = verifier.fewest_rows, verifier.model_kwargs
+        limits = DraftLimits(type(verifier), self._model, rows, kwargs, stats=stats)
+        return Loop(verifier, budget, limits, stats, chains=not verifier.takes_trees)
 
     def _leave(self, texts: Sequence[RunningText]) -> None:
         """Takes texts out of all later steps; keeps what their prompts may share with others."""
         if not texts:
             return
-        for group in self._groups:
-            for text, cached in group.cached():
-                if text in texts:
-                    self._prefixes.keep(cached)
-            group.leave(texts)
-        self._groups = [group for group in self._groups if not group.is_over]
+        for text, cached in self._cached():
+            if text in texts:
+                self._prefixes.keep(cached)
+        kept = [i for i, text in enumerate(self._packed) if text not in texts]
+        if len(kept) < len(self._packed) and (verifier := self._packed_verifier) is not None:
+            self._packed = [self._packed[i] for i in kept]
+            verifier.select(kept)
+        self._alone = [text for text in self._alone if text not in texts]
 
     def _abandon(self, ended: Sequence[RunningText]) -> None:
         """Ends all texts but those that wait, and these."""
         texts = [*self._decoded, *([self._prefilling] if self._prefilling else [])]
         texts += [text for text in ended if text not in texts]
-        self._groups, self._prefilling = [], None
+        self._packed, self._packed_loop, self._alone, self._prefilling = [], None, [], None
         _end(texts)
+
+
+def _step(loop: Loop, texts: Sequence[RunningText]) -> None:
+    rows = [text._row for text in texts]
+    loop.prepare(rows)
+    loop.step(rows)
 
 
 def _end(texts: Sequence[RunningText]) -> None:

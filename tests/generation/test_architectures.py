@@ -1,4 +1,4 @@
-"""Ids equal plain decoding's in float32 for every architecture, greedy and sampled."""
+"""Ids equal plain decoding's in float32 for each kind of architecture, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -83,13 +83,6 @@ def test_the_returned_cache_goes_on_as_plain_decoding_does(architecture, models_
     options |= {"candidate_generator": Prophet(plain.sequences, 0.7), "max_draft_tokens": 8}
     drafted = generate(model, "greedy", **options)
     assert drafted.sequences.tolist() == plain.sequences.tolist()
-    if architecture.model_type == "mamba2":  # plain decoding cannot go on from such a cache
-        for one, other in zip(
-            plain.past_key_values.layers, drafted.past_key_values.layers, strict=True
-        ):
-            torch.testing.assert_close(one.recurrent_states, other.recurrent_states)
-            torch.testing.assert_close(one.conv_states, other.conv_states)
-        return
     texts = []
     for output in (plain, drafted):
         more = torch.cat([output.sequences, PROMPT[:, :3]], dim=-1)
