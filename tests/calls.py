@@ -60,16 +60,16 @@ class Call:
 
     Attributes:
         inputs: `input_ids` and `attention_mask`.
-        options: The inputs, greedy decoding, 32 new tokens.
+        options: The inputs, greedy decoding, 32 new tokens, and those given.
         plain: The ids, `(rows, 12 + 32)`.
     """
 
     prompt_length, new_tokens = 12, 32
 
-    def __init__(self, model, rows: int, seed: int = 1):
+    def __init__(self, model, rows: int, seed: int = 1, **options):
         self.model, self.rows = model, rows
         self.inputs = padded_prompts(rows, self.prompt_length, seed)
-        self.options = {**self.inputs, **GREEDY, "max_new_tokens": self.new_tokens}
+        self.options = {**self.inputs, **GREEDY, "max_new_tokens": self.new_tokens, **options}
         self.plain = self.generate()
 
     def generate(self, **kwargs):

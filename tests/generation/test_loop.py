@@ -1,6 +1,8 @@
-"""The lossless contract, point by point, for one row and for several."""
+"""The lossless contract, point by point, for each verifier, one row and several."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -23,13 +25,30 @@ import hf_refspec as rs
 
 ROWS = [1, 4]
 UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
+# The type, its attention, the rows and the options of a call.
+CALLS = {
+    "tree": ("llama", "sdpa", 1, {}),
+    "packed, 4 rows": ("llama", "sdpa", 4, {}),
+    "rectangle, 4 rows": ("llama", "eager", 4, {}),
+    "chain": ("mistral", "sdpa", 1, {}),
+    "running state": ("qwen3_next", "sdpa", 1, {}),
+    "static": ("gemma2", "eager", 1, {"cache_implementation": "static"}),
+    "static, 4 rows": ("llama", "sdpa", 4, {"cache_implementation": "static"}),
+}
+# Of a static cache the slots behind the text hold what was rejected.
+dynamic = pytest.mark.parametrize("call", [*CALLS][:-2], indirect=True)
+takes_trees = pytest.mark.parametrize("call", [*CALLS][:3], indirect=True)
 
 
-@pytest.fixture(scope="module", params=ROWS, ids=["1 row", "4 rows"])
-def call(request, llama) -> Call:
-    return Call(llama, request.param)
+@pytest.fixture(scope="module", params=CALLS)
+def call(request, models_by_type) -> Call:
+    model_type, attention, rows, options = CALLS[request.param]
+    model = copy.deepcopy(models_by_type(model_type))
+    model.set_attn_implementation(attention)
+    return Call(model, rows, **options)
 
 
+@takes_trees
 @settings(max_examples=20, deadline=None)
 @given(
     accuracies=st.lists(st.floats(0, 1), min_size=4, max_size=4),
@@ -134,7 +153,7 @@ class StopAtCall(StoppingCriteria):
         return torch.full((input_ids.shape[0],), len(self.lengths) >= self.calls)
 
 
-@pytest.mark.parametrize("calls", [1, 2, 9, 10, 11])
+@pytest.mark.parametrize("calls", [1, 9, 10])
 def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_a_stop(call, calls):
     criterion = StopAtCall(calls)
     drafter = call.drafter(1.0)
@@ -147,19 +166,19 @@ def test_stopping_criteria_are_asked_after_every_token_and_nothing_stays_behind_
     length = 12 + calls
     assert output.sequences.tolist() == call.plain[:, :length].tolist()
     assert criterion.lengths == list(range(13, length + 1))
-    assert output.past_key_values.get_seq_length() == length - 1
+    assert int(output.past_key_values.get_seq_length()) == length - 1
     if call.rows == 1:  # of several, a row may be ahead of the others
         assert drafter.observed == call.plain[0, 12:length].tolist()
 
 
 @pytest.mark.parametrize("accuracies", [1.0, UNEQUAL])
-@pytest.mark.parametrize("place", range(12, 40, 5))
+@pytest.mark.parametrize("place", range(12, 40, 9))
 def test_an_end_of_text_inside_a_draft_ends_the_text(call, place, accuracies):
     ends = call.plain[:3, place].tolist()
     call.assert_lossless(accuracies, eos_token_id=ends, pad_token_id=7)
 
 
-@pytest.mark.parametrize("new_tokens", range(1, 14))
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 8, 13])
 def test_max_new_tokens_is_never_overrun(call, new_tokens):
     call.assert_lossless([1.0, 0.5, 0.0, 1.0], max_new_tokens=new_tokens)
 
@@ -262,6 +281,7 @@ def test_turns_go_on_from_a_given_cache_which_holds_all_but_the_last_token(
             mask = torch.cat([mask, mask.new_ones((rows, ids.shape[1] - mask.shape[1]))], dim=-1)
 
 
+@dynamic
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_returned_cache_equals_that_of_plain_decoding(call, ends):
     options = {"return_dict_in_generate": True}
@@ -275,8 +295,10 @@ def test_the_returned_cache_equals_that_of_plain_decoding(call, ends):
     assert drafted.sequences.tolist() == plain.sequences.tolist()
     pairs = zip(plain.past_key_values.layers, drafted.past_key_values.layers, strict=True)
     for one, other in pairs:
-        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-5)
+        for name in ("keys", "values", "conv_states", "recurrent_states"):
+            if hasattr(one, name):
+                mine, theirs = getattr(other, name), getattr(one, name)
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 # --- drafters

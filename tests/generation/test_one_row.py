@@ -3,23 +3,17 @@ exception."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from architectures import small
 from calls import GREEDY, PROMPT, ListStreamer
 from drafters import Noise, Prophet
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.generation import stopping_criteria
 
 
-@pytest.fixture(scope="module")
-def plain_ids(llama) -> np.ndarray:
-    return llama.generate(PROMPT, **{**GREEDY, "max_new_tokens": 48})[0].numpy()
-
-
 @pytest.mark.parametrize("verification", ["tree", "chain"])
-def test_scores_and_logits_match(llama, plain_ids, verification):
+def test_scores_and_logits_match(llama, verification):
     options = {
         "max_new_tokens": 30,
         "do_sample": False,
@@ -51,13 +45,17 @@ class CancellingStreamer(ListStreamer):
         super().put(value)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("model_type", "static"),
+    [("llama", False), ("mistral", False), ("qwen3_next", False), ("llama", True)],
+)
 @pytest.mark.parametrize("tokens", [0, 5, 8])
-def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, tokens):
+def test_a_cancelled_call_leaves_a_cache_to_go_on_from(models_by_type, model_type, static, tokens):
     model = models_by_type(model_type)
     options = {**GREEDY, "max_new_tokens": 30}
     plain = model.generate(PROMPT, **options)
-    cache = DynamicCache(config=model.config)
+    config = model.config
+    cache = StaticCache(config, max_cache_len=64) if static else DynamicCache(config=config)
     drafter = Prophet(plain, accuracy=1.0)
     with pytest.raises(KeyboardInterrupt):
         model.generate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 
 import numpy as np
@@ -21,18 +20,14 @@ from transformers import (
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import hf_refspec as rs
-from hf_refspec.verification.packed import PackedVerifier
-from hf_refspec.verification.verifier import Verifier
+from hf_refspec.verification.cache import find_cache
 
 UNEQUAL = [0.9, 0.2, 0.5, 1.0]  # accuracies of rows
 
 
-@pytest.fixture(scope="module", params=["sdpa", "eager"])
-def call(llama, request) -> Call:
-    """Rows that are packed, or in one rectangle, where attention is eager."""
-    model = copy.deepcopy(llama)
-    model.set_attn_implementation(request.param)
-    return Call(model, rows=4)
+@pytest.fixture(scope="module")
+def call(llama) -> Call:
+    return Call(llama, rows=4)
 
 
 class StopAtLength(StoppingCriteria):
@@ -271,25 +266,6 @@ def test_several_sequences_of_one_prompt_are_a_batch(llama, call):
     assert greedy.tolist() == call.plain[:1].repeat(3, 1).tolist()
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    """The rows of each pass after the prefill, and the widths of the cache and its longest row."""
-    seen = []
-    forward = Verifier.forward
-
-    def recorded(self, rows, drafts):
-        if len(self.cached):
-            packed = isinstance(self, PackedVerifier)
-            width = max(self.cached) if packed else self.cache.get_seq_length()
-            seen.append((len(drafts), width, max(self.cached)))
-            kept = len(self.entries.rows) if packed else len(self.cache.layers[0].keys)
-            assert kept == len(drafts)
-        return forward(self, rows, drafts)
-
-    monkeypatch.setattr(Verifier, "forward", recorded)
-    return seen
-
-
 def test_a_prompt_that_several_rows_have_is_run_once(call):
     """Rows of one prompt that are padded differently have two, for their positions differ."""
     ids = call.inputs["input_ids"][[0, 1, 0, 0, 1]]
@@ -304,16 +280,7 @@ def test_a_prompt_that_several_rows_have_is_run_once(call):
         assert_lossless(call.model, rs.TokenRecycling(), inputs)
     finally:
         hook.remove()
-    packs = call.model.config._attn_implementation == "sdpa"
-    assert ((3, ids.shape[1]) in widths) == packs
-
-
-def test_the_cache_is_never_wider_than_its_longest_row(call, passes):
-    drafter = call.drafter([1.0, 0.0, 0.5, 0.3])
-    call.generate(candidate_generator=drafter, max_draft_tokens=12)
-    assert len(passes) > 10
-    assert all(width == longest for _rows, width, longest in passes)
-    assert max(longest for _rows, _width, longest in passes) <= 12 + 32 - 1
+    assert (3, ids.shape[1]) in widths
 
 
 class Counted(Prophets):
@@ -337,20 +304,36 @@ class Counted(Prophets):
         self.prompt = tuple(prompt_ids)
 
 
-def test_ended_rows_draft_nothing_and_leave_the_passes(call, passes):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])  # packed, or in one rectangle
+def test_ended_rows_draft_nothing_and_leave_the_passes(fresh_llama, attention):
+    """The cache of a rectangle is as long as its longest row, however many nodes were rejected."""
+    fresh_llama.set_attn_implementation(attention)
+    call = Call(fresh_llama, rows=4)
     end = int(call.plain[1, 15])
     options = {"eos_token_id": end, "pad_token_id": 0}
     plain = call.generate(**options)
-    log = []
+    log, passes = [], []
     drafter = Counted(call.inputs, call.plain, 0.2, log=log)
-    drafted = call.generate(**options, candidate_generator=drafter, max_draft_tokens=4)
+    drafting = {"candidate_generator": drafter, "max_draft_tokens": 4}
+    call.generate(**options, **drafting)  # probes
+    log.clear()
+
+    def record(_, args, kwargs):
+        passes.append((*kwargs["input_ids"].shape, find_cache(kwargs).get_seq_length()))
+
+    record.only_reads = True  # so that findings about the model stay valid
+    with fresh_llama.register_forward_pre_hook(record, with_kwargs=True):
+        drafted = call.generate(**options, **drafting)
     assert drafted.tolist() == plain.tolist()
-    assert log
-    assert all(last_token != end for _prompt, last_token in log)
-    rows = [rows for rows, _width, _longest in passes]
-    assert rows == sorted(rows, reverse=True)
-    assert rows[0] == 4 > rows[-1]
+    assert log and all(last_token != end for _prompt, last_token in log)
     assert drafter.stats.tokens == sum(len(up_to_end(row[12:], [end])) for row in plain)
+    passes = passes[-drafter.stats.forward_passes + 1 :]  # without the probe's and the prefill
+    assert max(width for _, _, width in passes) <= 12 + 32 - 1
+    if attention == "eager":
+        rows = [rows for rows, _, _ in passes]
+        assert rows == sorted(rows, reverse=True) and rows[0] == 4 > rows[-1]
+    else:
+        assert passes[0][1] > 4 * (1 + 3) > passes[-1][1]
 
 
 class Cancelled(Exception):

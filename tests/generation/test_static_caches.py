@@ -71,12 +71,6 @@ def test_what_keeps_no_static_keys_decodes_as_without_a_drafter(model_type, mode
     assert generate(model, Prophet(plain, accuracy=0.9)).tolist() == plain.tolist()
 
 
-def test_rows_that_end_early_stand_still(models_by_type):
-    call = Call(models_by_type("qwen2"), rows=3)
-    ends = [int(call.plain[0, 20]), int(call.plain[2, 30])]
-    call.assert_lossless(UNEQUAL, eos_token_id=ends, pad_token_id=0, **STATIC)
-
-
 # --- caches that are passed in
 
 
@@ -172,24 +166,6 @@ def test_a_cache_without_room_for_the_text_is_an_error_that_says_so(llama):
     with pytest.raises(ValueError, match="`past_key_values` has room for 20 tokens"):
         generate(llama, Noise(), past_key_values=cache)
     assert int(cache.get_seq_length()) == 20  # a prefix of the text
-
-
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_a_cancelled_call_leaves_a_cache_to_go_on_from(llama, tokens):
-    class Cancels(Prophet):
-        def draft(self, budget):
-            if len(self.observed) > tokens:
-                raise KeyboardInterrupt
-            return super().draft(budget)
-
-    plain = generate(llama)
-    cache = StaticCache(config=llama.config, max_cache_len=64)
-    with pytest.raises(KeyboardInterrupt):
-        generate(llama, Cancels(plain, accuracy=0.8), past_key_values=cache)
-    cached = int(cache.get_seq_length())
-    assert cached > PROMPT.shape[1]
-    more = generate(llama, inputs=plain[:, : cached + 1], past_key_values=cache, max_new_tokens=8)
-    assert more.tolist() == generate(llama, max_new_tokens=more.shape[1] - 12).tolist()
 
 
 # --- compiled passes

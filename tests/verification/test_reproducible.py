@@ -84,14 +84,6 @@ def test_rows_have_the_same_texts(models_by_type, dtype, sampling):
         assert call.generate(candidate_generator=drafter, **options).tolist() == plain.tolist()
 
 
-def test_no_draft_changes_a_bit_past_a_window(models_by_type):
-    model, options = models_by_type("mistral", torch.bfloat16), {"max_new_tokens": 80}
-    plain = generate(model, **options)
-    drafter = Prophet(plain.sequences, accuracy=0.8)
-    assert_same_bits(generate(model, drafter, max_draft_tokens=15, **options), plain)
-    assert drafter.stats.mat > 1.5
-
-
 def test_what_drafters_remember_changes_no_bit(models_by_type):
     model = models_by_type("llama", torch.bfloat16)
     drafter = rs.ReferenceCopy() | rs.RetrievalCache() | rs.TokenRecycling()
